@@ -1,0 +1,128 @@
+"""What other packages add to a farm, by entry points. Nothing is imported before it is asked for.
+
+- `farm.extensions`: an `Extension`; servers and workers load all of them.
+- `farm.commands`: a command of `farm`, by its name: a function, or a `typer.Typer` for a group of commands.
+- `farm.apis`: a topic of a `FarmClient`, by its name: a class derived from `farm.client.topic.Api`.
+- `farm.trust`: a `farm.client.fetching.ReaderTrust`, made by its `from_settings` for clients that ask for signatures.
+- `farm.reports`: a format of a build's report, such as `junit`: a function of a `Report` and the URL of its page.
+- `farm.problems`: a format of `farm lint`, such as `sarif`: a function of the problems; returns JSON, or lines.
+- `farm.pipelines`: what knows a CI server: see `farm.cli.report_files.PipelineHooks`.
+- `farm.compilers`: a `farm.targets.compilers.Compiler`, or the kinds of devices that one of the farm gets. Its module
+  imports `farm.targets` and the standard library alone, since `farm reproduce` takes it along.
+- `farm.sources`, `farm.converters`: what brings models of a source (`hf`), or converts those of a format (`torch`): see
+  `farm.client.foreign_models`.
+- `farm.children`: a module that children run under a name of its own, such as `torch`. It is never imported here.
+- `farm.gpus`: how to ask the driver of a maker's GPUs, by the maker's name: see `farm.node.gpus.GpuDriver`.
+- `farm.layouts`: what `farm fetch --layout NAME` writes: see `ArtifactsApi.fetch_pack`.
+- `farm.verifiers`: what `farm verify` does with a folder of this kind: a function that yields checks.
+- `farm.checks`: what `farm doctor` finds in a folder of this kind: a function that yields names and reasons.
+- `farm.attestations`: what else is signed about a program: a function of its sidecar, see `Notary.attest`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+EXTENSIONS, COMMANDS, APIS, TRUST = "farm.extensions", "farm.commands", "farm.apis", "farm.trust"
+REPORTS, PROBLEMS, PIPELINES = "farm.reports", "farm.problems", "farm.pipelines"
+COMPILERS, GPUS = "farm.compilers", "farm.gpus"
+LAYOUTS, VERIFIERS, CHECKS = "farm.layouts", "farm.verifiers", "farm.checks"
+ATTESTATIONS = "farm.attestations"
+SOURCES, CONVERTERS, CHILDREN = "farm.sources", "farm.converters", "farm.children"
+
+
+def load(group: str) -> list[tuple[EntryPoint, Any]]:
+    """Import all that installed packages have in a group, by name. Raises UsageError for what cannot be imported."""
+    found = [(entry, _loaded(entry)) for entry in _entries(group)]
+    return [(entry, each) for entry, each in found if each is not None]
+
+
+def modules(group: str) -> dict[str, str]:
+    """Return the names of the modules that installed packages have in a group. Imports none of them."""
+    return {entry.name: entry.module for entry in _entries(group) if _source(entry)}
+
+
+def names(group: str) -> list[str]:
+    """Return what installed packages have in a group. Imports none of them."""
+    return [entry.name for entry in _entries(group) if _source(entry)]
+
+
+def packages() -> list[tuple[str, str]]:
+    """Return the names of all installed extensions, each with its package and release. Imports none of them."""
+    found = [(entry.name, entry.dist) for entry in _entries(EXTENSIONS) if _source(entry)]
+    return [(name, f"{package.name} {package.version}" if package else "") for name, package in found]
+
+
+def find(group: str, name: str) -> Any:
+    """Import what a package has in a group by this name; None if there is none. Raises UsageError if it is broken."""
+    return next((found for entry in _entries(group) if entry.name == name and (found := _loaded(entry))), None)
+
+
+def required(group: str, name: str) -> Any:
+    """Import what a package has in a group by this name. Raises UsageError if none has it."""
+    found = find(group, name)
+    if found is None:
+        raise UsageError(
+            f"`{name}` needs an extension that is not installed", hint="migraphx-farm has it: install it again, whole"
+        )
+    return found
+
+
+def about(group: str, name: str) -> str:
+    """Return the docstring of what has this name, or else of its module. It is read, not imported."""
+    for entry in _entries(group):
+        if entry.name == name and (path := _source(entry)):
+            import ast
+
+            module = ast.parse(path.read_bytes())
+            own = [each for each in module.body if isinstance(each, ast.FunctionDef) and each.name == entry.attr]
+            return ast.get_docstring(own[0] if own else module) or ""
+    return ""
+
+
+@cache
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # It takes 20 ms, which most commands need not pay.
+
+    return tuple(sorted(entry_points(group=group), key=lambda entry: entry.name))
+
+
+def _loaded(entry: EntryPoint) -> Any:
+    """Import what an entry point names; None if its module is missing, as after `farm/extras` was deleted."""
+    try:
+        return entry.load()
+    except Exception as error:
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing and f"{entry.module}.".startswith(f"{missing}."):
+            return None
+        package = entry.dist.name if entry.dist else entry.module
+        if missing and package == "migraphx-farm":
+            raise  # The command line says which extra has it.
+        raise UsageError(
+            f"the extension {entry.name} of {package} cannot be imported: {type(error).__name__}: {error}",
+            hint=f"update the package, or remove it: pip uninstall {package}",
+        ) from error
+
+
+def _source(entry: EntryPoint) -> Path | None:
+    """Return the file of an entry point's module, without an import of the package around it; None if it is missing."""
+    top, *inner = entry.module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    if not inner and spec.origin:
+        return Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *inner)
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None

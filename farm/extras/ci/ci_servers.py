@@ -1,0 +1,173 @@
+"""What a build tells the CI server that runs this command: summary, annotations and report files.
+
+The server is recognised by the variables that it sets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.cli import output
+
+if TYPE_CHECKING:
+    from farm.results.report import BuildView, Report
+
+FOLDER = Path("farm-report")
+"""Where GitLab and Jenkins find the files of a build: `deploy/ci/` names them."""
+
+_ANNOTATE_SECONDS = 60.0
+
+
+class CiServer(StrEnum):
+    """The CI servers that are recognised, and none of them."""
+
+    GITHUB = "github"
+    GITLAB = "gitlab"
+    BUILDKITE = "buildkite"
+    JENKINS = "jenkins"
+    NONE = ""
+
+
+_COMMITS = {
+    CiServer.GITHUB: "GITHUB_SHA",
+    CiServer.GITLAB: "CI_COMMIT_SHA",
+    CiServer.BUILDKITE: "BUILDKITE_COMMIT",
+    CiServer.JENKINS: "GIT_COMMIT",
+}
+_PAGES = {CiServer.GITLAB: "CI_JOB_URL", CiServer.BUILDKITE: "BUILDKITE_BUILD_URL", CiServer.JENKINS: "BUILD_URL"}
+
+
+def detect(environ: Mapping[str, str]) -> CiServer:
+    """Return the CI server that runs this process."""
+    if environ.get("GITHUB_ACTIONS") == "true":
+        return CiServer.GITHUB
+    if environ.get("GITLAB_CI"):
+        return CiServer.GITLAB
+    if environ.get("BUILDKITE") == "true":
+        return CiServer.BUILDKITE
+    return CiServer.JENKINS if environ.get("JENKINS_URL") else CiServer.NONE
+
+
+def labels(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that a build gets by itself: the `commit` of the pipeline, and its page (`ci`)."""
+    server = detect(environ)
+    if server is CiServer.NONE:
+        return {}
+    commit = environ.get(_COMMITS[server], "")
+    page = environ.get(_PAGES.get(server, ""), "")
+    if server is CiServer.GITHUB and environ.get("GITHUB_RUN_ID"):
+        page = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(_SetVariables(environ))
+    return {name: value[:256] for name, value in (("commit", commit), ("ci", page)) if value}
+
+
+def publish(
+    report: Report, *, manifest: Path | None, link: str, quiet: bool, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Write what the CI server shows. `quiet`: standard output belongs to a document.
+
+    Raises FarmError, OSError, SubprocessError.
+    """
+    match detect(environ):
+        case CiServer.GITHUB:
+            _github(report, manifest, link, environ, quiet=quiet)
+        case CiServer.GITLAB:
+            _gitlab(report, link)
+        case CiServer.JENKINS:
+            _jenkins(report, link)
+        case CiServer.BUILDKITE:
+            _buildkite(report, link, environ)
+
+
+def _github(report: Report, manifest: Path | None, link: str, environ: Mapping[str, str], *, quiet: bool) -> None:
+    from farm.extras.ci import line_annotations, markdown
+
+    build, cells = report["build"], report["cells"]
+    file = _in_repository(manifest, Path(environ.get("GITHUB_WORKSPACE", "."))) if manifest else ""
+    for line in line_annotations.github_commands(
+        line_annotations.of_cells(cells, file), f"in the summary of {build['id']}"
+    ):
+        # GitHub reads commands on both streams.
+        output.note(line, command=True) if quiet else output.say(line, command=True)
+    if named := environ.get("GITHUB_OUTPUT"):
+        with Path(named).open("a", encoding="utf-8") as outputs:
+            outputs.write(f"build={build['id']}\n")
+    if named := environ.get("GITHUB_STEP_SUMMARY"):
+        path = Path(named)
+        taken = path.stat().st_size if path.exists() else 0
+        room = markdown.LIMIT - taken
+        if room > 1000:
+            with path.open("a", encoding="utf-8") as summary:
+                summary.write(markdown.render(report, link, limit=room))
+
+
+def _gitlab(report: Report, link: str) -> None:
+    from farm.extras.ci import junit, line_annotations, markdown, open_metrics
+
+    build, cells = report["build"], report["cells"]
+    _files(
+        {
+            "junit.xml": junit.render(report, link),
+            "annotations.json": json.dumps(line_annotations.gitlab_links(build, cells, link)),
+            "metrics.txt": open_metrics.render(cells),
+            "summary.md": markdown.render(report, link),
+            "build.env": _build_env(build),
+        }
+    )
+
+
+def _jenkins(report: Report, link: str) -> None:
+    from farm.extras.ci import junit, markdown
+
+    summary, variables = markdown.render(report, link), _build_env(report["build"])
+    _files({"junit.xml": junit.render(report, link), "summary.md": summary, "build.env": variables})
+
+
+def _build_env(build: BuildView) -> str:
+    """Return the variables that later jobs get."""
+    return f"FARM_BUILD={build['id']}\n"
+
+
+def _buildkite(report: Report, link: str, environ: Mapping[str, str]) -> None:
+    from farm.extras.ci import markdown
+
+    agent = shutil.which("buildkite-agent", path=environ.get("PATH"))
+    if agent is None:
+        output.note("no annotation: there is no buildkite-agent")
+        return
+    build, verdict = report["build"], report["build"]["verdict"]
+    style = "success" if verdict and verdict["exit_code"] == 0 else "error"
+    subprocess.run(
+        [agent, "annotate", "--style", style, "--context", f"farm-{build['id']}"],
+        input=markdown.render(report, link).encode(),
+        check=True,
+        timeout=_ANNOTATE_SECONDS,
+    )
+
+
+def _files(files: Mapping[str, str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in files.items():
+        with output.writing(FOLDER / name):
+            (FOLDER / name).write_text(text, encoding="utf-8")
+    output.note(f"reports are in {FOLDER}: {', '.join(files)}")
+
+
+def _in_repository(file: Path, root: Path) -> str:
+    try:
+        return file.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        return file.as_posix()
+
+
+class _SetVariables(dict[str, str]):
+    """Variables; some of them may not be set."""
+
+    def __missing__(self, key: str) -> str:
+        return ""

@@ -1,0 +1,25 @@
+"""A build's report as JUnit XML over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from farm.api import schemas
+from farm.api.auth import FarmDep, ReaderCaller
+from farm.extras.ci.junit import render
+
+router = APIRouter(tags=["builds"])
+
+BuildReference = Annotated[
+    str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
+]
+
+
+@router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
+def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep, request: Request) -> Response:
+    """Return a build's report as JUnit XML."""
+    found = farm.build_reader.resolve(caller.namespace, build_id)
+    link = f"{request.base_url}ui/ns/{caller.namespace}/builds/{found}"
+    return Response(render(farm.build_reader.report(caller.namespace, found), link), media_type="application/xml")

@@ -1,0 +1,103 @@
+"""A build's report as Markdown, for the page of a pipeline: the verdict, what changed, and a table of all cells.
+
+GitHub drops a step's summary of more than 1 MiB whole, and Buildkite an annotation; so the text is cut, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from farm.jobs.state import State
+from farm.results.report import JudgedCell, Remark, Report
+from farm.results.verdict import changes_of
+from farm.units import duration, size
+
+LIMIT = 1_000_000
+"""Bytes of a summary; GitHub and Buildkite take 1 MiB."""
+
+SHOWN = 50
+"""Cells of each list; the table has all of them, while there is room."""
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
+
+
+def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
+    """Return a build's report in at most `limit` bytes; `link` is where all of it can be read."""
+    build, cells = report["build"], report["cells"]
+    found = changes_of(cells)
+    verdict = build["verdict"]
+    code, text = (verdict["exit_code"], verdict["text"]) if verdict else (None, "not ended")
+    name = _escaped(f"{build['name']} {build['id']}")
+    lines = [
+        f"## {'✅ passed' if code == 0 else '❌ failed'}: {f'[{name}]({link})' if link else name}",
+        "",
+        f"{_escaped(text)} (exit code {code})",
+    ]
+    for title, remarks in (
+        ("New failures", found["new_failures"]),
+        ("Still failing", found["still_failing"]),
+        ("Not judged by gates", found["undecided"]),
+        ("Fixed", found["fixed"]),
+        ("Better", found["improvements"]),
+    ):
+        lines += _list(title, remarks)
+    recompiled = found["recompiled"]
+    lines += ["", f"{len(found['hits'])} of {len(cells)} cells were hits."]
+    lines += _list("Compiled again, because", recompiled)
+    head = "\n".join(lines) + "\n"
+    return _with_table(head, cells, limit)
+
+
+def _with_table(head: str, cells: Sequence[JudgedCell], limit: int) -> str:
+    names = ("cell", "state", "size", "latency", "error", "time", "sha256")
+    title = f"\n### Cells\n\n| {' | '.join(names)} |\n|{' --- |' * len(names)}\n"
+    reserve = 200
+    if len(head.encode()) + len(title.encode()) + reserve > limit:
+        cut = head.encode()[: limit - reserve].decode(errors="ignore").rpartition("\n")[0]
+        return f"{cut}\n\n_The rest of this summary and {len(cells)} rows are left out._\n"
+    parts, room = [head, title], limit - len(head.encode()) - len(title.encode()) - reserve
+    rows = sorted(cells, key=lambda cell: (cell["state"] == State.SUCCEEDED, bool(cell["hit"])))
+    for number, cell in enumerate(rows):
+        row = _row(cell)
+        room -= len(row.encode())
+        if room < 0:
+            parts.append(f"\n_{len(rows) - number} rows are left out._\n")
+            break
+        parts.append(row)
+    return "".join(parts)
+
+
+def _row(cell: JudgedCell) -> str:
+    facts = cell["facts"]
+    errors = list(facts["errors"].values()) if facts else []
+    state = f"{cell['state']} {cell['kind'] or ''}".rstrip()
+    shared = " shared" if facts and facts["shared"] and facts["latency"] else ""
+    columns = (
+        _escaped(cell["identifier"]),
+        f"{state} as expected" if cell["as_expected"] else state,
+        size(facts["program"]["size"]) if facts else "",
+        duration(facts["latency"]) + shared if facts else "",
+        "" if not errors else f"{worst:.1e}" if (worst := max(errors)) else "0",
+        "hit" if cell["hit"] else duration(cell["elapsed"]),
+        f"`{facts['program']['digest'][:12]}`" if facts else "",
+    )
+    return f"| {' | '.join(columns)} |\n"
+
+
+def _list(title: str, remarks: Sequence[Remark]) -> list[str]:
+    if not remarks:
+        return []
+    lines = [f"- {_escaped(remark['identifier'])}: {_escaped(remark['text'])}" for remark in remarks[:SHOWN]]
+    more = [f"- and {len(remarks) - SHOWN} more"] if len(remarks) > SHOWN else []
+    return ["", f"### {title} ({len(remarks)})", "", *lines, *more]
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows as it stands, on one line: names and messages are untrusted."""
+    return _SPECIAL.sub(r"\\\1", " ".join(_visible(text))).replace("@", "@\u200b")
+
+
+def _visible(text: str) -> Iterable[str]:
+    """Yield the words of a text, without characters that are not shown."""
+    return "".join(character if character.isprintable() else " " for character in text).split()

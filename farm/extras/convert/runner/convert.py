@@ -1,0 +1,138 @@
+"""Models of other formats turned into what compilers read: PyTorch models and SavedModels into ONNX or a frozen graph.
+
+Loading a TorchScript archive, a `.pt2` or a SavedModel can run code in it. So it happens only here, in a child without
+credentials, on the machine of the submitter.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farm.runner.protocol import Messages, RequestFailed, blamed_on_compiler
+
+from . import torch_program
+
+if TYPE_CHECKING:
+    from farm.runner.documents import (
+        ConversionOptions,
+        ConvertAnswer,
+        ConvertedInput,
+        ConvertRequest,
+        LibrariesAnswer,
+        Request,
+    )
+
+load_reference = torch_program.load
+
+_LIBRARIES = {"torch": ("torch", "onnx", "onnxscript"), "tensorflow": ("tensorflow", "tf2onnx")}
+"""What a conversion depends on, by the extra of the farm that installs it."""
+_FORMATS = {"torch": "PyTorch models", "tensorflow": "SavedModels"}
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_cpu", "tensorflow-rocm")}
+
+
+def libraries(request: Request | ConvertRequest) -> LibrariesAnswer:
+    """Return the versions of the libraries that a converter uses, without loading them.
+
+    Raises RequestFailed (`toolchain_mismatch`) that names what is missing and what installs it.
+    """
+    extra = request["converter"]
+    found = {name: _version(name) for name in _LIBRARIES[extra]}
+    missing = [name for name, version in found.items() if not version]
+    if missing:
+        raise RequestFailed(
+            "toolchain_mismatch",
+            f"{sys.executable} has no {' and no '.join(missing)}, which {_FORMATS[extra]} need: "
+            f"pip install 'migraphx-farm[{extra}]', or name an interpreter that has it in FARM_{extra.upper()}_PYTHON",
+        )
+    return {"libraries": found}
+
+
+def _version(name: str) -> str:
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
+    """Convert the model `source` of the kind `kind` (`pt2`, `torchscript`, `saved-model`) and write it to `output`."""
+    libraries(request)
+    options, source, output = request["options"], request["source"], request["output"]
+    messages.phase("compiling", None, f"converting {request['kind']}")
+    match request["kind"]:
+        case "pt2":
+            _from_pt2(source, output, options)
+        case "torchscript":
+            _from_torchscript(source, output, options, request["inputs"])
+        case "saved-model" if options["to"] == "tf":
+            _frozen(source, output, options)
+        case "saved-model":
+            _from_saved_model(source, output, options)
+    return {"size": os.stat(output).st_size}  # noqa: PTH116
+
+
+def _from_pt2(source: str, output: str, options: ConversionOptions) -> None:
+    import torch
+
+    with blamed_on_compiler("torch cannot load the program", "bad_model"):
+        program = torch.export.load(source)
+    with blamed_on_compiler("torch cannot export the program to ONNX"):
+        exported = torch.onnx.export(program, dynamo=True, opset_version=options["opset"], verbose=False)
+        exported.save(output)
+
+
+def _from_torchscript(source: str, output: str, options: ConversionOptions, inputs: Sequence[ConvertedInput]) -> None:
+    """Export a TorchScript archive: it does not say what its inputs are, so the manifest does, in their order."""
+    import torch
+
+    with blamed_on_compiler("torch cannot load the archive", "bad_model"):
+        module = torch.jit.load(source, map_location="cpu").eval()
+    known = [value.debugName().partition(".")[0] for value in list(module.graph.inputs())[1:]]
+    if len(known) != len(inputs):
+        raise RequestFailed(
+            "bad_model", f"the model takes {len(known)} inputs ({', '.join(known)}), {len(inputs)} are given"
+        )
+    examples = tuple(torch.zeros(value["sizes"], dtype=getattr(torch, value["dtype"])) for value in inputs)
+    with blamed_on_compiler("torch cannot export the archive to ONNX"):
+        torch.onnx.export(
+            module,
+            examples,
+            output,
+            dynamo=False,
+            opset_version=options["opset"],
+            input_names=[value["name"] for value in inputs],
+            dynamic_axes={value["name"]: {int(axis): name for axis, name in value["axes"].items()} for value in inputs},
+        )
+
+
+def _from_saved_model(source: str, output: str, options: ConversionOptions) -> None:
+    from tf2onnx import convert as tf2onnx
+
+    sys.argv = [
+        "tf2onnx", "--saved-model", source, "--tag", "serve", "--signature_def", options["signature"],
+        "--opset", str(options["opset"]), "--output", output,
+    ]  # fmt: skip
+    with blamed_on_compiler("tf2onnx cannot convert the SavedModel"):
+        tf2onnx.main()
+
+
+def _frozen(source: str, output: str, options: ConversionOptions) -> None:
+    import tensorflow
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    with blamed_on_compiler("TensorFlow cannot load the SavedModel", "bad_model"):
+        # Its functions do not keep its variables alive.
+        model = tensorflow.saved_model.load(source)
+    if options["signature"] not in model.signatures:
+        there = ", ".join(model.signatures) or "none"
+        raise RequestFailed("bad_model", f"the SavedModel has no signature {options['signature']}; it has {there}")
+    with blamed_on_compiler("TensorFlow cannot freeze the SavedModel"):
+        graph = convert_variables_to_constants_v2(model.signatures[options["signature"]]).graph.as_graph_def()
+    with open(output, "wb") as file:  # noqa: PTH123
+        file.write(graph.SerializeToString(deterministic=True))

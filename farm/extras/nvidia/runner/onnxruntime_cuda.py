@@ -1,0 +1,222 @@
+"""ONNX Runtime's CUDA provider: its libraries, its options, and the nodes that run on it.
+
+The wheel `onnxruntime-gpu` has none of CUDA's libraries. They come from `nvidia-*` wheels in the same environment, or
+from the loader's search path. A session without the provider is refused, so no program falls back to the CPU unseen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.runner.onnx_graph import nodes_of
+from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing, RuntimeDevice
+from farm.runner.onnxruntime_providers import CUDA, ON_CARDS, providers_of
+from farm.runner.onnxruntime_tuning import Candidate
+from farm.runner.protocol import RequestFailed
+
+if TYPE_CHECKING:
+    from farm.runner.documents import Placement
+
+_LIBRARIES = {
+    "12": {"cuda": "libcudart.so.12", "cublas": "libcublas.so.12", "cufft": "libcufft.so.11"},
+    "13": {"cuda": "libcudart.so.13", "cublas": "libcublas.so.13", "cufft": "libcufft.so.12"},
+}
+"""Libraries that the provider loads, by the major version of CUDA that ONNX Runtime was built with; all also need:"""
+_ALWAYS = {"cudnn": "libcudnn.so.9", "curand": "libcurand.so.10"}
+_LOWEST = {"12": 60, "13": 75}
+"""Lowest compute capability by CUDA's major version: CUDA 13 dropped Maxwell, Pascal and Volta."""
+FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
+
+
+def is_there() -> bool:
+    """Whether the installed ONNX Runtime was built with the provider."""
+    import onnxruntime
+
+    return CUDA in onnxruntime.get_available_providers()
+
+
+def libraries() -> DeviceLibraries:
+    """Load the libraries that the provider needs, and return what was found."""
+    import onnxruntime
+    from onnxruntime.capi import build_and_package_info
+
+    onnxruntime.preload_dlls()
+    major = str(getattr(build_and_package_info, "cuda_version", "")).partition(".")[0]
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name, file in {**_LIBRARIES.get(major, {}), **_ALWAYS}.items():
+        try:
+            library = ctypes.CDLL(file)
+        except OSError as error:
+            missing[name] = f"{file}: {error}"
+            continue
+        if name in _VERSIONS:
+            versions[name] = _VERSIONS[name](library)
+    return DeviceLibraries(versions, missing, _LOWEST.get(major, 0))
+
+
+def _cuda(library: Any) -> str:
+    number = ctypes.c_int()
+    library.cudaRuntimeGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _cudnn(library: Any) -> str:
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    number = library.cudnnGetVersion()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _cublas(library: Any) -> str:
+    parts = []
+    for part in range(3):
+        number = ctypes.c_int()
+        library.cublasGetProperty(part, ctypes.byref(number))
+        parts.append(str(number.value))
+    return ".".join(parts)
+
+
+_VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
+
+
+MOST_NAMES = 100
+"""Nodes of one operator that are named; `nodes` has their number."""
+
+SHAPES = frozenset(
+    {"Shape", "Size", "Gather", "Concat", "Slice", "Unsqueeze", "Squeeze", "Cast", "Reshape", "Range", "Add", "Sub",
+     "Mul", "Div", "Where", "Equal", "Greater", "Less", "Min", "Max", "ReduceProd", "Mod", "ConstantOfShape", "Expand",
+     "Identity", "Constant", "Neg", "Floor", "Ceil", "And", "Or", "Not", "ScatterND", "Loop", "If", "GatherND"}
+)  # fmt: skip
+"""Operators that compute shapes: ONNX Runtime puts some of them on the CPU on purpose, though CUDA has kernels."""
+
+
+def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield provider, domain, operator and name of each node that the session executes."""
+    for part in session.get_provider_graph_assignment_info():
+        for node in part.get_nodes():
+            yield str(part.ep_name), str(node.domain), str(node.op_type), str(node.name)
+
+
+def placement(session: Any, executed: Any, device: str = "cuda") -> Placement:
+    """Return which nodes run on which provider, and which run elsewhere because the device's has no kernel for them.
+
+    The types in `executed`, the optimised model, decide: ONNX Runtime moves nodes on shapes and other small integers to
+    the CPU on purpose, but a node on floats only if the provider has no kernel for it. What TensorRT does not take and
+    CUDA runs is named too, `on CUDA`.
+    Returns `nodes` {provider: {operator: count}}, `on_purpose` and `fallback` {operator: [names]}.
+    """
+    floats = _floating(executed)
+    nodes: dict[str, Counter[str]] = {}
+    kinds: dict[str, dict[str, list[str]]] = {"on_purpose": {}, "fallback": {}}
+    for provider, domain, operator, name in assignment(session):
+        label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+        nodes.setdefault(provider, Counter())[label] += 1
+        if provider != ON_CARDS[device] and operator not in ("MemcpyToHost", "MemcpyFromHost"):
+            purpose = operator in SHAPES and name not in floats
+            named = f"{label} on CUDA" if provider == CUDA else label
+            names = kinds["on_purpose" if purpose else "fallback"].setdefault(named, [])
+            names += [name] if len(names) < MOST_NAMES else []
+    return {
+        "nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()},
+        "on_purpose": kinds["on_purpose"],
+        "fallback": kinds["fallback"],
+    }
+
+
+def _floating(model: Any) -> set[str]:
+    """Return the names of nodes that make floating-point tensors, as far as the model's types show."""
+    import onnx
+
+    kinds = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
+    known = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    types = {value.name: value.type.tensor_type.elem_type for value in known}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    return {node.name for node in nodes_of(model.graph) if any(types.get(name) in kinds for name in node.output)}
+
+
+_SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")}
+_LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
+
+
+class Cuda(RuntimeDevice):
+    """A card, by the CUDA provider."""
+
+    where = "on CUDA"
+    memory = "cuda"
+    name = "cuda"
+
+    def find(self) -> DeviceLibraries:
+        """Return the versions of CUDA's libraries. Raises LibraryMissing."""
+        import onnxruntime
+
+        if not is_there():
+            fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
+            raise LibraryMissing("the installed ONNX Runtime has no CUDA provider", fix)
+        if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+            said = f"ONNX Runtime {onnxruntime.__version__} does not say which nodes run on the card"
+            raise LibraryMissing(f"{said}; 1.24 and newer do", "pip install -U 'migraphx-farm[cuda]'")
+        found = libraries()
+        if found.missing:
+            raise LibraryMissing(f"the CUDA provider lacks {'; '.join(found.missing.values())}", FIX)
+        return found
+
+    def label(self, versions: Mapping[str, str]) -> str:
+        """Return the end of the toolchain's label, of these versions of libraries."""
+        return f"-cuda{versions['cuda']}"
+
+    def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+        """Return the providers of a session with their options, and load their libraries."""
+        import onnxruntime
+
+        onnxruntime.preload_dlls()
+        precision, options = self.request.get("precision") or "", self.request.get("options") or {}
+        (first, chosen), *others = providers_of(self.name, precision, options, found)
+        # What only this process knows: folders, sizes, and that it binds memory.
+        own = {name: value for name, value in found.items() if name.startswith("trt_") or name == "enable_cuda_graph"}
+        return [(first, {**chosen, **own}), *others]
+
+    def refuse_without(self, session: Any) -> None:
+        """Refuse a session that was made without the provider: ONNX Runtime only prints that it could not load it.
+
+        Raises RequestFailed (`gpu_library`), which names the missing libraries.
+        """
+        if ON_CARDS[self.name] not in session.get_providers():
+            raise self.unloaded()
+
+    def unloaded(self) -> RequestFailed:
+        """Return why the provider was not loaded."""
+        return unloaded("CUDA", libraries().missing, FIX)
+
+    def placement(self, session: Any, executed: Any, engine: Path | None) -> Placement:
+        """Return which nodes of the `executed` model run where."""
+        return placement(session, executed, self.name)
+
+    def candidates(self, mode: str, threads: int) -> list[Candidate]:
+        """Return what a tuning mode tries."""
+        return [
+            Candidate(level, threads, search=search, nhwc=nhwc, graph=graph)
+            for level in _LEVELS[mode]
+            for search in _SEARCHES[mode]
+            for nhwc in (False, True)
+            for graph in (False, True)
+        ]
+
+    def quantizer_options(self) -> dict[str, bool]:
+        """Leave biases as they are: CUDA has no kernel that widens int32, so the CPU would compute them at every run.
+
+        Those of convolutions ONNX Runtime quantizes all the same when it loads the program; `placement` names them.
+        """
+        return {"QuantizeBias": False}
+
+
+def unloaded(name: str, missing: Mapping[str, str], fix: str) -> RequestFailed:
+    """Return why a provider was not loaded: by the libraries that are missing."""
+    why = "; ".join(missing.values()) or "the log has its reason"
+    return RequestFailed("gpu_library", f"ONNX Runtime's {name} provider cannot be loaded: {why}", fix)
+
+
+DEVICE = Cuda

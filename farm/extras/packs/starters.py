@@ -1,0 +1,177 @@
+"""What starts a pack: a Python program for ONNX Runtime; a model's configuration and a start script for Triton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from farm.artifacts.serving import serving_of
+from farm.artifacts.sidecar import Sidecar
+from farm.errors import UsageError
+from farm.wire.program import Port
+
+_HEAD = '''"""Opens {identifier} with ONNX Runtime: {how}.
+
+Run it to see that it works here, or import `session` from it. It fails if a node would run on the CPU.
+"""
+
+import os
+from pathlib import Path
+
+import onnxruntime
+
+HERE = Path(__file__).resolve().parent
+
+options = onnxruntime.SessionOptions()
+'''
+_WHOLE = 'options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")\n'
+
+_PLUGIN = """
+PLUGIN = os.environ.get("MIGRAPHX_PLUGIN", "libonnxruntime_providers_amdgpu.so")
+NAME = "MIGraphXExecutionProvider"
+onnxruntime.register_execution_provider_library(NAME, PLUGIN)
+cards = [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]
+if not cards:
+    raise SystemExit(f"{PLUGIN} has no card here")
+options.add_provider_for_devices(cards[:1], {})
+session = onnxruntime.InferenceSession(str(HERE / "model_ctx.onnx"), options)
+"""
+
+_CACHE = """
+WANTED, VERSION = "{name}", "{version}"
+CACHE = HERE / "cache"
+if onnxruntime.__version__ != VERSION:
+    raise SystemExit(f"this is ONNX Runtime {{onnxruntime.__version__}}: {{VERSION}} finds the program, so fetch again")
+os.environ["ORT_MIGRAPHX_MODEL_CACHE_PATH"] = str(CACHE)  # It wins over the option.
+provider = ("MIGraphXExecutionProvider", {{"migraphx_model_cache_dir": str(CACHE)}})
+session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), options, providers=[provider])
+if "MIGraphXExecutionProvider" not in session.get_providers():
+    raise SystemExit("ONNX Runtime left the model to the CPU: it cannot use MIGraphX here")
+if others := sorted(file.name for file in CACHE.iterdir() if file.name != WANTED):
+    raise SystemExit(f"it compiled the model again and did not take {{WANTED}}: {{', '.join(others)}}")
+"""
+
+_OWN = """
+{libraries}{tuned}# As it was verified and measured; without its options a card computes fp32 in TF32.
+providers = {providers}
+session = onnxruntime.InferenceSession(str(HERE / "{program}"), options, providers=providers)
+if session.get_providers()[0] != providers[0][0]:
+    raise SystemExit(f"ONNX Runtime has no {{providers[0][0]}} here")
+"""
+
+_LIBRARIES = """if hasattr(onnxruntime, "preload_dlls"):
+    onnxruntime.preload_dlls()  # CUDA's libraries from the wheels nvidia-*, if they are installed.
+"""
+
+_TAIL = """
+if __name__ == "__main__":
+    print(onnxruntime.__version__, session.get_providers()[0], [tensor.name for tensor in session.get_inputs()])
+"""
+
+USE_SH = """#!/bin/sh
+# Opens the program as `use.py` does; PYTHON names the interpreter that has ONNX Runtime.
+exec "${PYTHON:-python3}" "$(dirname "$0")/use.py" "$@"
+"""
+
+
+def for_plugin(sidecar: Sidecar) -> str:
+    """Return `use.py` for the wrapper."""
+    how = "1.24 or newer, with the plug-in that MIGRAPHX_PLUGIN names"
+    return _HEAD.format(identifier=sidecar.identifier, how=how) + _WHOLE + _PLUGIN + _TAIL
+
+
+def for_cache(sidecar: Sidecar, name: str, version: str) -> str:
+    """Return `use.py` for a cache that holds the program under the `name` for which ONNX Runtime `version` looks."""
+    how = f"{version}, with its built-in MIGraphX provider"
+    head = _HEAD.format(identifier=sidecar.identifier, how=how)
+    return head + _WHOLE + _CACHE.format(name=name, version=version) + _TAIL
+
+
+def for_own_program(sidecar: Sidecar) -> str:
+    """Return `use.py` for a program of ONNX Runtime's own."""
+    how = serving_of(sidecar)
+    tuned = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in how.environment.items())
+    tuned += f"options.intra_op_num_threads = {how.threads}\n" if how.threads else ""
+    if how.level != "all":
+        level = f"ORT_ENABLE_{how.level.upper()}"
+        tuned += f"options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}\n"
+    libraries = _LIBRARIES if _on_nvidia(sidecar) else ""
+    own = _OWN.format(program=sidecar.blobs.program.path, providers=how.providers, tuned=tuned, libraries=libraries)
+    return _HEAD.format(identifier=sidecar.identifier, how=f"as {sidecar.toolchain} made it") + own + _TAIL
+
+
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+_TRITON_TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+    "bfloat16": "BF16",
+}  # fmt: skip
+
+_CONFIG = """\
+# {identifier}
+name: "{name}"
+backend: "onnxruntime"
+# The program takes these sizes and no others: a client sends whole batches.
+max_batch_size: 0
+input [{inputs}]
+output [{outputs}]
+instance_group [{{ kind: {kind}, count: 1 }}]
+{accelerator}"""
+
+_ACCELERATOR = (
+    'optimization { execution_accelerators { gpu_execution_accelerator: [{ name: "migraphx" }] } }\n'
+)  # fmt: skip
+
+START_SH = """#!/bin/sh
+# Starts Triton with this repository. One server a precision: the cache's variable holds for the whole process, and the
+# provider does not tell precisions apart. Its ONNX Runtime must be {version}, which looks for the files in `cache`.
+here=$(cd "$(dirname "$0")" && pwd)
+export ORT_MIGRAPHX_MODEL_CACHE_PATH="$here/cache"
+exec tritonserver --model-repository="$here/models" "$@"
+"""
+
+PLAIN_START_SH = """#!/bin/sh
+# Starts Triton with this repository.
+here=$(cd "$(dirname "$0")" && pwd)
+{environment}exec tritonserver --model-repository="$here/models" "$@"
+"""
+
+
+def plain_start(sidecar: Sidecar) -> str:
+    """Return what starts Triton with a program of ONNX Runtime's own."""
+    without = _on_nvidia(sidecar) and sidecar.spec.get("precision") != "tf32"
+    said = "# Else NVIDIA's libraries compute fp32 in TF32.\nexport NVIDIA_TF32_OVERRIDE=0\n"
+    return PLAIN_START_SH.format(environment=said if without else "")
+
+
+def triton_config(sidecar: Sidecar, name: str) -> str:
+    """Return `config.pbtxt` of a model. Raises UsageError for a type that Triton does not have."""
+    on_amd = sidecar.spec["compiler"]["name"] == "migraphx"
+    return _CONFIG.format(
+        identifier=sidecar.identifier,
+        name=name,
+        inputs=", ".join(map(_tensor, sidecar.inputs)),
+        outputs=", ".join(map(_tensor, sidecar.outputs)),
+        kind="KIND_GPU" if on_amd or _on_nvidia(sidecar) else "KIND_CPU",
+        accelerator=_ACCELERATOR if on_amd else "",
+    )
+
+
+def _tensor(port: Port) -> str:
+    if port["dtype"] not in _TRITON_TYPES:
+        raise UsageError(
+            f"Triton has no type {port['dtype']} ({port['name']})", hint="fetch with `--layout onnxruntime`"
+        )
+    sizes, scalar = _list(port["shape"] or [1]), "" if port["shape"] else " reshape: { shape: [] }"
+    return (
+        f"{{ name: {json.dumps(port['name'])} data_type: TYPE_{_TRITON_TYPES[port['dtype']]} dims: {sizes}{scalar} }}"
+    )
+
+
+def _list(sizes: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _on_nvidia(sidecar: Sidecar) -> bool:
+    return sidecar.device.arch.startswith("sm_")

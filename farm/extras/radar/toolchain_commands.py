@@ -1,0 +1,216 @@
+"""Try a new compiler on what a ref names, and promote it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.connection import connect
+from farm.errors import ExitCode
+from farm.extras.radar.toolchains_api import ToolchainsApi
+from farm.inert import one_line
+
+if TYPE_CHECKING:
+    from farm.artifacts.refs import RefView
+    from farm.extras.radar.bisecting import BisectedCell, Step
+    from farm.extras.radar.radar import RadarDocument
+
+commands = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Reference = Annotated[str, typer.Option("--ref", help="The ref whose cells are meant.")]
+Limits = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="NAME=SHARE", help="How much worse a number may get: latency=5%. Repeatable."),
+]
+MostOf = Annotated[
+    list[str] | None,
+    typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable."),
+]
+Shadow = Annotated[str, typer.Argument(metavar="BUILD", help="A shadow build's id, or its unique start.")]
+
+
+@commands.command()
+def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
+    """List the toolchains of each target, the oldest first, and how many cells of a ref readers get of each."""
+    with connect() as client:
+        found = ToolchainsApi.of(client).all(ref)
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("TARGET", "TOOLCHAIN", "WORKERS", f"IN {ref}", "KEPT")]
+    rows += [
+        (
+            line["target"],
+            line["toolchain"],
+            str(line["live_workers"]),
+            str(line["named"] or ""),
+            str(line["superseded"] or ""),
+        )
+        for line in found
+    ]
+    output.table(rows, "no toolchain yet: workers bring them")
+
+
+@commands.command()
+def radar(
+    ref: Reference = "prod",
+    to: Annotated[
+        str, typer.Option("--to", metavar="TOOLCHAIN", help="The start of its id; default: the newest with a worker.")
+    ] = "",
+    cell: Annotated[
+        list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Only these cells. Repeatable.")
+    ] = None,
+    gate: Limits = None,
+    budget: MostOf = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not wait.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Build what a ref names under another toolchain, and say what gets better, worse and breaks.
+
+    Nothing that readers see moves. Exits with 0 if it can be promoted, with 3 if only gates speak against it.
+    """
+    from farm.cli.progress import follow
+    from farm.manifest.choice import read_gates
+
+    with connect() as client:
+        build = ToolchainsApi.of(client).shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
+        if detach:
+            output.emit({"build": build}) if as_json else output.say(build["id"])
+            return
+        output.note(f"shadow build {build['id']}; page: {client.page_of(build)}/radar")
+        ended = follow(client, build["id"])["build"]
+        found = ToolchainsApi.of(client).radar(build["id"])
+    output.emit(found) if as_json else _say_all(lines(found))
+    verdict = ended["verdict"]
+    code = verdict["exit_code"] if verdict else ExitCode.OK
+    raise typer.Exit(int(code or (ExitCode.OK if found["promotable"] else ExitCode.CELL_FAILED)))
+
+
+@commands.command()
+def report(build: Shadow, as_json: output.Json = False) -> None:
+    """Say what a shadow build found: what gets better, worse and breaks."""
+    with connect() as client:
+        found = ToolchainsApi.of(client).radar(client.find_build(build))
+    output.emit(found) if as_json else _say_all(lines(found))
+
+
+@commands.command()
+def promote(
+    build: Shadow,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take the cells that passed, although others did not.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Let the ref of a shadow build give readers its programs, if its gates passed.
+
+    One conditional write: if the ref has moved since, nothing changes. Readers who name the old toolchain get its
+    programs as before.
+    """
+    with connect() as client:
+        moved = ToolchainsApi.of(client).promote(client.find_build(build), force=force)
+    _say_moved(moved, as_json=as_json)
+
+
+@commands.command()
+def rollback(
+    ref: Reference = "prod",
+    to: Annotated[
+        str, typer.Option("--to", metavar="TOOLCHAIN", help="The start of its id; default: the one before.")
+    ] = "",
+    generation: Annotated[
+        int | None, typer.Option("--generation", min=1, metavar="N", help="Only if the ref has this generation.")
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Let a ref give readers the programs of the toolchain before, which it has kept. One conditional write."""
+    with connect() as client:
+        moved = ToolchainsApi.of(client).roll_back(ref, to, generation=generation)
+    _say_moved(moved, as_json=as_json)
+
+
+def bisect(
+    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="Cells of the ref, by their whole names.")],
+    ref: Reference = "prod",
+    good: Annotated[
+        str, typer.Option("--good", metavar="TOOLCHAIN", help="One that is known to be good; default: the ref's own.")
+    ] = "",
+    bad: Annotated[
+        str, typer.Option("--bad", metavar="TOOLCHAIN", help="One that is known to be bad; default: try the newest.")
+    ] = "",
+    gate: Limits = None,
+    budget: MostOf = None,
+    as_json: output.Json = False,
+) -> None:
+    """Find the first toolchain under which a cell fails.
+
+    A missed gate is a failure, too. Tries toolchains that have a worker, halving what is left: 6 compiles for 64 of
+    them, and the two ends if they are not known. A toolchain that cannot be judged is skipped.
+    """
+    from farm.extras.radar.bisecting import bisect as search
+    from farm.manifest.choice import read_gates
+
+    gates = read_gates(gate or (), budget or ())
+    with connect() as client:
+        found = search(client, cell, ref=ref, good=good, bad=bad, gates=gates, on_step=_note_step)
+    output.emit({"schema": 1, "ref": ref, "cells": found}) if as_json else _say_all(bisected(found))
+
+
+def lines(found: RadarDocument) -> list[str]:
+    """Return what a radar says, the worst first."""
+    said = []
+    for effect in ("breaks", "worse", "unclear", "better"):
+        said += [
+            f"{effect}: {cell['identifier']}: {one_line(cell['text'])}"
+            for cell in found["cells"]
+            if cell["effect"] == effect
+        ]
+        if effect == "breaks":
+            said += [f"breaks: {cell['identifier']}: {cell['text']}" for cell in found["left_out"] if cell["breaks"]]
+    said += [f"left out: {cell['identifier']}: {cell['text']}" for cell in found["left_out"] if not cell["breaks"]]
+    counts = ", ".join(f"{count} {effect}" for effect, count in found["counts"].items() if count)
+    said.append(f"{found['ref']} under {found['toolchain']}: {counts or 'no cells'}")
+    if found["promotable"]:
+        said.append(f"  promote:  farm toolchain promote {found['build']}")
+    else:
+        said.append(f"  not to be promoted: {found['why']}")
+    return said
+
+
+def bisected(found: Sequence[BisectedCell]) -> list[str]:
+    """Return what a bisection found, one cell after the other."""
+    said = []
+    for cell in found:
+        compiles = f"({render.plural(cell['compiles'], 'compile')})"
+        if cell["first_bad"]:
+            text = (
+                f"first bad is {cell['first_bad']}, last good {cell['last_good']} {compiles}: {one_line(cell['text'])}"
+            )
+        elif cell["suspects"]:
+            text = f"first bad is one of {', '.join(cell['suspects'])}: the others cannot be judged {compiles}"
+        else:
+            text = f"not found {compiles}: {cell['text']}"
+        said.append(f"{cell['identifier']}: {text}")
+    return said
+
+
+def _note_step(step: Step) -> None:
+    tried = step.tried
+    output.note(f"{step.identifier}: {tried['toolchain']} is {tried['verdict']} {one_line(tried['text'])}".rstrip())
+
+
+def _say_moved(moved: RefView, *, as_json: bool) -> None:
+    output.emit(moved) if as_json else output.say(f"{moved['tag']}: generation {moved['generation']}")
+
+
+def _say_all(said: Sequence[str]) -> None:
+    for line in said:
+        output.say(line)

@@ -1,0 +1,463 @@
+"""Toolchains: shadow builds of what a ref names under another one, and which one a ref gives to readers.
+
+The ref's snapshot holds the choice: an entry that is `superseded` is only for those who name its toolchain. Promoting
+and rolling back are one conditional write of the ref each, and keep the programs of both toolchains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from farm.artifacts import readable
+from farm.artifacts.refs import Ref, Refs, SnapshotCell, SnapshotContent, newest, snapshot_cell
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.sidecar import facts as facts_of
+from farm.builds.admission import Admission
+from farm.builds.baselines import Baselines
+from farm.builds.finishing import BuildFinisher
+from farm.builds.known import KnownArtifacts
+from farm.builds.plan import is_unfinished, plan_digest
+from farm.builds.reading import BuildReader
+from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded
+from farm.extras.radar.radar import RadarDocument, radar_of
+from farm.extras.radar.shadow import KnownWork, lacking, pool_for, shadow_cell
+from farm.jobs.order import job_key, keys_of
+from farm.jobs.rows import PoolView, ToolchainLine
+from farm.logging import get_logger
+from farm.matrix.planned import CellPlan, NotShadowed, PlanDocument, ShadowedCell, ShadowNotes
+from farm.results.naming import named_cell
+from farm.results.report import BuildView
+from farm.spec import digest_of
+from farm.store import Store
+from farm.targets.pools import Pool, begins, version_of
+from farm.wire.asked import BUILD_ID, TAG, BuildId, ChosenGates, ToolchainStart
+
+if TYPE_CHECKING:
+    from farm.app import Farm
+
+log = get_logger(__name__)
+
+THREADS = 16
+REPRODUCTION_LIMIT = 8 << 20
+"""Most bytes of a reproduction that are read."""
+
+
+@with_config(ConfigDict(extra="forbid"))
+class ShadowBuild(TypedDict):
+    """A build of what a ref names under another toolchain; `toolchain` empty: the newest that has a worker.
+
+    `cells` are patterns of identifiers, none means all. `against`: an ended build to compare with in place of the ref.
+    """
+
+    build_id: BuildId
+    ref: Annotated[str, Field(pattern=TAG, default="prod")]
+    toolchain: ToolchainStart
+    cells: Annotated[Sequence[Annotated[str, Field(max_length=500)]], Field(max_length=1000, default=[])]
+    gates: Annotated[ChosenGates | None, Field(default=None)]
+    against: Annotated[str, Field(pattern=rf"^$|{BUILD_ID}", default="")]
+    defaults: Annotated[bool, Field(description="also the limits of the manifest and the usual ones", default=True)]
+
+
+class Toolchains:
+    """What the farm's toolchains make of the cells that refs name."""
+
+    def __init__(
+        self,
+        store: Store,
+        artifacts: S3Store,
+        *,
+        admission: Admission,
+        reader: BuildReader,
+        finisher: BuildFinisher,
+        known: KnownArtifacts,
+        baselines: Baselines,
+        check_named: Callable[[str, str, Sequence[SnapshotCell]], object],
+    ) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._admission = admission
+        self._reader = reader
+        self._finisher = finisher
+        self._known = known
+        self._baselines = baselines
+        self._check_named = check_named
+        self._refs = Refs(artifacts)
+        self._tried: set[str] = set()
+        """What `follow` has started, or could not start."""
+
+    @classmethod
+    def of(cls, farm: Farm) -> Self:
+        """Return what the toolchains of a farm make."""
+        return cls(
+            farm.store,
+            farm.artifacts,
+            admission=farm.admission,
+            reader=farm.build_reader,
+            finisher=farm.build_finisher,
+            known=farm.known,
+            baselines=Baselines(Refs(farm.artifacts), farm.known, farm.build_index),
+            check_named=farm.check_named,
+        )
+
+    def lines(self, namespace: str, ref: str) -> list[ToolchainLine]:
+        """Return the toolchains of each target, the oldest first, with what a ref names of them."""
+        cells = list(self._refs.read_or_empty(namespace, ref)["cells"].values())
+        live: dict[tuple[str, str], int] = {(cell["target"], cell["toolchain"]): 0 for cell in cells}
+        places = {pool["name"]: _place(Pool.from_dict(pool["pool"])) for pool in self._store.workers.pools()}
+        live |= dict.fromkeys(places.values(), 0)
+        for worker in self._store.workers.list():
+            # One worker may serve several pools of a toolchain.
+            for place in {places[name] for name in worker["pools"] if name in places}:
+                live[place] += 1
+        return [
+            {
+                "target": target,
+                "toolchain": toolchain,
+                "live_workers": live[target, toolchain],
+                "named": sum(not cell.get("superseded") for cell in found),
+                "superseded": sum(bool(cell.get("superseded")) for cell in found),
+            }
+            for target, toolchain in sorted(live, key=lambda place: (place[0], version_of(place[1]), place[1]))
+            for found in [[cell for cell in cells if (cell["target"], cell["toolchain"]) == (target, toolchain)]]
+        ]
+
+    # --- the shadow build ---------------------------------------------------------------------------------------
+
+    def shadow(self, namespace: str, wish: ShadowBuild, *, by: str, max_cells: int = 0) -> BuildView:
+        """Accept a build that compiles the cells of a ref under another toolchain, and return it.
+
+        It moves no ref. Its tuning goes on from the databases of its own pools. Repeating it is harmless.
+
+        Raises NotFound without such a ref or toolchain, UsageError if no input is left, QuotaExceeded, Conflict.
+        """
+        build_id = wish["build_id"]
+        text = f"# A shadow of {wish['ref']} under another toolchain: {wish['toolchain'] or 'the newest'}\n".encode()
+        request = digest_of({name: value for name, value in wish.items() if name != "build_id"})
+        if not self._admission.is_accepted(namespace, build_id, text, request):
+            document = self._plan(namespace, wish, by)
+            document["build"]["request"] = request
+            self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
+            self._admission.accept(document, text)
+            log.info("shadow build submitted", build=build_id, ref=wish["ref"], cells=len(document["cells"]), by=by)
+        return self._reader.get(namespace, build_id)
+
+    def follow(self, ref: str) -> list[str]:
+        """Start a shadow build in each namespace for a newer toolchain that has a worker now; return their ids.
+
+        Each toolchain is tried once for each ref. Repeating it is harmless.
+        """
+        started = []
+        for namespace in self._artifacts.list_folders("ns/"):
+            newer = _newer(self.lines(namespace, ref)) if self._refs.find(namespace, ref) else []
+            for toolchain in newer:
+                name = f"{namespace} {ref} {toolchain}"
+                build_id = f"b-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+                if name in self._tried:
+                    continue
+                # Its documents alone say nothing: storage or the store may have gone away in between.
+                known = self._admission.is_whole(build_id) or self._reader.read_report(namespace, build_id)
+                self._tried.add(name)
+                if known:
+                    continue
+                wish: ShadowBuild = {
+                    "build_id": build_id,
+                    "ref": ref,
+                    "toolchain": toolchain,
+                    "cells": [],
+                    "gates": None,
+                    "against": "",
+                    "defaults": True,
+                }
+                try:
+                    self.shadow(namespace, wish, by="radar")
+                except FarmFault:
+                    self._tried.discard(name)
+                    raise
+                except FarmError as error:
+                    if isinstance(error, QuotaExceeded):  # There may be room later.
+                        self._tried.discard(name)
+                    log.warning("no shadow build", namespace=namespace, toolchain=toolchain, error=error.message)
+                else:
+                    started.append(build_id)
+        return started
+
+    def _plan(self, namespace: str, wish: ShadowBuild, by: str) -> PlanDocument:
+        ref = self._refs.find(namespace, wish["ref"])
+        if ref is None:
+            raise NotFound(f"no ref {wish['ref']} in namespace {namespace}", hint="`farm ls refs` lists them")
+        self._known.require_index(namespace)
+        patterns = wish["cells"] or ["*"]
+        named = newest(self._refs.snapshot(ref.snapshot)["cells"].values())
+        chosen = [cell for name, cell in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        pools = self._store.workers.pools()
+        cells, left_out, before = self._cells(namespace, wish, chosen, _with_workers(pools))
+        if not cells:
+            raise self._nothing(wish, left_out, pools)
+        facts = self._known.whole(namespace, {cell["identifier"]: _keys(cell) for cell in cells})
+        live = {pool["name"]: pool["live_workers"] for pool in pools}
+        shared = {cell["identifier"]: job_key(cell["order"], cell["key"]) for cell in cells}
+        running = set(self._store.jobs.unfinished(namespace, [shared[name] for name in shared if name not in facts]))
+        for cell in cells:
+            name = cell["identifier"]
+            cell["facts"], cell["live_workers"] = facts.get(name), live.get(cell["pool"], 0)
+            cell["state"] = "hit" if name in facts else "joined" if shared[name] in running else "miss"
+            if name in facts:
+                cell["reason"] = ""
+        self._known.require_inputs(cells, wish["ref"], "; or leave their cells out")
+        instead = self._ended(namespace, wish["against"]) if wish["against"] else None
+        warnings = self._baselines.attach(namespace, "", cells, _on(wish), instead=instead)
+        label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
+        notes: ShadowNotes = {
+            "ref": wish["ref"],
+            "generation": ref.generation,
+            "toolchain": label,
+            "before": before,
+            "left_out": left_out,
+        }
+        return {
+            "schema": 1,
+            "build": {
+                "id": wish["build_id"],
+                "namespace": namespace,
+                "name": f"{wish['ref']} under {label}"[:200],
+                "labels": {},
+                "created_by": by,
+                "created_at": self._store.now(),
+                "cells": len(cells),
+                "hits": sum(cell["state"] == "hit" for cell in cells),
+                "max_parallel": None,
+                "fail_fast": False,
+                "warnings": warnings,
+                "plan": plan_digest((cell["identifier"], cell["key"], cell["pool"]) for cell in cells),
+                "shadows": wish["ref"],
+            },
+            "cells": cells,
+            "shadow": notes,
+        }
+
+    def _cells(
+        self, namespace: str, wish: ShadowBuild, chosen: Sequence[SnapshotCell], pools: Sequence[tuple[Pool, int]]
+    ) -> tuple[list[CellPlan], list[NotShadowed], dict[str, ShadowedCell]]:
+        """Return the cells of a shadow build, those that it leaves out, and what each is compared with."""
+        with ThreadPoolExecutor(THREADS) as threads:
+            works = list(threads.map(lambda cell: self._work(namespace, cell), chosen))
+        cells: list[CellPlan] = []
+        left_out: list[NotShadowed] = []
+        before: dict[str, ShadowedCell] = {}
+        for cell, (work, error) in zip(chosen, works, strict=True):
+            name = cell["identifier"]
+            if work is None:
+                text = "how it was made is no longer known: submit its manifest again"
+                left_out.append({"identifier": name, "text": text, "breaks": False})
+                continue
+            order = work.order
+            pool = pool_for(order["spec"], order["target"], pools, wish["toolchain"], cross="cross" in order)
+            if pool is None:
+                text = f"{order['target']} has no other toolchain {wish['toolchain']}".rstrip()
+                left_out.append({"identifier": name, "text": text, "breaks": False})
+            elif lacks := lacking(order["spec"], pool):
+                left_out.append({"identifier": name, "text": lacks, "breaks": True})
+            else:
+                before[name] = {
+                    "key": cell["key"],
+                    "toolchain": cell["toolchain"],
+                    "under": pool.toolchain,
+                    "error": error,
+                }
+                cells.append(shadow_cell(cell, work, pool, wish["ref"], defaults=wish["defaults"]))
+        return cells, left_out, before
+
+    def _work(self, namespace: str, cell: SnapshotCell) -> tuple[KnownWork | None, float | None]:
+        """Return how a program was made, from its build's plan, else its reproduction; and its largest error."""
+        found = self._artifacts.lookup(readable(namespace), cell["key"])
+        if found is None:
+            return None, None
+        sidecar = found.sidecar
+        error = max(facts_of(sidecar)["errors"].values(), default=None)
+        build = str(sidecar.get("build") or "")
+        try:
+            planned = self._reader.read_plan(found.namespace, build) if build else None
+        except NotFound:  # It is kept for `keep_days`.
+            planned = None
+        for each in planned["cells"] if planned else ():
+            if each["order"] and cell["key"] in keys_of(each["order"], each["key"]):
+                return KnownWork(each["order"], each["limits"], each["gates"], each["priority"], each["line"]), error
+        return self._from_reproduction(found.namespace, build, sidecar["blobs"].get("reproduction")), error
+
+    def _from_reproduction(self, namespace: str, build: str, blob: Mapping[str, object] | None) -> KnownWork | None:
+        if blob is None:
+            return None
+        try:
+            document = json.loads(self._artifacts.read_blob(str(blob["digest"]), limit=REPRODUCTION_LIMIT))
+        except (ArtifactGone, ValueError):
+            return None
+        report = self._reader.read_report(namespace, build) if build else None
+        judged = next((each for each in report["cells"] if each["key"] == document["key"]), None) if report else None
+        gates = (
+            judged["gate"] if judged else {"tolerance": {}, "weak": "warn", "on_fail": "fail", "unverifiable": "warn"}
+        )
+        return KnownWork(document["order"], document["limits"], gates, 0, judged["line"] if judged else 0)
+
+    def _ended(self, namespace: str, build_id: str) -> dict[str, SnapshotCell]:
+        return {cell["identifier"]: cell for cell in self._finisher.snapshot(namespace, build_id)}
+
+    def _nothing(self, wish: ShadowBuild, left_out: Sequence[NotShadowed], pools: Iterable[PoolView]) -> NotFound:
+        known = sorted({pool["pool"]["toolchain"] for pool in pools}, key=version_of)
+        what = f"the toolchain {wish['toolchain']}" if wish["toolchain"] else "a newer toolchain with a worker"
+        why = f": {left_out[0]['identifier']}: {left_out[0]['text']}" if left_out else ""
+        return NotFound(
+            f"no cell of {wish['ref']} can be compiled by {what}{why}", hint=f"known are {', '.join(known) or 'none'}"
+        )
+
+    def radar(self, namespace: str, build_id: str) -> RadarDocument:
+        """Return what a shadow build found. Raises NotFound for another build."""
+        report = self._reader.report(namespace, build_id)
+        notes = report.get("shadow")
+        if notes is None:
+            raise NotFound(f"build {report['build']['id']} is not a shadow build", hint="see `farm toolchain radar`")
+        return radar_of(report, notes)
+
+    # --- what readers get ---------------------------------------------------------------------------------------
+
+    def promote(self, namespace: str, build_id: str, *, force: bool = False) -> Ref:
+        """Let a ref give readers what a shadow build made; keep the programs before for those who name their toolchain.
+
+        One conditional write of the ref: if somebody has moved it since the shadow build was planned, nothing changes.
+        Repeating it is harmless. With `force` the cells that passed are taken although others did not.
+
+        Raises GateFailed if something speaks against it, Conflict if the ref has moved, Untrusted if the server's trust
+        policy refuses a program.
+        """
+        found = self.radar(namespace, build_id)
+        if found["state"] != "reported":
+            raise Conflict(f"build {found['build']} has not ended", hint=f"`farm watch {found['build']}`")
+        if not found["promotable"] and not force:
+            hint = "`farm toolchain report` lists what speaks against it; --force takes the cells that passed"
+            raise GateFailed(f"{found['ref']} stays: {found['why']}", hint=hint)
+        report = self._reader.report(namespace, found["build"])
+        build, moment = report["build"], report["build"]["created_at"]
+        passing = {cell["identifier"] for cell in found["cells"] if cell["passes"]}
+        new = [
+            named_cell(build["name"], moment, cell, cell["facts"])
+            for cell in report["cells"]
+            if cell["identifier"] in passing and cell["facts"]
+        ]
+        if not new:
+            raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
+        added = dict(snapshot_cell(namespace, cell) for cell in new)
+        now = self._refs.find(namespace, found["ref"])
+        there = self._refs.snapshot(now.snapshot)["cells"] if now else {}
+        if now and all(name in there and not there[name].get("superseded") for name in added):
+            return now
+
+        self._check_named(namespace, found["ref"], list(added.values()))
+
+        def update(current: SnapshotContent | None) -> SnapshotContent:
+            cells = current["cells"] if current else {}
+            return {"cells": {**_superseded(cells, passing, moment), **added}}
+
+        return self._refs.move(namespace, found["ref"], update, generation=found["generation"])
+
+    def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> Ref:
+        """Let a ref give readers the programs of another toolchain that it still has: this rolls back.
+
+        `toolchain` is the start of its id; empty: the one that was superseded last. One conditional write; the programs
+        that readers get until then are kept for those who name their toolchain.
+
+        Raises NotFound without such a ref, or if it has no program of that toolchain, Conflict.
+        """
+        now = self._refs.find(namespace, ref)
+        if now is None:
+            raise NotFound(f"no ref {ref} in namespace {namespace}", hint="`farm ls refs` lists them")
+        moment = self._store.now()
+
+        def update(current: SnapshotContent | None) -> SnapshotContent:
+            cells = dict(current["cells"]) if current else {}
+            back = _kept(cells, toolchain)
+            if not back and not (toolchain and any(_is_of(cell, toolchain) for cell in cells.values())):
+                known = ", ".join(sorted({cell["toolchain"] for cell in cells.values()}, key=version_of))
+                what = f"of {toolchain}" if toolchain else "of a toolchain before"
+                raise NotFound(f"{ref} has kept no program {what}", hint=f"it has {known}")
+            self._check_named(namespace, ref, [cells[name] for name in back])
+            changed = _superseded(cells, {cells[name]["identifier"] for name in back}, moment)
+            for name in back:
+                changed[name] = _current(cells[name])
+            return {"cells": changed}
+
+        return self._refs.move(namespace, ref, update, generation=now.generation if generation is None else generation)
+
+
+def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
+    """Return the newest live toolchain of each target that is newer than what readers get."""
+    newest_of: dict[str, tuple[tuple[int, ...], str]] = {}
+    given: dict[str, tuple[int, ...]] = {}
+    for line in lines:
+        version = version_of(line["toolchain"])
+        if line["named"]:
+            given[line["target"]] = max(version, given.get(line["target"], ()))
+        if line["live_workers"]:
+            best = newest_of.get(line["target"], ((), ""))
+            newest_of[line["target"]] = max(best, (version, line["toolchain"]))
+    return sorted(
+        {name for target, (version, name) in newest_of.items() if target in given and version > given[target]}
+    )
+
+
+def _is_of(cell: SnapshotCell, toolchain: str) -> bool:
+    return begins(cell["toolchain"], toolchain)
+
+
+def _kept(cells: Mapping[str, SnapshotCell], toolchain: str) -> list[str]:
+    """Return the names of the superseded entries that come back: of each identifier the one superseded last.
+
+    Without a toolchain, only those that the last move superseded.
+    """
+    best: dict[str, str] = {}
+    last = max((cell.get("superseded", 0.0) for cell in cells.values()), default=0.0)
+    for name, cell in sorted(cells.items(), key=lambda each: each[1].get("superseded", 0.0)):
+        if (since := cell.get("superseded")) and (_is_of(cell, toolchain) if toolchain else since == last):
+            best[cell["identifier"]] = name
+    return list(best.values())
+
+
+def _superseded(
+    cells: Mapping[str, SnapshotCell], identifiers: Iterable[str], moment: float
+) -> dict[str, SnapshotCell]:
+    """Return a snapshot's entries with those of some identifiers superseded since a moment."""
+    chosen = set(identifiers)
+    return {
+        name: {**cell, "superseded": moment} if cell["identifier"] in chosen and not cell.get("superseded") else cell
+        for name, cell in cells.items()
+    }
+
+
+def _current(cell: SnapshotCell) -> SnapshotCell:
+    current = cell.copy()
+    current.pop("superseded", None)
+    return current
+
+
+def _keys(cell: CellPlan) -> list[str]:
+    return keys_of(cell["order"], cell["key"]) if cell["order"] else [cell["key"]]
+
+
+def _on(wish: ShadowBuild) -> ChosenGates:
+    """Return the gates of a shadow build: those of the request, against the ref."""
+    chosen = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
+    return {**chosen, "baseline": wish["ref"]}
+
+
+def _place(pool: Pool) -> tuple[str, str]:
+    return str(pool.target), pool.toolchain
+
+
+def _with_workers(pools: Iterable[PoolView]) -> list[tuple[Pool, int]]:
+    return [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]

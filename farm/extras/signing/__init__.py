@@ -1,0 +1,68 @@
+"""Signing: statements about programs, signed with a farm's key, and the trust policies of those who load them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farm.extension import Extension
+
+if TYPE_CHECKING:
+    from farm.app import Farm
+    from farm.artifacts.refs import SnapshotCell
+    from farm.artifacts.sidecar import Sidecar
+    from farm.artifacts.storage import Sign
+    from farm.results.report import Report
+    from farm.settings import Settings
+
+
+def _start(farm: Farm) -> None:
+    """Read key and policy: a wrong one ends the start."""
+    if farm.settings.trust_policy or farm.settings.signing_key:
+        from farm.extras.signing.notary import Promotions
+
+        farm.part(Promotions.of)
+
+
+def _sign_publications(settings: Settings) -> Sign | None:
+    """Return what signs the programs of a worker; None if it has no key."""
+    if not settings.signing_key:
+        return None
+    from farm.extras.signing.notary import signing
+
+    return signing(settings)
+
+
+def _sign_gates(farm: Farm, report: Report) -> None:
+    """Sign what a build's gates made of the cells that passed them, if this server has a key."""
+    if farm.settings.signing_key:
+        from farm.extras.signing.notary import attest_build
+
+        attest_build(farm, report)
+
+
+def _check(farm: Farm, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> None:
+    """Let a ref name what passes the server's trust policy, and sign that it does. Raises Untrusted."""
+    if farm.settings.trust_policy:
+        from farm.extras.signing.notary import Promotions
+
+        farm.part(Promotions.of).check(namespace, tag, cells)
+
+
+def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
+    """Say whose keys signed an artifact, as the statements have it. A page checks none of them."""
+    from farm.extras.signing.notary import said_of
+
+    return [("signed", said_of(farm, namespace, made))]
+
+
+extension = Extension(
+    name="signing",
+    settings=["signing_key", "trust_policy", "builder_id"],
+    routes=["farm.extras.signing.revocation_routes:router"],
+    on_start=_start,
+    on_published=_sign_publications,
+    on_judged=_sign_gates,
+    on_named=_check,
+    artifact_facts=_signed,
+)

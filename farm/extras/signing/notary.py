@@ -1,0 +1,236 @@
+"""The notary: signs what the farm says about its programs, and keeps it in object storage, near their sidecars."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from farm import __version__, entry_points
+from farm.artifacts import REVOCATIONS, ArtifactStore, sidecar_key, statements_key
+from farm.artifacts.moves import until_moved
+from farm.artifacts.refs import SnapshotCell
+from farm.artifacts.storage import Sign
+from farm.client.fetching import bundle_lines
+from farm.errors import ArtifactGone, Conflict
+from farm.extras.signing import bundles, statements
+from farm.extras.signing.judging import AtHand, judge
+from farm.extras.signing.revocations import refresh
+from farm.extras.signing.signing_keys import load_signer
+from farm.extras.signing.trust import TrustPolicy, clock, load_policy
+from farm.results.naming import has_passed
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+    from farm.app import Farm
+    from farm.artifacts.sidecar import Sidecar
+    from farm.results.report import JudgedCell, Report
+    from farm.settings import Settings
+
+THREADS = 16
+KEPT = 32
+"""The newest verdicts of gates, and summaries, that are kept of an artifact for each key."""
+JSON_LINES = "application/jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Notary:
+    """Signs with the farm's key. `name` is the URI by which its statements call it."""
+
+    signer: CryptoSigner
+    name: str = statements.BUILDER
+    now: Callable[[], datetime] = clock
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Notary | None:
+        """Return the notary of a process that has a key; None if it has none. Raises UsageError for a bad key."""
+        if not settings.signing_key:
+            return None
+        return cls(load_signer(Path(settings.signing_key).expanduser()), settings.builder_id or statements.BUILDER)
+
+    def attest(self, artifacts: ArtifactStore, sidecar: Sidecar, text: bytes) -> None:
+        """Sign and keep what an attempt says about its program, before its sidecar (`text`, as it is stored) is there.
+
+        A sidecar that comes first elsewhere has statements of its own; these are then about nothing.
+        """
+        digest = hashlib.sha256(text).hexdigest()
+        subjects = statements.subjects_of(sidecar, digest)
+        said = [
+            self.sign("provenance", subjects, statements.provenance(sidecar, self.name)),
+            self.sign("test-results", subjects, statements.test_results(sidecar)),
+        ]
+        for _, attest in entry_points.load(entry_points.ATTESTATIONS):
+            said += [self.sign(kind, {**subjects, **digests}, more) for kind, digests, more in attest(sidecar)]
+        add(artifacts, sidecar.namespace, sidecar.key, said)
+
+    def attest_gates(
+        self, artifacts: ArtifactStore, namespace: str, build: str, found: Mapping[str, Any], gates: GatesFound
+    ) -> None:
+        """Sign and keep that a program (`found` are its facts) passed the gates of a build."""
+        named = {found["program"]["path"]: found["program"]["digest"]}
+        predicate = statements.gate_results(build, gates.tolerance, gates.rows, self.name)
+        add(artifacts, namespace, found["key"], [self.sign("test-results", named, predicate)])
+
+    def attest_promotion(
+        self, artifacts: ArtifactStore, namespace: str, tag: str, checked: CheckedCell, policy: str
+    ) -> None:
+        """Sign and keep that an artifact passed the checks of a policy (by its digest), and may have a tag."""
+        program = checked.cell["program"]
+        named = {program["path"]: program["digest"], statements.SIDECAR: checked.sidecar}
+        resource = statements.resource_of(namespace, tag)
+        predicate = statements.summary(self.name, resource, policy, checked.inputs, __version__, self.now())
+        add(artifacts, namespace, checked.cell["key"], [self.sign("summary", named, predicate)])
+
+    def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
+        """Return a statement, signed."""
+        text = statements.payload(kind, subjects, dict(predicate), self.now())
+        return bundles.sign(text, bundles.IN_TOTO, self.signer)
+
+
+@dataclass(frozen=True, slots=True)
+class GatesFound:
+    """What the gates of a build made of a cell that passed."""
+
+    tolerance: Mapping[str, float]
+    rows: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCell:
+    """A cell whose artifact passed: the SHA-256 of its sidecar, and of the bundles that count."""
+
+    cell: SnapshotCell
+    sidecar: str
+    inputs: Sequence[str]
+
+
+def attest_build(farm: Farm, report: Report) -> None:
+    """Sign what a build's gates made of the cells that passed them. Raises UsageError for a bad key."""
+    notary = Notary.from_settings(farm.settings)
+    build = report["build"]
+
+    def sign(cell: JudgedCell) -> None:
+        if notary and (facts := cell["facts"]):
+            gates = GatesFound(cell["gate"]["tolerance"], cell.get("compared", []))
+            notary.attest_gates(farm.artifacts, build["namespace"], build["id"], facts, gates)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(sign, [cell for cell in report["cells"] if has_passed(cell)]))
+
+
+def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
+    """Return in a line who signed an artifact, as its statements say; `farm verify` names what is wrong with them."""
+    found = []
+    namespaces = dict.fromkeys((made.namespace, namespace))
+    for data in farm.artifacts.statements(namespaces, made.key)[: bundles.MOST]:
+        with suppress(bundles.Malformed, statements.NoStatement):
+            bundle = bundles.read(data)
+            statement = statements.read(bundle.payload)
+            when = f" on {statement.signed_on:%Y-%m-%d %H:%M} UTC" if statement.signed_on else ""
+            found.append(f"{(statement.kind or statement.predicate_type)[:100]} by key `{bundle.keyid}`{when}")
+    if not found:
+        return "by nobody: the key and the digests say what the bytes are, not who vouches for them"
+    check = f"`farm verify {made.blobs.program.path}` checks them by your trust policy"
+    return f"{'; '.join(found)}. That is what the statements say; {check}"
+
+
+def signing(settings: Settings) -> Sign | None:
+    """Return what signs the publications of a process; None if it has no key. Raises UsageError for a bad one."""
+    notary = Notary.from_settings(settings)
+    return notary.attest if notary else None
+
+
+def add(artifacts: ArtifactStore, namespace: str, key: str, new: Sequence[bytes]) -> None:
+    """Keep bundles about the artifacts of a cache key; each takes the place of an older one that says the same."""
+    place = statements_key(namespace, key)
+
+    def attempt() -> str | None:
+        there = artifacts.get_object(place)
+        data = bundle_lines(_newest([*(there.data.splitlines() if there else []), *new]))
+        with suppress(Conflict):
+            etag = there.etag if there else ""
+            return artifacts.put_object(place, data, create=not there, if_match=etag, content_type=JSON_LINES)
+        return None
+
+    until_moved(place, attempt)
+
+
+def _newest(given: Iterable[bytes]) -> list[bytes]:
+    """Return the last of the bundles that say the same, and no more than `KEPT` of a kind and key that can go on."""
+    found: dict[tuple[object, ...], bytes] = {}
+    for data in given:
+        try:
+            bundle = bundles.read(data)
+            statement = statements.read(bundle.payload)
+        except ValueError:
+            continue  # No reader would take it.
+        gates, resource = statement.predicate.get("gates"), statement.predicate.get("resourceUri")
+        about = str(gates.get("build") if isinstance(gates, dict) else resource or "")
+        same = (bundle.keyid, statement.predicate_type, bool(about), about, *sorted(statement.subjects.items()))
+        found.pop(same, None)
+        found[same] = data
+    series: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
+    for same in found:
+        series.setdefault(same[:3], []).append(same)
+    old = {same for (*_, goes_on), all_of_it in series.items() if goes_on for same in all_of_it[:-KEPT]}
+    return [data for same, data in found.items() if same not in old]
+
+
+class Promotions:
+    """Checks what a ref is to name, and signs that it passed. Without a policy every ref may name everything."""
+
+    def __init__(self, artifacts: ArtifactStore, policy: TrustPolicy | None, notary: Notary | None) -> None:
+        self._artifacts = artifacts
+        self._policy = policy
+        self._notary = notary
+
+    @classmethod
+    def of(cls, farm: Farm) -> Self:
+        """Return the promotions of a server. Raises UsageError for a bad key or policy."""
+        return cls.from_settings(farm.artifacts, farm.settings)
+
+    @classmethod
+    def from_settings(cls, artifacts: ArtifactStore, settings: Settings) -> Self:
+        """Return the promotions of a server. Raises UsageError for a bad key or policy."""
+        policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
+        return cls(artifacts, policy, Notary.from_settings(settings))
+
+    def check(self, namespace: str, tag: str, cells: Iterable[SnapshotCell]) -> None:
+        """Check the artifacts of cells before a tag names them, and sign a verification summary of each.
+
+        Raises Untrusted for the first that the server's policy refuses, ArtifactGone.
+        """
+        policy, notary = self._policy, self._notary
+        if policy is None:
+            return
+        if there := self._artifacts.get_object(REVOCATIONS):
+            refresh(there.data, policy, clock())
+        with ThreadPoolExecutor(THREADS) as threads:
+            checked = list(threads.map(lambda cell: self._checked(policy, namespace, cell), cells))
+            if notary:
+                list(
+                    threads.map(
+                        lambda each: notary.attest_promotion(self._artifacts, namespace, tag, each, policy.digest),
+                        checked,
+                    )
+                )
+
+    def _checked(self, policy: TrustPolicy, namespace: str, cell: SnapshotCell) -> CheckedCell:
+        place = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
+        found = self._artifacts.get_object(place)
+        if found is None:
+            raise ArtifactGone(f"{cell['identifier']}: its sidecar {place} is gone")
+        owner = place.split("/")[1]
+        digest = hashlib.sha256(found.data).hexdigest()
+        at_hand = AtHand(owner, cell["program"]["digest"], digest)
+        judged = judge(policy, at_hand, self._artifacts.statements([owner], cell["key"]), clock())
+        judged.require(cell["identifier"])
+        others = [each for each in judged.accepted if each.statement.kind != "summary"]
+        inputs = [hashlib.sha256(each.bundle).hexdigest() for each in others]
+        return CheckedCell(cell, digest, inputs)

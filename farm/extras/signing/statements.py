@@ -1,0 +1,204 @@
+"""Statements (in-toto v1): what is said about a program, before it is signed and after it was read. Pure.
+
+When it was signed, by the signer's clock, is a field of ours in the predicate (`SIGNED_ON`), named as SLSA asks of
+extensions. The statement itself has the four fields of in-toto's: strict readers refuse any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from farm.artifacts.sidecar import Sidecar
+
+TYPE = "https://in-toto.io/Statement/v1"
+SIDECAR = "artifact.json"
+"""The name of the sidecar among the subjects: its digest is that of the object in storage, and of the fetched file."""
+
+KINDS = {
+    "provenance": "https://slsa.dev/provenance/v1",
+    "test-results": "urn:migraphx-farm:test-results:v1",
+    "summary": "https://slsa.dev/verification_summary/v1",
+    "pack": "urn:migraphx-farm:pack:v1",
+}
+"""The kinds of statements, with their predicate types. in-toto's own test-result has no place for a number."""
+
+BUILD_TYPE = "urn:migraphx-farm:compile:v1"
+BUILDER = "urn:migraphx-farm:builder"
+"""Who made a program, unless the setting `builder_id` says more."""
+SIGNED_ON = "farm_signedOn"
+GATES_PASSED = "FARM_GATES_PASSED"
+
+Json = dict[str, Any]
+
+
+class NoStatement(ValueError):
+    """What was signed is not a statement of in-toto's, in version 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement as it was read: `subjects` are the SHA-256 of what it is about, by their names."""
+
+    subjects: Mapping[str, str]
+    predicate_type: str
+    predicate: Json
+    signed_on: datetime | None
+
+    @property
+    def kind(self) -> str:
+        """Its kind; empty for a predicate type that is not known here."""
+        return next((kind for kind, uri in KINDS.items() if uri == self.predicate_type), "")
+
+
+def read(payload: bytes) -> Statement:
+    """Read a statement; fields that are not known here are ignored, as in-toto asks. Raises NoStatement."""
+    try:
+        document = json.loads(payload)
+        if document["_type"] != TYPE:
+            raise NoStatement(f"its type is {str(document['_type'])[:80]!r}")
+        subjects = {str(each.get("name", "")): str(each["digest"].get("sha256", "")) for each in document["subject"]}
+        if not subjects or len(subjects) < len(document["subject"]):
+            raise NoStatement("it has no subject, or two of one name")
+        predicate = document.get("predicate") or {}
+        if not isinstance(predicate, dict):
+            raise TypeError
+        when = predicate.get(SIGNED_ON)
+        signed_on = instant(when) if when is not None else None
+        return Statement(subjects, str(document["predicateType"]), predicate, signed_on)
+    except NoStatement:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise NoStatement(f"no statement: {type(error).__name__}") from None
+
+
+def payload(kind: str, subjects: Mapping[str, str], predicate: Json, when: datetime) -> bytes:
+    """Return a statement as the bytes that are signed."""
+    named = [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()]
+    document = {
+        "_type": TYPE,
+        "subject": named,
+        "predicateType": KINDS[kind],
+        "predicate": {**predicate, SIGNED_ON: written(when)},
+    }
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def instant(text: str) -> datetime:
+    """Return the time of an RFC 3339 text. Raises ValueError for one without a zone, TypeError for no text."""
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError("a time without a zone")
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time beyond the calendar") from None
+
+
+def written(when: datetime) -> str:
+    """Return a time as it stands in statements: whole seconds, UTC."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def subjects_of(sidecar: Sidecar, sidecar_digest: str) -> dict[str, str]:
+    """Return what an attempt made: the program first, the sidecar, and the other files, by their names."""
+    blobs = [blob for _, blob in sidecar.blobs if hasattr(blob, "digest")]
+    return {sidecar.blobs.program.path: sidecar.blobs.program.digest, SIDECAR: sidecar_digest} | {
+        blob.path: blob.digest for blob in blobs
+    }
+
+
+def provenance(sidecar: Sidecar, builder: str) -> Json:
+    """Return SLSA's provenance (v1) of a program: which cell was asked for, made of what, by which builder, when."""
+    spec = sidecar.spec
+    named = {
+        "model": spec.get("model"),
+        "calibration": spec.get("calibration"),
+        "samples": (spec.get("verification") or {}).get("samples"),
+    }
+    materials: list[Json] = [
+        {"name": name, "digest": {"sha256": material["digest"]}}
+        for name, material in named.items()
+        if material and material.get("digest")
+    ]
+    materials.append({"name": "toolchain", "uri": f"urn:migraphx-farm:toolchain:{sidecar.toolchain}"})
+    libraries = (spec.get("compiler") or {}).get("libraries") or {}
+    materials += [{"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in sorted(libraries.items())]
+    times = {"startedOn": sidecar.started, "finishedOn": sidecar.created}
+    blobs = {"log": sidecar.blobs.log, "reproduction": sidecar.blobs.reproduction}
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "namespace": sidecar.namespace,
+                "identifier": sidecar.identifier,
+                "key": sidecar.key,
+                "spec": spec,
+                "build": sidecar.build,
+            },
+            "internalParameters": {"device": sidecar.device.model_dump(mode="json"), "conversion": sidecar.conversion},
+            "resolvedDependencies": materials,
+        },
+        "runDetails": {
+            "builder": {
+                "id": builder,
+                "version": {"migraphx-farm": sidecar.farm_version, "toolchain": sidecar.toolchain},
+            },
+            "metadata": {
+                "invocationId": f"{sidecar.job}-{sidecar.attempt}",
+                **{name: when for name, when in times.items() if when},
+            },
+            "byproducts": [
+                {"name": blob.path, "digest": {"sha256": blob.digest}} for blob in blobs.values() if blob is not None
+            ],
+        },
+    }
+
+
+def test_results(sidecar: Sidecar) -> Json:
+    """Return how accurate and how fast a program was found to be, by which worker, and on which machine.
+
+    Numbers are those of the sidecar: seconds, samples a second, bytes. What gates make of them, the build says.
+    """
+    whole = sidecar.model_dump(mode="json")
+    return {
+        "accuracy": whole["verification"],
+        "speed": whole["measurements"],
+        "tuning": whole["tuning"],
+        "size": sidecar.blobs.program.size,
+        "compileMemory": sidecar.peak_memory,
+        "by": {"worker": sidecar.worker, "job": sidecar.job, "attempt": sidecar.attempt, "farm": sidecar.farm_version},
+        "place": {"node": sidecar.node, "device": whole["device"], "toolchain": sidecar.toolchain},
+        "gates": None,
+    }
+
+
+def gate_results(build: str, tolerance: Mapping[str, float], gates: Sequence[Json], judge: str) -> Json:
+    """Return what the gates of a build made of a program that passed them; `gates` are their rows."""
+    return {"gates": {"build": build, "result": "PASSED", "tolerance": dict(tolerance), "rows": list(gates)},
+            "by": {"judge": judge}}  # fmt: skip
+
+
+def summary(verifier: str, resource: str, policy: str, inputs: Sequence[str], version: str, when: datetime) -> Json:
+    """Return SLSA's verification summary (VSA v1) of an artifact that passed; digests of the policy and the inputs.
+
+    It claims build level 1 only: that provenance is there. An operator who runs workers in another way may claim more.
+    """
+    return {
+        "verifier": {"id": verifier, "version": {"migraphx-farm": version}},
+        "timeVerified": written(when),
+        "resourceUri": resource,
+        "policy": {"uri": "urn:migraphx-farm:trust-policy", **({"digest": {"sha256": policy}} if policy else {})},
+        "inputAttestations": [{"digest": {"sha256": digest}} for digest in inputs],
+        "verificationResult": "PASSED",
+        "verifiedLevels": ["SLSA_BUILD_LEVEL_1", GATES_PASSED] if inputs else [GATES_PASSED],
+        "slsaVersion": "1.1",
+    }
+
+
+def resource_of(namespace: str, tag: str) -> str:
+    """Return the URI of a ref, as a verification summary names what it is about."""
+    return f"urn:migraphx-farm:ref:{namespace}:{tag}"

@@ -1,0 +1,218 @@
+"""Verifying: what came from a farm, or lies in a folder, against the trust policy of its reader."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm import entry_points
+from farm.artifacts import MAIN, readable
+from farm.client.fetching import (
+    SIDECAR_SUFFIX,
+    SignedArtifact,
+    file_name,
+    read_sidecar,
+    sidecar_path,
+    statements_path,
+)
+from farm.client.packs import PACK, SIDECAR
+from farm.errors import ArtifactGone, FarmFault, NotFound, Untrusted, UsageError
+from farm.extras.signing import bundles
+from farm.extras.signing.judging import AtHand, Checks, Standing, TrustCheck, judge
+from farm.extras.signing.notary import Notary
+from farm.extras.signing.revocations import refresh
+from farm.extras.signing.trust import TrustPolicy, clock, load_policy
+from farm.files import open_plain, read_plain
+
+if TYPE_CHECKING:
+    from farm.artifacts.sidecar import Sidecar
+    from farm.client.artifact_apis import Documents
+    from farm.settings import Settings
+
+LARGEST_SIDECAR = 16 << 20
+LARGEST_PROGRAM = 1 << 50
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedArtifact(SignedArtifact):
+    """An artifact that a policy accepts, and what it made of the statements."""
+
+    judged: Checks
+
+
+@dataclass(slots=True)
+class Trust:
+    """A client's trust policy, and the key that signs its packs; None: it requires nothing, and signs nothing.
+
+    `namespace` is the one that it works in: what it is given must be of this one, or of `main`.
+    """
+
+    policy: TrustPolicy | None = None
+    notary: Notary | None = None
+    namespace: str = ""
+    _asked: Documents | None = None
+    """The farm that was last asked for a newer revocation document: each client asks once."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Trust:
+        """Return what the settings say. Raises UsageError for a bad policy or key."""
+        policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
+        return cls(policy, Notary.from_settings(settings), settings.namespace)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a policy; else nothing is refused."""
+        return self.policy is not None
+
+    def admit(
+        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str, needs: tuple[str, ...]
+    ) -> SignedArtifact:
+        """Return an artifact that the policy accepts. Raises Untrusted with the reasons."""
+        judged = self.checks(signed, documents, key=key, tag=tag, needs=needs)
+        judged.require(key)
+        return JudgedArtifact(signed.text, signed.statements, judged)
+
+    def checks(
+        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str = "", needs: tuple[str, ...] = ()
+    ) -> Checks:
+        """Judge an artifact of a farm, by the newest revocations that it has."""
+        if self._asked is not documents:
+            self._asked = documents
+            with suppress(NotFound, FarmFault):  # The policy says how old its own may be.
+                self.refresh(documents.revocations())
+        return self.judge(signed.text, signed.statements, key=key, tag=tag, needs=needs)
+
+    def judge(
+        self,
+        text: bytes,
+        statements: Sequence[bytes],
+        *,
+        key: str = "",
+        tag: str = "",
+        needs: tuple[str, ...] = (),
+    ) -> Checks:
+        """Judge a sidecar by what came with it; the program counts as what the sidecar names.
+
+        `key` is the cache key by which a farm was asked for it, which may answer with another artifact.
+
+        Raises ArtifactGone if it is not a sidecar, UsageError without a policy.
+        """
+        if self.policy is None:
+            raise UsageError("no trust policy", hint="set `trust_policy`, or name a key: --key FILE.pub")
+        sidecar = read_sidecar(text, "the sidecar")
+        found = AtHand(sidecar.namespace, sidecar.blobs.program.digest, sha256_of(text), tag, needs)
+        if key and sidecar.key != key:
+            wrong = f"it is the artifact {sidecar.key[:16]}…, and {key[:16]}… was asked for"
+            return Checks([TrustCheck(Standing.REFUSED, "key", wrong)], [])
+        if sidecar.namespace not in readable(self.namespace or MAIN):
+            wrong = f"it is of the namespace {sidecar.namespace}, and this reader works in {self.namespace or MAIN}"
+            return Checks([TrustCheck(Standing.REFUSED, "namespace", wrong)], [])
+        return judge(self.policy, found, statements, clock())
+
+    def refresh(self, document: bytes) -> None:
+        """Take over a revocation document if it is newer than that of the policy, and counts by it.
+
+        Raises UsageError if its file cannot be written.
+        """
+        try:
+            if self.policy:
+                refresh(document, self.policy, clock())
+        except OSError as error:
+            raise UsageError(f"cannot write the newer revocation document: {error}") from None
+
+
+def read_statements(path: Path) -> list[bytes]:
+    """Return the bundles of a file; none if there is no such file. Raises Untrusted for one that is too large."""
+    try:
+        return [line for line in read_plain(path, bundles.LARGEST * 4).splitlines() if line.strip()]
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return []
+        raise Untrusted(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def what_to_verify(path: Path) -> list[Path]:
+    """Return what there is to verify at a path: a file or a pack is one thing, a folder has its sidecars.
+
+    Raises NotFound for a folder without any.
+    """
+    if not path.is_dir() or (path / PACK).exists():
+        return [path]
+    found = sorted(path.glob(f"*{SIDECAR}"))
+    if not found:
+        raise NotFound(f"no {SIDECAR} in {path}", hint="`farm fetch` writes one for each program")
+    return found
+
+
+def verify_file(path: Path, trust: Trust, *, tag: str = "", cache: Path | None = None) -> list[TrustCheck]:
+    """Check a program (by its path or its sidecar's) or the folder of a pack, by what lies next to it. Asks no server.
+
+    `cache` is the client's: the model of a pack is made again from there.
+
+    Raises NotFound without a sidecar, ArtifactGone if it is not one, UsageError without a policy.
+    """
+    if path.is_dir() and (path / PACK).exists():
+        verify = entry_points.required(entry_points.VERIFIERS, "pack")
+        return list(verify(path, trust, tag, cache))
+    place = _sidecar_of(path)
+    text = read_document(place)
+    sidecar = read_sidecar(text, str(place))
+    program = path if path.is_file() and path != place else _program_of(place, sidecar)
+    judged = trust.judge(text, read_statements(statements_path(place)), tag=tag)
+    return [_program(program, sidecar), *judged.checks]
+
+
+def _program_of(place: Path, sidecar: Sidecar) -> Path:
+    """Return where the program of a sidecar lies: by the sidecar's own name, unless it is a pack's."""
+    name = place.name.removesuffix(SIDECAR_SUFFIX)
+    return place.with_name(file_name(sidecar.blobs.program.path) if name in (place.name, "") else name)
+
+
+def _program(path: Path, sidecar: Sidecar) -> TrustCheck:
+    wanted = sidecar.blobs.program
+    try:
+        digest = file_digest(path)
+    except OSError as error:
+        return TrustCheck(Standing.REFUSED, "sha256", f"{path.name}: {error.strerror}")
+    if digest != wanted.digest:
+        return TrustCheck(
+            Standing.REFUSED, "sha256", f"{path.name} has {digest[:16]}…, and its sidecar says {wanted.digest[:16]}…"
+        )
+    return TrustCheck(Standing.OK, "sha256", f"{path.name} has {digest[:16]}…, as its sidecar says")
+
+
+def _sidecar_of(path: Path) -> Path:
+    """Return where the sidecar of a program lies. Raises NotFound."""
+    candidates = [path] if path.name.endswith(SIDECAR) else [sidecar_path(path), path.with_name(SIDECAR)]
+    for each in candidates:
+        if each.is_file():
+            return each
+    raise NotFound(f"no {SIDECAR} next to {path}", hint="`farm fetch` writes it next to the program")
+
+
+def read_document(path: Path) -> bytes:
+    """Return the bytes of a small file. Raises ArtifactGone."""
+    try:
+        return read_plain(path, LARGEST_SIDECAR)
+    except OSError as error:
+        raise ArtifactGone(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def file_digest(path: Path, *, within: Path | None = None) -> str:
+    """Return the SHA-256 of a regular file, which may have several names, `within` a folder. Raises OSError."""
+    sha256 = hashlib.sha256()
+    with open_plain(path, LARGEST_PROGRAM, within=within, linked=True) as file:
+        while piece := file.read(_PIECE):
+            sha256.update(piece)
+    return sha256.hexdigest()
+
+
+def sha256_of(data: bytes) -> str:
+    """Return the SHA-256 of bytes."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,187 @@
+"""Firing: looks at the triggers of all stored manifests, and builds those whose occasion has come."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.tokens import ADMINISTRATOR, Role, Tokens
+from farm.errors import (
+    ArtifactGone,
+    FarmError,
+    FarmFault,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    StorageUnavailable,
+    UsageError,
+)
+from farm.extras.triggers.stored_builds import StoredBuilds, build_id_of
+from farm.extras.triggers.stored_manifests import ManifestHead, StoredManifests
+from farm.extras.triggers.triggers import PendingRun, TriggerState, claimed, ended, postponed
+from farm.extras.webhooks.hooks import Webhooks
+from farm.logging import get_logger
+from farm.settings import Settings
+from farm.store import Store
+from farm.targets.pools import Pool, in_use, understand_target
+
+if TYPE_CHECKING:
+    from farm.app import Farm
+
+log = get_logger(__name__)
+
+AGAIN = 60.0
+"""Seconds until a build that the farm could not accept for now is tried again."""
+
+
+class TriggerRounds:
+    """Goes through all triggers. Any number of control planes may: each occasion makes one build."""
+
+    def __init__(
+        self,
+        store: Store,
+        artifacts: S3Store,
+        settings: Settings,
+        *,
+        manifests: StoredManifests,
+        builds: StoredBuilds,
+        tokens: Tokens,
+        webhooks: Webhooks,
+    ) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._settings = settings
+        self._manifests = manifests
+        self._builds = builds
+        self._tokens = tokens
+        self._webhooks = webhooks
+
+    @classmethod
+    def of(cls, farm: Farm) -> Self:
+        """Return the rounds of a farm."""
+        return cls(
+            farm.store,
+            farm.artifacts,
+            farm.settings,
+            manifests=farm.part(StoredManifests.of),
+            builds=farm.part(StoredBuilds.of),
+            tokens=farm.tokens,
+            webhooks=Webhooks.of(farm),
+        )
+
+    def go(self) -> int:
+        """Look at every trigger once, and return how many builds were made. One that fails does not stop the others."""
+        made = 0
+        for namespace in self._artifacts.list_folders("ns/"):
+            for name, head in self._manifests.heads(namespace):
+                for position in range(len(head.get("triggers", []))):
+                    try:
+                        made += self._look(namespace, name, head, position)
+                    except FarmFault:
+                        raise
+                    except Exception:
+                        log.exception("trigger failed", namespace=namespace, manifest=name)
+        return made
+
+    def _look(self, namespace: str, name: str, head: ManifestHead, position: int) -> bool:
+        """Look at one trigger; return whether it made a build."""
+        before, now = head["triggers"][position], self._store.now()
+        try:
+            found, problem = self._found(before), ""
+        except (UsageError, StorageUnavailable, ValueError) as error:
+            found, problem = None, str(getattr(error, "message", error))
+        after = claimed(before, now, head["version"], found, secrets.token_hex(8))
+        if problem and before["pending"] is None:
+            after = {**before, "problem": problem}
+        if after == before or not self._replace(namespace, name, head, before, after):
+            return False
+        pending = after["pending"]
+        return pending is not None and self._fire(namespace, name, head, after, pending)
+
+    def _fire(self, namespace: str, name: str, head: ManifestHead, state: TriggerState, pending: PendingRun) -> bool:
+        # With the version: a trigger that was removed and came back counts from one again.
+        occasion = (state["kind"], state["text"], state["timezone"], str(pending["version"]), str(state["fired"]))
+        build_id = build_id_of(head["id"], *occasion)
+        where = {"namespace": namespace, "manifest": name, "trigger": state["text"]}
+        build, error = "", ""
+        try:
+            by, max_cells = self._owner(namespace, head, pending["version"])
+            made = self._builds.build(
+                namespace,
+                name,
+                {"version": pending["version"], "labels": {"trigger": state["kind"]}, "gates": None},
+                build_id,
+                by=by,
+                max_cells=max_cells,
+                warnings=[pending["warning"]] if pending["warning"] else [],
+            )
+            build = made["id"]
+            log.info("trigger fired", **where, build=build, why=pending["why"])
+        except (FarmFault, QuotaExceeded) as problem:
+            log.warning("trigger waits", **where, error=problem.message)
+            later = postponed(state, self._store.now(), problem.message, AGAIN)
+            self._replace(namespace, name, head, state, later)
+            return False
+        except FarmError as problem:
+            error = problem.message
+            log.warning("trigger made no build", **where, error=error)
+            document = {**where, "version": pending["version"], "why": pending["why"], "error": error}
+            self._webhooks.tell(namespace, "trigger.failed", build_id, document)
+        self._replace(namespace, name, head, state, ended(state, self._store.now(), build, error))
+        return bool(build)
+
+    def _replace(
+        self, namespace: str, name: str, head: ManifestHead, before: TriggerState, after: TriggerState
+    ) -> bool:
+        """Replace a trigger's state if it is still what it was; return whether it was."""
+        replaced = False
+
+        def change(now: ManifestHead | None) -> ManifestHead:
+            nonlocal replaced
+            states = now.get("triggers", []) if now and now["id"] == head["id"] else []
+            replaced = before in states
+            if now is None:
+                raise NotFound(f"{name} was removed")
+            if not replaced:
+                return now
+            return {**now, "triggers": [after if state == before else state for state in states]}
+
+        try:
+            self._manifests.move(namespace, name, change)
+        except (NotFound, ArtifactGone):
+            return False
+        return replaced
+
+    def _found(self, state: TriggerState) -> set[str] | None:
+        """Return what a trigger looks at. Raises as `SourceBuckets.version`."""
+        if state["kind"] == "source":
+            bucket, _, key = state["text"].removeprefix("s3://").partition("/")
+            if bucket not in self._settings.s3_sources:
+                raise UsageError(f"the farm may not read the bucket {bucket} (setting s3_sources)")
+            return {self._artifacts.sources.version(bucket, key)}
+        if state["kind"] == "toolchain":
+            choice = understand_target(state["text"])
+            return {pool.toolchain for pool in self._live() if choice.serves(pool)}
+        return None
+
+    def _live(self) -> Iterator[Pool]:
+        """Yield the pools that builds are planned for, of those that have live workers."""
+        rows = [(Pool.from_dict(row["pool"]), row["live_workers"]) for row in self._store.workers.pools()]
+        live = {pool.name for pool, workers in rows if workers}
+        return (pool for pool in in_use(rows, self._settings.toolchains) if pool.name in live)
+
+    def _owner(self, namespace: str, head: ManifestHead, version: int) -> tuple[str, int]:
+        """Return the token for which a version is built, and how many unfinished cells it may have.
+
+        Raises NotAllowed if the token that pushed the version may no longer submit.
+        """
+        by = next((each["by"] for each in head["versions"] if each["version"] == version), "")
+        if by == ADMINISTRATOR:
+            return by, 0
+        for token in self._tokens.list():
+            allowed = token.role is Role.ADMIN or (token.namespace == namespace and token.role >= Role.SUBMITTER)
+            if token.name == by and allowed:
+                return by, token.max_cells
+        raise NotAllowed(f"the token {by}, which pushed version {version}, may no longer submit: push it again")

@@ -1,0 +1,224 @@
+"""Keep manifests by name, with what builds them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.build_commands import (
+    BaselineTag,
+    Detach,
+    DryRun,
+    Junit,
+    Labels,
+    Limits,
+    ManifestArgument,
+    MostOf,
+    Summary,
+    Untrusted,
+    follow_to_verdict,
+    read_labels,
+    say_build,
+    show_plan,
+)
+from farm.cli.connection import connect
+from farm.cli.report_files import labels as ci_labels
+from farm.cli.report_files import wanted_reports
+from farm.errors import NotFound
+from farm.extras.triggers.manifests_api import ManifestsApi
+from farm.inert import inert
+
+if TYPE_CHECKING:
+    from farm.extras.triggers.stored import StoredManifest
+    from farm.matrix.planned import FrozenManifest
+
+commands = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+ManifestName = Annotated[str, typer.Argument(metavar="NAME", help="A stored manifest: `farm manifest ls` lists them.")]
+IfVersion = Annotated[
+    int | None,
+    typer.Option("--if-version", metavar="N", min=0, help="Only if this is the newest version; 0: if there is none."),
+]
+OneVersion = Annotated[
+    int | None, typer.Option("--version", metavar="N", min=1, help="A version; default: the newest.")
+]
+
+
+@commands.command()
+def push(
+    manifest: ManifestArgument,
+    if_version: IfVersion = None,
+    untrusted: Untrusted = False,
+    as_json: output.Json = False,
+) -> None:
+    """Store a manifest under its own name, with the digests of its models and data.
+
+    What equals the newest version makes no new one.
+    """
+    from farm.client.client import freeze
+    from farm.settings import load_settings
+
+    frozen = freeze(manifest, pythons=load_settings().converters, untrusted=untrusted)
+    with connect() as client:
+        stored = ManifestsApi.of(client).push(frozen, version=if_version)
+    output.emit(stored) if as_json else output.say(f"{stored['name']}@{stored['version']}")
+
+
+@commands.command()
+def ls(as_json: output.Json = False) -> None:
+    """List the stored manifests."""
+    with connect() as client:
+        found = ManifestsApi.of(client).all()
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("NAME", "VERSION", "PUSHED (UTC)", "BY")]
+    rows += [(each["name"], str(each["version"]), *_pushed(each)) for each in found]
+    output.table(rows, "no manifest is stored yet: farm manifest push FILE")
+
+
+@commands.command()
+def show(name: ManifestName, version: OneVersion = None, as_json: output.Json = False) -> None:
+    """Print a stored manifest, as it was pushed; its versions and digests go to standard error."""
+    with connect() as client:
+        found = ManifestsApi.of(client).get(name, version)
+    if as_json:
+        output.emit(found)
+        return
+    for each in found["versions"]:
+        mark = "*" if each["version"] == found["shown"] else " "
+        output.note(f"{mark} {name}@{each['version']}  {render.when(each['pushed'])}  {each['by']}")
+    for line in _frozen(found["content"]):
+        output.note(f"  {line}")
+    output.say(inert(found["content"]["manifest"].rstrip("\n")))
+
+
+@commands.command()
+def diff(
+    name: ManifestName,
+    left: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="A version; 0: the one before OTHER.")] = 0,
+    right: Annotated[int, typer.Argument(metavar="OTHER", min=0, help="Another version; 0: the newest.")] = 0,
+    as_json: output.Json = False,
+) -> None:
+    """Show what changed from one version to another: the text, and the digests of models and data."""
+    with connect() as client:
+        newer = ManifestsApi.of(client).get(name, right or None)
+        before = [each["version"] for each in newer["versions"] if each["version"] < newer["shown"]]
+        if not left and not before:
+            raise NotFound(f"{name} has no version before {newer['shown']}")
+        older = ManifestsApi.of(client).get(name, left or before[-1])
+    names = f"{name}@{older['shown']}", f"{name}@{newer['shown']}"
+    lines = list(difflib.unified_diff(_lines(older["content"]), _lines(newer["content"]), *names, lineterm=""))
+    if as_json:
+        output.emit({"left": older["shown"], "right": newer["shown"], "lines": lines})
+        return
+    for line in lines or [f"{names[0]} and {names[1]} are the same"]:
+        output.say(inert(line))
+
+
+@commands.command()
+def rm(name: ManifestName, if_version: IfVersion = None, as_json: output.Json = False) -> None:
+    """Remove a stored manifest with all its versions, so that nothing builds it any more. Its builds stay."""
+    with connect() as client:
+        ManifestsApi.of(client).remove(name, version=if_version)
+    output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+
+
+@commands.command()
+def build(
+    name: ManifestName,
+    version: OneVersion = None,
+    detach: Detach = False,
+    key: Annotated[
+        str, typer.Option("--key", metavar="TEXT", help="The same key again is answered with the same build.")
+    ] = "",
+    label: Labels = None,
+    gate: Limits = None,
+    budget: MostOf = None,
+    baseline: BaselineTag = "",
+    junit: Junit = None,
+    summary: Summary = None,
+    dry_run: DryRun = False,
+    as_json: output.Json = False,
+) -> None:
+    """Build a stored manifest and follow the build to its verdict."""
+    from farm.manifest.choice import read_gates
+
+    wanted = wanted_reports(junit, summary)
+    labels = {**ci_labels(), **read_labels(label)}
+    gates = read_gates(gate or (), budget or (), baseline)
+    with connect() as client:
+        if dry_run:
+            show_plan(ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates), as_json=as_json)
+            return
+        build_id = ManifestsApi.of(client).build(name, version=version, labels=labels, gates=gates, key=key)["id"]
+        say_build(build_id, quiet=as_json or detach)
+        code = follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@commands.command()
+def triggers(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored manifest; default: all.")] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Show what builds stored manifests by itself: the last run, the next one, and why one made no build."""
+    with connect() as client:
+        found: list[StoredManifest] = [ManifestsApi.of(client).get(name)] if name else ManifestsApi.of(client).all()
+    if as_json:
+        items = [{"manifest": each["name"], **trigger} for each in found for trigger in each["triggers"]]
+        output.emit({"items": items})
+        return
+    rows = [("MANIFEST", "WHEN", "NEXT (UTC)", "LAST (UTC)", "BUILD")]
+    said: list[str] = []
+    for each in found:
+        for trigger in each["triggers"]:
+            last = trigger["last"]
+            rows.append(
+                (
+                    each["name"],
+                    " ".join(filter(None, (trigger["kind"], trigger["text"], trigger["timezone"]))),
+                    render.when(trigger["next"]),
+                    render.when(last["at"]) if last else "",
+                    last["build"] if last else "",
+                )
+            )
+            if last and last["error"]:
+                said.append(
+                    f"{each['name']}: {trigger['text']}: no build at {render.when(last['at'])}: {last['error']}"
+                )
+            if trigger["problem"]:
+                said.append(f"{each['name']}: {trigger['text']}: waits: {trigger['problem']}")
+    output.table(rows, "no trigger: `triggers:` in a manifest has them")
+    for line in said:
+        output.say(inert(line))
+
+
+def _pushed(stored: StoredManifest) -> tuple[str, str]:
+    newest = stored["versions"][-1]
+    return render.when(newest["pushed"]), newest["by"]
+
+
+def _lines(content: FrozenManifest) -> list[str]:
+    return [*content["manifest"].splitlines(), *(f"# {line}" for line in _frozen(content))]
+
+
+def _frozen(content: FrozenManifest) -> Iterator[str]:
+    """Yield what a version is frozen to, a line for each model, data set and file."""
+    parts: list[tuple[str, Mapping[str, Any]]] = [
+        ("model", content["models"]),
+        ("data", content["data"]),
+        ("file", content["files"]),
+    ]
+    for what, named in parts:
+        for each in sorted(named):
+            yield f"{what} {each} sha256:{named[each]['digest']}"

@@ -1,0 +1,270 @@
+"""Stored manifests in object storage: a head for each, moved by conditional writes, and a document for each version.
+
+A version is frozen: it names its models by digest, so that a build of it does not depend on who pushed it, and garbage
+collection keeps what it names. Redis knows nothing of them (`docs/decisions/0042`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NotRequired, Self
+
+from typing_extensions import TypedDict
+
+from farm.artifacts import Object
+from farm.artifacts.moves import until_moved
+from farm.artifacts.ownership import lacking
+from farm.artifacts.s3 import S3Store
+from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
+from farm.extras.triggers.stored import ManifestVersion, ShownManifest, StoredManifest
+from farm.extras.triggers.triggers import TriggerState, shown_trigger, triggers_of
+from farm.logging import get_logger
+from farm.manifest import Manifest, parse_manifest
+from farm.matrix.planned import FrozenManifest
+
+if TYPE_CHECKING:
+    from farm.app import Farm
+
+log = get_logger(__name__)
+
+KEPT = 100
+"""Versions of one manifest that are kept."""
+
+
+class ManifestHead(TypedDict):
+    """The head of a stored manifest. `id` is another one if it was removed and pushed again."""
+
+    schema: int
+    id: str
+    name: str
+    version: int
+    versions: list[ManifestVersion]
+    triggers: NotRequired[list[TriggerState]]
+
+
+class StoredManifests:
+    """The stored manifests of all namespaces."""
+
+    def __init__(self, artifacts: S3Store, now: Callable[[], float]) -> None:
+        """`now` is the farm's clock, in Unix seconds."""
+        self._artifacts = artifacts
+        self._now = now
+        self._read: dict[str, tuple[str, ManifestHead | None]] = {}
+        """ETags and heads that were read, by key: to look for triggers costs one listing."""
+
+    @classmethod
+    def of(cls, farm: Farm) -> Self:
+        """Return the stored manifests of a farm."""
+        return cls(farm.artifacts, farm.store.now)
+
+    def push(
+        self, namespace: str, name: str, content: FrozenManifest, *, by: str, version: int | None = None
+    ) -> StoredManifest:
+        """Store a version; with `version` only if that is the newest one there is (0: none). Repeating changes nothing.
+
+        What equals the newest version makes no new one; from then on it belongs to the token that pushed it last.
+
+        Raises ManifestError, UsageError if the manifest has another name, InputsMissing for what was not uploaded,
+        Conflict if another version is the newest.
+        """
+        manifest = parse_manifest(content["manifest"], content.get("file") or "manifest")
+        if manifest.name != name:
+            raise UsageError(
+                f"the manifest's name is {manifest.name}, not {name}", hint="a manifest is stored under its own name"
+            )
+        _require_frozen(manifest, content)
+        if absent := lacking(self._artifacts, _blobs(content)):
+            raise InputsMissing(
+                f"{len(absent)} inputs of the manifest are not in object storage, the first is {absent[0]}",
+                absent,
+                hint="upload the missing inputs, then push again",
+            )
+        data = _json(content)
+        digest = hashlib.sha256(data).hexdigest()
+        written: set[str] = set()
+
+        def change(head: ManifestHead | None) -> ManifestHead:
+            if head and (same := head["versions"][-1])["digest"] == digest:
+                # Also if the first of two requests was answered, and its answer lost.
+                return {**head, "versions": [*head["versions"][:-1], {**same, "by": by}]}
+            newest = head["version"] if head else 0
+            if version not in (None, newest):
+                there = f"is at version {newest}" if head else "does not exist"
+                raise Conflict(
+                    f"{name} {there}, not at version {version}: somebody changed it",
+                    hint=f"`farm manifest show {name}` shows what is there now",
+                )
+            added: ManifestVersion = {"version": newest + 1, "digest": digest, "pushed": self._now(), "by": by}
+            if head is None:
+                head = {"schema": 1, "id": secrets.token_hex(8), "name": name, "version": 0, "versions": []}
+            after: ManifestHead = {**head, "version": added["version"], "versions": [*head["versions"], added][-KEPT:]}
+            after["triggers"] = triggers_of(manifest, head.get("triggers", []), self._now())
+            # Written first: a head never names a version that is not there.
+            self._artifacts.put_object(key := _version_key(namespace, after, added), data)
+            written.add(key)
+            return after
+
+        before, after = self.move(namespace, name, change)
+        there = {_version_key(namespace, after, each) for each in after["versions"]}
+        dropped = {_version_key(namespace, after, each) for each in before["versions"]} if before else set()
+        for key in (written | dropped) - there:
+            self._artifacts.delete_object(key)
+        log.info("manifest stored", namespace=namespace, manifest=name, version=after["version"], by=by)
+        return _shown(after)
+
+    def move(
+        self, namespace: str, name: str, change: Callable[[ManifestHead | None], ManifestHead]
+    ) -> tuple[ManifestHead | None, ManifestHead]:
+        """Replace a head by what `change` makes of it (None: there is none), and return it before and after.
+
+        `change` is called again if another writer was faster. If it changes nothing, nothing is written.
+        """
+        key = head_key(namespace, name)
+
+        def attempt() -> tuple[ManifestHead | None, ManifestHead] | None:
+            there = self._artifacts.get_object(key)
+            before = read_head(there) if there else None
+            after = change(before)
+            if after == before:
+                return before, after
+            with suppress(Conflict):
+                etag = there.etag if there else ""
+                self._artifacts.put_object(key, _json(after), create=there is None, if_match=etag)
+                return before, after
+            return None
+
+        return until_moved(key, attempt)
+
+    def list(self, namespace: str) -> list[StoredManifest]:
+        """Return the stored manifests of a namespace by name."""
+        return [_shown(head) for _, head in sorted(self.heads(namespace))]
+
+    def heads(self, namespace: str) -> Iterator[tuple[str, ManifestHead]]:
+        """Yield names and heads; one that cannot be read is left out, and logged."""
+        for entry in self._artifacts.list_entries(_heads(namespace)):
+            key = entry.key
+            etag, head = self._read.get(key, ("", None))
+            try:
+                if (head is None or etag != entry.etag) and (found := self._artifacts.get_object(key)):
+                    head = read_head(found)
+                    self._read[key] = found.etag, head
+                if head:
+                    yield head["name"], head
+            except ArtifactGone as error:
+                log.error("stored manifest unreadable", key=key, error=error.message, hint=error.hint)
+
+    def head(self, namespace: str, name: str) -> ManifestHead:
+        """Return the head of a manifest. Raises NotFound."""
+        found = self._artifacts.get_object(head_key(namespace, name))
+        if found is None:
+            raise NotFound(
+                f"no manifest {name} is stored in namespace {namespace}",
+                hint="`farm manifest ls` lists them, `farm manifest push FILE` stores one",
+            )
+        return read_head(found)
+
+    def show(self, namespace: str, name: str, version: int | None = None) -> ShownManifest:
+        """Return a manifest with the content of one version, by default of the newest one. Raises NotFound."""
+        head = self.head(namespace, name)
+        number, content = self.content(namespace, head, version)
+        return {**_shown(head), "shown": number, "content": content}
+
+    def content(self, namespace: str, head: ManifestHead, version: int | None = None) -> tuple[int, FrozenManifest]:
+        """Return a version's number and content. Raises NotFound for one that is not kept, ArtifactGone."""
+        wanted = head["version"] if version is None else version
+        known = {each["version"]: each for each in head["versions"]}
+        if wanted not in known:
+            raise NotFound(
+                f"{head['name']} has no version {wanted}",
+                hint=f"kept are {min(known)} to {max(known)} ({KEPT} at most)",
+            )
+        found = self._artifacts.get_object(_version_key(namespace, head, known[wanted]))
+        if found is None or hashlib.sha256(found.data).hexdigest() != known[wanted]["digest"]:
+            raise ArtifactGone(
+                f"version {wanted} of the manifest {head['name']} is missing or damaged", hint="push it again"
+            )
+        content: FrozenManifest = json.loads(found.data)
+        return wanted, content
+
+    def remove(self, namespace: str, name: str, version: int | None = None) -> None:
+        """Remove a manifest with all its versions; with `version` only if that is the newest. Builds of it stay.
+
+        Raises NotFound, Conflict.
+        """
+        found = self._artifacts.get_object(head_key(namespace, name))
+        if found is None:
+            raise NotFound(f"no manifest {name} is stored in namespace {namespace}", hint="`farm manifest ls`")
+        folder = _versions(namespace, name)
+        with suppress(ArtifactGone):  # A head that cannot be read goes with everything that is there.
+            head = read_head(found)
+            folder += f"{head['id']}/"
+            if version not in (None, head["version"]):
+                raise Conflict(f"{name} is at version {head['version']}, not at version {version}")
+        self._artifacts.delete_object(found.key, if_match=found.etag)
+        for key in list(self._artifacts.list_objects(folder)):
+            self._artifacts.delete_object(key)
+        log.info("manifest removed", namespace=namespace, manifest=name)
+
+
+def head_key(namespace: str, name: str) -> str:
+    """Return the object key of a stored manifest's head."""
+    return f"{_heads(namespace)}{name}.json"
+
+
+def read_head(found: Object) -> ManifestHead:
+    """Return a head as it was read. Raises ArtifactGone if it is damaged."""
+    try:
+        head: ManifestHead = json.loads(found.data)
+        if not head["versions"] or not head["id"] or not head["name"]:
+            raise ValueError("it is empty")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactGone(
+            f"the stored manifest {found.key} cannot be read: {error!r}",
+            hint="`farm manifest rm` removes it; then push it again",
+        ) from None
+    return head
+
+
+def _heads(namespace: str) -> str:
+    return f"ns/{namespace}/manifests/"
+
+
+def _versions(namespace: str, name: str) -> str:
+    return f"ns/{namespace}/manifest-versions/{name}/"
+
+
+def _version_key(namespace: str, head: ManifestHead, version: ManifestVersion) -> str:
+    """Two writers that store different versions of one number write different documents."""
+    return f"{_versions(namespace, head['name'])}{head['id']}/{version['version']}-{version['digest'][:16]}.json"
+
+
+def _shown(head: ManifestHead) -> StoredManifest:
+    return {
+        "name": head["name"],
+        "version": head["version"],
+        "versions": head["versions"],
+        "triggers": [shown_trigger(state) for state in head.get("triggers", [])],
+    }
+
+
+def _require_frozen(manifest: Manifest, content: FrozenManifest) -> None:
+    """Check that every model is there, but for those in buckets."""
+    missing = [model.name for model in manifest.models if not model.source.s3 and model.name not in content["models"]]
+    if missing:
+        raise UsageError(f"the model {missing[0]} was not frozen", hint="push by `farm manifest push` or the client")
+
+
+def _blobs(content: FrozenManifest) -> dict[str, int]:
+    """Return the blobs that a version names, each with its size."""
+    sized: list[Mapping[str, object]] = [file for model in content["models"].values() for file in model["files"]]
+    sized += [*content["data"].values(), *content["files"].values()]
+    return {str(each["digest"]): int(str(each["size"])) for each in sized}
+
+
+def _json(value: object) -> bytes:
+    """One spelling for one value, so that equal versions have one digest."""
+    return json.dumps(value, sort_keys=True).encode()

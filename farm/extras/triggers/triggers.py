@@ -1,0 +1,201 @@
+"""Triggers of a stored manifest: what each waits for, and when it fires. Pure.
+
+A trigger fires in two writes. The first claims the occasion: it counts it (`fired`) and makes it `pending`, with the
+time until which its build belongs to the control plane that wrote it. The second says what came of it. Both are
+conditional, so an occasion is claimed once, and one that a dead control plane had claimed is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+
+from typing_extensions import TypedDict
+
+from farm.extras.triggers.stored import TriggerRun, TriggerView
+from farm.manifest import Manifest, TriggerEntry
+from farm.manifest.cron import runs_after
+
+LEASE = 300.0
+"""Seconds for which a claimed occasion belongs to the control plane that claimed it."""
+
+LATE = 600.0
+"""Seconds after which a run of a schedule counts as late, and says so."""
+
+MOST_MISSED = 1000
+"""Missed runs that are counted."""
+
+
+class PendingRun(TypedDict):
+    """A claimed occasion: why it fires, which version it builds, and until when somebody does so (Unix seconds).
+
+    `claim` is another text for each claim: storage takes equal bytes for the same write, repeated.
+    """
+
+    claim: str
+    why: str
+    warning: str
+    version: int
+    until: float
+    seen: list[str]
+
+
+class TriggerState(TypedDict):
+    """A trigger as its manifest's head keeps it.
+
+    `seen`: the object's version, or the toolchains, that were built (None: not looked yet); `tried`: those for which it
+    fired last, so that a build that was refused is not tried again until something changes. `fired` counts.
+    """
+
+    kind: str
+    text: str
+    timezone: str
+    next: float | None
+    seen: list[str] | None
+    tried: list[str]
+    fired: int
+    problem: str
+    pending: PendingRun | None
+    last: TriggerRun | None
+
+
+def triggers_of(manifest: Manifest, before: Sequence[TriggerState], now: float) -> list[TriggerState]:
+    """Return the triggers of a manifest; one that was there `before` goes on, a new one begins `now`."""
+    known = {_identity(state): state for state in before}
+    new = (_new(entry, now) for entry in manifest.triggers)
+    return list({_identity(state): known.get(_identity(state), state) for state in new}.values())
+
+
+def shown_trigger(state: TriggerState) -> TriggerView:
+    """Return what people see of a trigger."""
+    return {
+        "kind": state["kind"],
+        "text": state["text"],
+        "timezone": state["timezone"],
+        "next": state["next"],
+        "problem": state["problem"],
+        "last": state["last"],
+    }
+
+
+def claimed(state: TriggerState, now: float, version: int, found: Collection[str] | None, claim: str) -> TriggerState:
+    """Return a trigger as it is after a look; if it fires, with a `pending` run that it did not have before.
+
+    `found` is what is there now: the object's version, the toolchains in use; None if that is not known.
+    """
+    pending = state["pending"]
+    if pending:
+        over = pending["until"] <= now
+        return {**state, "pending": {**pending, "claim": claim, "until": now + LEASE}} if over else state
+    if state["kind"] == "schedule":
+        return _scheduled(state, now, version, claim)
+    if found is None:
+        return state
+    there = sorted(found)
+    if state["seen"] is None:
+        return {**state, "seen": there, "problem": ""}
+    if state["kind"] == "source":
+        new = [] if there == state["seen"] else there
+        why = f"{state['text']} has changed"
+    else:
+        new = [each for each in there if each not in state["seen"]]
+        why = f"{state['text']} has a new toolchain: {', '.join(new)}"
+    if not new or there == state["tried"]:
+        return {**state, "problem": ""}
+    run: PendingRun = {
+        "claim": claim,
+        "why": why,
+        "warning": "",
+        "version": version,
+        "until": now + LEASE,
+        "seen": there,
+    }
+    return {**state, "tried": there, "fired": state["fired"] + 1, "pending": run, "problem": ""}
+
+
+def ended(state: TriggerState, now: float, build: str, error: str) -> TriggerState:
+    """Return a trigger whose pending run made a build, or was refused."""
+    pending = state["pending"]
+    if pending is None:
+        return state
+    last: TriggerRun = {
+        "at": now,
+        "why": pending["why"],
+        "version": pending["version"],
+        "build": build,
+        "error": error,
+    }
+    after: TriggerState = {**state, "pending": None, "last": last, "problem": ""}
+    if state["kind"] == "source" or not error:
+        after["seen"] = pending["seen"] if state["kind"] == "source" else _joined(state["seen"], pending["seen"])
+    if state["kind"] == "schedule":
+        after["next"] = next(runs_after(state["text"], state["timezone"], now), None)
+    return after
+
+
+def postponed(state: TriggerState, now: float, problem: str, seconds: float) -> TriggerState:
+    """Return a trigger whose pending run could not be made yet: it is tried again after some seconds."""
+    pending = state["pending"]
+    return {**state, "problem": problem, "pending": {**pending, "until": now + seconds}} if pending else state
+
+
+def _identity(state: TriggerState) -> tuple[str, str, str]:
+    return state["kind"], state["text"], state["timezone"]
+
+
+def _new(entry: TriggerEntry, now: float) -> TriggerState:
+    schedule = entry.schedule
+    return {
+        "kind": entry.kind,
+        "text": schedule or entry.source or entry.toolchain,
+        "timezone": entry.timezone if schedule else "",
+        "next": next(runs_after(schedule, entry.timezone, now), None) if schedule else None,
+        "seen": None,
+        "tried": [],
+        "fired": 0,
+        "problem": "",
+        "pending": None,
+        "last": None,
+    }
+
+
+def _scheduled(state: TriggerState, now: float, version: int, claim: str) -> TriggerState:
+    due = state["next"]
+    if due is None or now < due:
+        return state
+    missed = list(_until(state, due, now))
+    latest = missed[-1] if missed else due
+    warning = ""
+    if missed:
+        number = f"{len(missed)}{'' if len(missed) < MOST_MISSED else ' or more'}"
+        warning = f"the farm was away: this build is for the run of {_clock(state, latest)} and {number} before it"
+    elif now - due > LATE:
+        warning = f"the farm was away: this build is for the run of {_clock(state, due)}"
+    run: PendingRun = {
+        "claim": claim,
+        "why": f"due at {_clock(state, latest)} ({state['text']})",
+        "warning": warning,
+        "version": version,
+        "until": now + LEASE,
+        "seen": [],
+    }
+    following = next(runs_after(state["text"], state["timezone"], now), None)
+    return {**state, "next": following, "fired": state["fired"] + 1, "pending": run, "problem": ""}
+
+
+def _until(state: TriggerState, due: float, now: float) -> Iterator[float]:
+    """Yield the runs after the first one that is due, up to now."""
+    for number, when in enumerate(runs_after(state["text"], state["timezone"], due)):
+        if when > now or number == MOST_MISSED:
+            return
+        yield when
+
+
+def _clock(state: TriggerState, when: float) -> str:
+    from zoneinfo import ZoneInfo
+
+    return f"{datetime.fromtimestamp(when, ZoneInfo(state['timezone'])):%Y-%m-%d %H:%M} {state['timezone']}"
+
+
+def _joined(before: list[str] | None, new: list[str]) -> list[str]:
+    return [*(each for each in before or [] if each not in new), *new][-50:]

@@ -1,0 +1,129 @@
+"""Tell other servers what happens: make, list and remove webhooks, and see their messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.cli import output, render
+from farm.cli.connection import connect
+from farm.errors import UsageError
+from farm.extras.webhooks.webhook_api import WebhooksApi
+from farm.units import parse_duration
+
+if TYPE_CHECKING:
+    from farm.extras.webhooks.hooks import DeliveryView, WebhookView
+
+commands = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A webhook's name.")]
+
+
+@commands.command()
+def add(
+    name: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The address to call, such as https://ci.example/farm.")],
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", metavar="EVENT", help="build.finished (default), trigger.failed. Repeatable."),
+    ] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Make a webhook and print the secret that signs its messages, which is shown only once."""
+    with connect() as client:
+        secret = WebhooksApi.of(client).create(name, url, event or ["build.finished"])
+    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+
+
+@commands.command()
+def ls(as_json: output.Json = False) -> None:
+    """List the webhooks of the namespace."""
+    with connect() as client:
+        found = WebhooksApi.of(client).all()
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("NAME", "URL", "EVENTS", "STATE")]
+    rows += [(each["name"], each["url"], ", ".join(each["events"]), _activity(each)) for each in found]
+    output.table(rows, "no webhooks yet: farm webhook add NAME URL")
+
+
+@commands.command()
+def log(
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, metavar="N", help="Messages to show.")] = 20,
+    as_json: output.Json = False,
+) -> None:
+    """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
+    with connect() as client:
+        found = WebhooksApi.of(client).deliveries(name, limit)
+    if as_json:
+        output.emit({"items": found})
+        return
+    rows = [("MESSAGE", "CREATED (UTC)", "EVENT", "STATE", "TRIES", "LAST")]
+    rows += [
+        (each["id"], render.when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
+        for each in found
+    ]
+    output.table(rows, "nothing was sent yet")
+
+
+@commands.command()
+def replay(
+    name: Name,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A message's id: `farm webhook log` has them.")],
+    as_json: output.Json = False,
+) -> None:
+    """Send a message again, with the same id."""
+    with connect() as client:
+        again = WebhooksApi.of(client).replay(name, message)
+    output.emit(again) if as_json else output.say(f"{message} is sent again")
+
+
+@commands.command()
+def rotate(
+    name: Name,
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="TIME", help="How long the old secret signs, too; 0s if it leaked.")
+    ] = "24h",
+    as_json: output.Json = False,
+) -> None:
+    """Give a webhook a new secret and print it, which is shown only once. For a while both sign each message."""
+    try:
+        seconds = parse_duration(overlap)
+    except ValueError as error:
+        raise UsageError(f"--overlap: {error}") from None
+    with connect() as client:
+        secret = WebhooksApi.of(client).rotate(name, seconds)
+    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+
+
+@commands.command()
+def rm(name: Name, as_json: output.Json = False) -> None:
+    """Remove a webhook with its log."""
+    with connect() as client:
+        WebhooksApi.of(client).remove(name)
+    output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+
+
+def _activity(hook: WebhookView) -> str:
+    until = hook.get("old_signs_until")
+    return hook["disabled"] or (f"active, the old secret signs until {render.when(until)} UTC" if until else "active")
+
+
+def _state(delivery: DeliveryView) -> str:
+    again = delivery["next"] if delivery["attempts"] else None
+    return f"{delivery['state']} until {render.when(again)}" if again else delivery["state"]
+
+
+def _last(delivery: DeliveryView) -> str:
+    if not delivery["attempts"]:
+        return ""
+    last = delivery["attempts"][-1]
+    return last["error"] or str(last["status"])

@@ -1,1 +1,0 @@
-"""Webhooks: tells other servers what happened, as Standard Webhooks says: signed, tried again, replayable, logged."""
