@@ -1,4 +1,4 @@
-"""Answers: checks what children answer. Each action has a reader, and each answer is checked once.
+"""Answers: checks what children answer, by the types of `farm.runner.documents`. Each answer is checked once.
 
 A child that a hostile model controls can answer anything, and answers go into work orders, the job store, sidecars and
 paths. So the type, length and count of each field are checked. Names must be those of the model's inputs and outputs,
@@ -10,31 +10,42 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+import types
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Annotated, Any, NotRequired, Required, Union, cast, get_args, get_origin, get_type_hints
 
+from farm.runner import documents
+from farm.runner.bounds import Bound, relative
 from farm.runner.documents import ChildRequest, Request
 
-LONGEST_NAME = 1024
-"""Characters of a name of an input, an output or a file."""
+LONGEST_TEXT = 4000
+"""Characters of any text."""
 
-LONGEST_WORD = 256
-"""Characters of a word of the farm or of a compiler: a dtype, an operator, a version."""
-
-LONGEST_SENTENCE = 4000
-"""Characters of a message for people."""
-
-MOST_NAMES = 10_000
-"""Entries of one list or mapping, as many as a submission may have."""
-
-MOST_RUNS = 2_000
-"""Runs of one program in one round."""
+MOST_ITEMS = 10_000
+"""Entries of one list or object, as many as a submission may have."""
 
 LARGEST = 2**63 - 1
 """The largest number."""
 
 _HALF = re.compile("[\ud800-\udfff]")
+
+ANSWERS: Mapping[str, Hashable] = {
+    "probe": documents.ProbeAnswer,
+    "libraries": documents.LibrariesAnswer,
+    "convert": documents.ConvertAnswer,
+    "check": documents.CheckAnswer,
+    "reference": documents.ReferenceAnswer,
+    "pack": documents.PackAnswer,
+    "slice": documents.SliceAnswer,
+    "tune": documents.TuneAnswer,
+    "compile": documents.CompileAnswer,
+    "evaluate": documents.EvaluateAnswer,
+    "cache_names": documents.CacheNamesAnswer,
+    "bench": documents.BenchAnswer,
+}
+"""What is answered to each action."""
 
 Reader = Callable[[Any], Any]
 """Checks a value of an answer and returns it. Raises WrongAnswer."""
@@ -46,36 +57,63 @@ class WrongAnswer(Exception):
 
 def read_answer(request: ChildRequest, result: Mapping[str, object]) -> Any:
     """Return what a child answered to a request, checked: a document of the request's action. Raises WrongAnswer."""
-    reader = _READERS.get(request["action"])
-    answer = reader(result) if reader else dict(result)
+    kind = ANSWERS.get(request["action"])
+    if kind is None:
+        return dict(result)
+    require_sound(result)
+    answer = reader_of(kind)(result)
     _check_against(cast(Request, request), answer)
     return answer
 
 
 def _check_against(request: Request, answer: Any) -> None:
-    """Refuse names that the model does not have, and files outside the folder of the request."""
+    """Refuse names that the model does not have, and what the action needs besides its type."""
     action = request["action"]
-    if action in ("compile", "reference"):
-        model = request.get("model")
-        known = (model.get("names") if model else ()) or ()
-        _require_known("output", (output["name"] for output in answer["outputs"]), known)
-    if action == "compile":
+    if action == "probe" and answer["available"]:
+        _require(("version", "toolchain", "libraries", "features", "targets", "cpu_family"), answer)
+    elif action == "reference":
+        _require_known("output", (output["name"] for output in answer["outputs"]), _outputs(request))
+    elif action == "compile":
+        _require_known("output", (output["name"] for output in answer["outputs"]), _outputs(request))
         _require_known("input", (port["name"] for port in answer["inputs"]), request.get("inputs") or ())
         if answer.get("output_parameters") and len(answer["output_parameters"]) != len(answer["outputs"]):
             raise WrongAnswer("has another number of outputs than of parameters for them")
-    if action == "evaluate":
+    elif action == "evaluate":
+        _require(("load",), answer["measurements"])
+        for point in answer["measurements"].get("points", ()):
+            _require(("batch", "shapes"), point)
         for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified"):
-            _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
-    if action == "bench":
-        if len(answer["programs"]) != len(request["programs"]):
-            raise WrongAnswer("has another number of programs than were to be measured")
-        if any(len(each["rounds"]) != request["rounds"] or not each["first"] for each in answer["programs"]):
-            raise WrongAnswer("has a program that was not measured in each round")
-    if action == "slice":
-        folder = PurePosixPath(request["slices"])
-        for piece in answer["slices"]:
-            if PurePosixPath(piece["path"]).parent != folder or not _SLICE.fullmatch(PurePosixPath(piece["path"]).name):
-                raise WrongAnswer(f"names a slice that is not in its folder: {piece['path'][:100]}")
+            _require_known("output", answer["verification"][field], request.get("outputs") or ())
+    elif action == "bench":
+        _check_rounds(request, answer["programs"])
+    elif action == "slice":
+        _check_slices(PurePosixPath(request["slices"]), answer["slices"])
+
+
+def _outputs(request: Request) -> Collection[str]:
+    model = request.get("model")
+    return (model.get("names") if model else ()) or ()
+
+
+def _check_rounds(request: Request, programs: Sequence[documents.TimedProgram]) -> None:
+    if len(programs) != len(request["programs"]):
+        raise WrongAnswer("has another number of programs than were to be measured")
+    if any(len(each["rounds"]) != request["rounds"] or not each["first"] for each in programs):
+        raise WrongAnswer("has a program that was not measured in each round")
+
+
+def _check_slices(folder: PurePosixPath, slices: Sequence[documents.SlicedModel]) -> None:
+    for path in (PurePosixPath(piece["path"]) for piece in slices):
+        if path.parent != folder or not _SLICE.fullmatch(path.name):
+            raise WrongAnswer(f"names a slice that is not in its folder: {str(path)[:100]}")
+    if any(isinstance(size, dict) for piece in slices for each in piece["inputs"].values() for size in each["shape"]):
+        raise WrongAnswer("has a slice of an open size")
+
+
+def _require(fields: Iterable[str], document: Mapping[str, object]) -> None:
+    for field in fields:
+        if field not in document:
+            raise WrongAnswer(f"lacks {field!r}")
 
 
 _SLICE = re.compile(r"slice-[0-9]{4,9}\.onnx")
@@ -88,62 +126,95 @@ def _require_known(what: str, names: Any, known: Collection[str]) -> None:
         raise WrongAnswer(f"has an {what} that the model does not have: {foreign[0][:100]!r}")
 
 
-# --- readers --------------------------------------------------------------------------------------------------------
+def require_sound(value: object) -> None:
+    """Refuse what an answer may have nowhere: numbers that are not finite, half characters, too large values."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                if len(text) > LONGEST_TEXT:
+                    raise WrongAnswer(f"has a text of more than {LONGEST_TEXT} characters")
+                if _HALF.search(text):  # JSON can carry it, but UTF-8 cannot.
+                    raise WrongAnswer("has half a character")
+            case float() as number if not math.isfinite(number):
+                raise WrongAnswer("has a number that is not finite")
+            case int() as number if abs(number) > LARGEST:
+                raise WrongAnswer("has a number beyond 64 bits")
+            case list() | dict() as items:
+                if len(items) > MOST_ITEMS:
+                    raise WrongAnswer(f"has more than {MOST_ITEMS} entries in one place")
+                left += [*items, *items.values()] if isinstance(items, dict) else items
 
 
-def _text(longest: int, pattern: str = "") -> Reader:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
-            raise WrongAnswer(f"has no text of at most {longest} characters, as it has to be")
-        if _HALF.search(value):  # JSON can carry it, but UTF-8 cannot.
-            raise WrongAnswer("has half a character")
+# --- readers, each made of a type -----------------------------------------------------------------------------------
+
+
+@cache
+def reader_of(kind: Any) -> Reader:
+    """Return what reads a value of this type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Required, NotRequired):
+        return reader_of(arguments[0])
+    if origin is Annotated:
+        return _bounded(reader_of(arguments[0]), [each for each in arguments[1:] if isinstance(each, Bound)])
+    if origin in (Union, types.UnionType):
+        return _either([reader_of(each) for each in sorted(arguments, key=lambda each: each is not type(None))])
+    if origin is Sequence:
+        return _items(reader_of(arguments[0]))
+    if origin is Mapping:
+        return _by(reader_of(arguments[0]), reader_of(arguments[1]))
+    return _PLAIN[kind] if kind in _PLAIN else _document(kind)
+
+
+def _plain(kinds: type | types.UnionType, what: str) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            raise WrongAnswer(f"has no {what}")
         return value
 
     return read
 
 
-def _number(value: Any) -> int | float:
-    """A finite number, no truth value."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WrongAnswer("has no finite number")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise WrongAnswer("has a number beyond 64 bits")
-    return value
+_PLAIN: Mapping[Any, Reader] = {
+    str: _plain(str, "text"),
+    int: _plain(int, "whole number"),
+    float: _plain(int | float, "number"),
+    bool: _plain(bool, "true or false"),
+    type(None): _plain(type(None), "null"),
+}
 
 
-def _amount(value: Any) -> int | float:
-    """Seconds, errors, shares: a number that is not below 0."""
-    if _number(value) < 0:
-        raise WrongAnswer("has a number below 0")
-    return value  # type: ignore[no-any-return]
+def _bounded(reader: Reader, bounds: Sequence[Bound]) -> Reader:
+    def read(value: Any) -> Any:
+        found = reader(value)
+        for bound in bounds:
+            _require_within(found, bound)
+        return found
+
+    return read
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int):
-        raise WrongAnswer("has no whole number")
-    return int(_amount(value))
+def _require_within(value: Any, bound: Bound) -> None:
+    if bound.least is not None and value < bound.least:
+        raise WrongAnswer(f"has a number below {bound.least:g}")
+    if bound.most is not None and value > bound.most:
+        raise WrongAnswer(f"has a number above {bound.most:g}")
+    if bound.above is not None and value <= bound.above:
+        raise WrongAnswer(f"has a number that is not above {bound.above:g}")
+    if bound.longest is not None and len(value) > bound.longest:
+        raise WrongAnswer(f"has more than {bound.longest} {'characters' if isinstance(value, str) else 'entries'}")
+    if bound.shortest and len(value) < bound.shortest:
+        raise WrongAnswer("has too few entries")
+    if bound.pattern and not re.fullmatch(bound.pattern, value):
+        raise WrongAnswer("has a text of another form")
+    if bound.inside:
+        try:
+            relative(value)
+        except ValueError:
+            raise WrongAnswer(f"names a file that is not in the model's folder: {value[:100]!r}") from None
 
 
-def _round(value: Any) -> Any:
-    """The seconds of each run of one round; they are compared by ratios."""
-    if not (runs := _items(_amount, MOST_RUNS)(value)) or not all(runs):
-        raise WrongAnswer("has a round without runs, or a run that took no time")
-    return runs
-
-
-def _integer(value: Any) -> int:
-    if not isinstance(value, int):
-        raise WrongAnswer("has no whole number")
-    return int(_number(value))
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise WrongAnswer("has neither true nor false")
-    return value
-
-
-def _either(*readers: Reader) -> Reader:
+def _either(readers: Sequence[Reader]) -> Reader:
     def read(value: Any) -> Any:
         for reader in readers[:-1]:
             try:
@@ -155,41 +226,43 @@ def _either(*readers: Reader) -> Reader:
     return read
 
 
-def _maybe(reader: Reader) -> Reader:
-    return lambda value: None if value is None else reader(value)
-
-
-def _items(reader: Reader, most: int = MOST_NAMES) -> Reader:
+def _items(reader: Reader) -> Reader:
     def read(value: Any) -> list[Any]:
-        if not isinstance(value, list) or len(value) > most:
-            raise WrongAnswer(f"has no list of at most {most}")
+        if not isinstance(value, list):
+            raise WrongAnswer("has no list")
         return [reader(item) for item in value]
 
     return read
 
 
-def _by(key: Reader, reader: Reader, most: int = MOST_NAMES) -> Reader:
+def _by(key: Reader, reader: Reader) -> Reader:
     """An object with any keys of one kind."""
 
     def read(value: Any) -> dict[str, object]:
-        if not isinstance(value, dict) or len(value) > most:
-            raise WrongAnswer(f"has no object of at most {most} fields")
+        if not isinstance(value, dict):
+            raise WrongAnswer("has no object")
         return {key(name): reader(item) for name, item in value.items()}
 
     return read
 
 
-def _object(required: Mapping[str, Reader], optional: Mapping[str, Reader] | None = None) -> Reader:
-    """An object with these fields; others are left out."""
+def _document(kind: Any) -> Reader:
+    """An object with the fields of a TypedDict; others are left out."""
+    hints = get_type_hints(kind, include_extras=True)
+    # Annotations are texts: a class does not see in them which fields differ from its `total`.
+    required = [
+        name
+        for name, hint in hints.items()
+        if get_origin(hint) is Required or (name in kind.__required_keys__ and get_origin(hint) is not NotRequired)
+    ]
+    readers = {name: reader_of(hint) for name, hint in hints.items()}
 
     def read(value: Any) -> dict[str, object]:
         if not isinstance(value, dict):
             raise WrongAnswer("has no object")
-        for name in required:
-            if name not in value:
-                raise WrongAnswer(f"lacks {name!r}")
+        _require(required, value)
         found = {}
-        for name, reader in {**required, **(optional or {})}.items():
+        for name, reader in readers.items():
             if name in value:
                 try:
                     found[name] = reader(value[name])
@@ -199,181 +272,3 @@ def _object(required: Mapping[str, Reader], optional: Mapping[str, Reader] | Non
         return found
 
     return read
-
-
-_name = _text(LONGEST_NAME)
-_word = _text(LONGEST_WORD)
-_sentence = _text(LONGEST_SENTENCE)
-_label = _text(LONGEST_WORD, r"[A-Za-z0-9._+-]*")
-"""What becomes part of a key: a toolchain, a target, a version of a library."""
-
-
-def _file(value: Any) -> str:
-    """A file in or below the model's folder."""
-    path = _name(value)
-    parts = PurePosixPath(path)
-    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\0" in path or "\\" in path:
-        raise WrongAnswer(f"names a file that is not in the model's folder: {path[:100]!r}")
-    return str(path)
-
-
-_size = _either(_count, _name)
-_tensor = _object({"name": _name, "dtype": _word, "shape": _maybe(_items(_maybe(_size), 64))})
-_port = _object({"name": _name, "dtype": _word, "shape": _items(_size, 64)}, {"strides": _maybe(_items(_integer, 64))})
-_counts = _by(_word, _count)
-_libraries = _by(_label, _label, 64)
-_session = _by(_word, _either(_flag, _count, _word), 16)
-_by_output = _by(_name, _amount)
-_measured = {
-    "load": _maybe(_amount),
-    "cold_run": _maybe(_amount),
-    "warm_run": _maybe(_amount),
-    "latency": _maybe(_amount),
-    "device_latency": _maybe(_object({"median": _amount, "repeats": _count})),
-    **dict.fromkeys(("p50", "p90", "p99", "throughput"), _maybe(_amount)),
-    "repeats": _count,
-}
-_point = _object({"batch": _count, "shapes": _by(_name, _items(_count, 64))}, _measured)
-_memory = {"peak_memory": _count}
-_usable = {
-    "version": _word,
-    "toolchain": _label,
-    "libraries": _libraries,
-    "features": _items(_word, 256),
-    "targets": _items(_label, 16),
-    "cpu_family": _label,
-}
-_compiler = {
-    "reason": _sentence,
-    "fix": _sentence,
-    "label": _label,
-    "parts": _items(_items(_sentence, 2)),
-    "missing": _by(_word, _sentence, 16),
-    "lowest": _count,
-}
-_placement = _object(
-    {
-        "nodes": _by(_word, _counts, 16),
-        "on_purpose": _by(_word, _items(_name, 100)),
-        "fallback": _by(_word, _items(_name, 100)),
-    }
-)
-
-
-def _probe(value: Any) -> Any:
-    """A compiler that is available also describes itself."""
-    found = _object({"available": _flag}, _compiler)(value)
-    return {**found, **_object(_usable)(value)} if found["available"] else found
-
-
-def _import(value: Any) -> Any:
-    """What was chosen of an import, or why it cannot be read."""
-    if isinstance(value, dict) and "refusal" in value:
-        return _object({"refusal": _sentence, "hint": _sentence})(value)
-    return _object({"records": _counts, "added": _count, "refused": _by(_sentence, _sentence)})(value)
-
-
-_READERS: Mapping[str, Reader] = {
-    "probe": _probe,
-    "libraries": _object({"libraries": _libraries}),
-    "convert": _object({"size": _count}),
-    "check": _object(
-        {
-            "inputs": _items(_tensor),
-            "outputs": _items(_tensor),
-            "opset": _integer,
-            "operators": _counts,
-            "weight_dtypes": _items(_word, 64),
-            "external_files": _items(_file),
-        },
-        {
-            "format": _word,
-            "opsets": _by(_word, _integer, 64),
-            "doubts": _items(_sentence, 1000),
-            "weights": _counts,
-        },
-    ),
-    "reference": _object(
-        {
-            "samples": _count,
-            "runs": _count,
-            "origin": _by(_name, _word),
-            "outputs": _items(_object({"name": _name, "dtype": _word, "shape": _items(_count, 64)})),
-        },
-        {"unverified": _by(_name, _sentence), **_memory},
-    ),
-    "import": _import,
-    "pack": _object({"quantized": _counts}),
-    "slice": _object(
-        {
-            "slices": _items(
-                _object(
-                    {
-                        "path": _text(4096),
-                        "signature": _text(64, "[0-9a-f]{64}"),
-                        "operations": _count,
-                        "count": _count,
-                        "inputs": _by(_name, _object({"dtype": _word, "shape": _items(_count, 64)})),
-                    }
-                )
-            ),
-            "operations": _count,
-        }
-    ),
-    "tune": _object({}, {"candidates": _count}),
-    "compile": _object(
-        {
-            "inputs": _items(_port),
-            "outputs": _items(_port),
-            "weight_dtypes": _counts,
-            "compute_dtypes": _counts,
-            "quantized": _counts,
-        },
-        {
-            "operators": _counts,
-            "size": _count,
-            "offload_copy": _maybe(_flag),
-            "output_parameters": _items(_name),
-            "session": _maybe(_session),
-            "symbolic_shapes": _sentence,
-            "placement": _maybe(_placement),
-            "migraphx_version": _word,
-            **_memory,
-        },
-    ),
-    "evaluate": _object(
-        {
-            "verification": _object(
-                {"errors": _by_output, "spread": _by_output, "samples": _count, "weak": _flag},
-                {
-                    "rms": _by_output,
-                    "equal": _by_output,
-                    "nonfinite": _items(_name),
-                    "runs": _count,
-                    "origin": _by(_name, _word),
-                    "unverified": _by(_name, _sentence),
-                },
-            ),
-            "measurements": _object({"load": _amount}, {**_measured, "batch": _count, "points": _items(_point, 1000)}),
-        },
-        _memory,
-    ),
-    "cache_names": _object(
-        {"version": _label, "names": _items(_text(256, r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr"), 1000), "found": _flag}
-    ),
-    "bench": _object(
-        {
-            "programs": _items(
-                _object(
-                    {
-                        "load": _amount,
-                        "first": _items(_amount, 100),
-                        "rounds": _items(_round, 1000),
-                    }
-                ),
-                100,
-            )
-        },
-        _memory,
-    ),
-}

@@ -19,16 +19,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from farm import entry_points
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.conversation import Conversation, OnMessage
 from farm.compiling.outputs import MOST, sweep
 from farm.files import remove_tree
 from farm.runner.documents import ChildError, ChildRequest, GuardEnd, SealPaths
-from farm.targets.compilers import Maker
+from farm.targets.compilers import COMPILERS, Maker, with_folder
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
@@ -54,16 +56,16 @@ _THREAD_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """Limits of a child. Times in seconds, sizes in bytes; 0 is no limit."""
+    """Limits of a child. Times in seconds, sizes in bytes; 0 means no limit."""
 
     time: float = 0
     whole: float = 0
-    """The limit of the whole attempt, of which `time` is what is left; messages name it."""
+    """The limit of the whole attempt; `time` is what is left of it. Messages name the whole."""
     memory: int = 0
     hang: float = 0
     """Longest time without a sign of life: a message, a longer log, or CPU time."""
     waiting: float = 0.0
-    """Cores that a child keeps busy while it waits for its GPU: their CPU time is no sign of life."""
+    """Cores that a child keeps busy while it waits for its GPU: their CPU time is not a sign of life."""
     log: int = 1 << 30
     disk: int = 0
     """What the child may write, together with what other children of its attempt have `written`."""
@@ -130,7 +132,7 @@ class ChildEnd:
     limits: ChildLimits
     result: Any = None
     wrong: str = ""
-    """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is no message."""
+    """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is not a message."""
     error: ChildError | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -145,7 +147,7 @@ class ChildEnd:
     phases: Mapping[str, float] = field(default_factory=dict)
     log_tail: str = ""
     left: Sequence[str] = ()
-    """Entries that were removed from its folders, because they were no regular files; such a child has failed."""
+    """Entries that were removed from its folders, because they were not regular files; such a child has failed."""
     stuck: tuple[int, ...] = ()
     """Process ids of what could not be killed, and is still there."""
 
@@ -183,6 +185,7 @@ def run_child(
             sealed = _sealed(seal, scratch, request)
             whole: ChildRequest = {
                 **request,
+                "modules": _modules(),
                 "seal": sealed,
                 "group": group,
                 "folders": sealed["write"] if sealed else [str(scratch)],
@@ -226,10 +229,18 @@ def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPath
     entries = [entry for folder in search if folder.is_dir() for entry in folder.iterdir()]
     linked = [entry.resolve() for entry in entries if entry.is_symlink()]
     real = {place if place.is_dir() else place.parent for place in linked}
+    added = [Path(folder) for _, folder in _modules().values()]
     return {
-        "read": [_granted(path, seal.within) for path in (*seal.read, *search, *sorted(real))],
+        "read": [_granted(path, seal.within) for path in (*seal.read, *search, *sorted(real), *added)],
         "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
     }
+
+
+@cache
+def _modules() -> dict[str, list[str]]:
+    """Return the modules that extensions add to children, as `farm.runner.added.add` takes them."""
+    others = entry_points.modules(entry_points.CHILDREN)
+    return {**COMPILERS.modules, **{f"{name}/*": with_folder(module) for name, module in others.items()}}
 
 
 def _granted(path: Path, within: Path | None) -> str:

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.installations import Installation
-from farm.compiling.program_record import GpuConditions
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.files import tree_size
 from farm.jobs.state import AttemptLimits, Phase
 from farm.runner.documents import PhaseMessage, Request
+from farm.wire.program import Conditions
 
 OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
@@ -41,15 +41,15 @@ class StepSettings(Protocol):
 
     @property
     def hang_seconds(self) -> float:
-        """How long a child may show no sign of life; 0 is no limit."""
+        """How long a child may show no sign of life; 0 means no limit."""
 
     @property
     def disk_limit(self) -> int:
-        """Bytes that the children of an attempt may write together; 0 is no limit."""
+        """Bytes that the children of an attempt may write together; 0 means no limit."""
 
     @property
     def process_limit(self) -> int:
-        """How many processes and threads a child may have; 0 is no limit."""
+        """How many processes and threads a child may have; 0 means no limit."""
 
     @property
     def migraphx_path(self) -> str:
@@ -86,7 +86,7 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
-    conditions: Callable[[], GpuConditions | None] = no_conditions
+    conditions: Callable[[], Conditions | None] = no_conditions
     """Returns the state of the slot's GPU; `look` calls it."""
     began: float = field(default_factory=time.monotonic)
     memory: list[int] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Children:
         """The most memory that a child took, in bytes."""
         return max(self.memory, default=0)
 
-    def look(self, when: str) -> GpuConditions | None:
+    def look(self, when: str) -> Conditions | None:
         """Return the state of the slot's GPU while no child runs; log that others use it, at the moment `when`."""
         found = self.conditions()
         processes = found["processes"] if found else None

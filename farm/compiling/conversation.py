@@ -71,11 +71,11 @@ class Conversation:
 
     def __init__(self, listener: Listener, on_message: OnMessage | None) -> None:
         self.answers: list[dict[str, Any]] = []
-        """What the child has answered, of which nothing is checked."""
+        """What the child has answered; nothing of it is checked."""
         self.error: ChildError | None = None
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
-        """Whether the child said something that is no message."""
+        """Whether the child said something that is not a message."""
         self.phases = PhaseClock()
         self._listener = listener
         self._on_message = on_message

@@ -124,7 +124,7 @@ _STATED = frozenset(
         FailureKind.UNVERIFIABLE,
     }
 )
-"""Kinds that a child may state. Of the others it cannot know: limits, the node, the farm, gates."""
+"""Kinds that a child may state. It cannot know the others: limits, the node, the farm, gates."""
 
 _LONGEST_TEXT = 4000
 """Characters of a child's message that the store and reports keep; the log has the whole message."""
@@ -180,10 +180,10 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             FailureKind.COMPILER_ERROR,
             f"it wrote more than {_bytes(end.limits.log)} of log",
         ),
-        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it sent the worker something that is no message"),
+        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it sent the worker something that is not a message"),
         EndedBy.STRAY_FILES: (
             FailureKind.COMPILER_ERROR,
-            f"it left what is no plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",
+            f"it left what is not a plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",
         ),
     }[end.by]
     return Failure(kind, sentence + _during(end), detail)

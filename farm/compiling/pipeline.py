@@ -1,4 +1,4 @@
-"""Pipeline: takes one cell from its model to a measured program, and returns what is known of that program.
+"""Pipeline: takes one cell from its model to a measured program, and returns what is known about that program.
 
 The executor of a worker, `farm optimize`, the health probe and `farm reproduce` all use it. They differ in where the
 inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each
@@ -21,14 +21,7 @@ import farm
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation
-from farm.compiling.program_record import (
-    GpuConditions,
-    ProgramRecord,
-    RecordedEvidence,
-    is_shared,
-    outputs_of,
-    speed_of,
-)
+from farm.compiling.program_record import ProgramRecord, RecordedEvidence, is_shared, outputs_of, speed_of
 from farm.compiling.requests import (
     EXPECTED,
     check_request,
@@ -42,9 +35,10 @@ from farm.compiling.requests import (
 from farm.compiling.slots import Slot
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind, Phase
-from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, Request
-from farm.spec import InputDocument, digest_of
+from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, InputSpec, Request
+from farm.spec import digest_of
 from farm.targets.compilers import COMPILERS
+from farm.wire.program import Conditions
 
 FALLBACK_SECONDS = 600.0
 """Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
@@ -89,7 +83,7 @@ class Steps:
         """Paths of the files that environment variables of the spec name."""
         self.refused: dict[str, str] = {}
         """Why references could not run the model, by name, in the order in which they were asked."""
-        self.conditions: list[GpuConditions] = []
+        self.conditions: list[Conditions] = []
         """State of the GPU before and after the program was measured, if its driver reports it."""
         self._checked = False
 
@@ -247,7 +241,7 @@ class Steps:
         return answer
 
     def record(self, compiled: CompileAnswer, evaluated: EvaluateAnswer | None, *, shared: bool) -> ProgramRecord:
-        """Return what the sidecar says of the program and of how it was made.
+        """Return what the sidecar says about the program and about how it was made.
 
         `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
         """
@@ -275,7 +269,8 @@ class Steps:
                 **self.children.slot.device,
             },
             "inputs": [
-                {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"])} for port in compiled["inputs"]
+                {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"]), "parameter": ""}
+                for port in compiled["inputs"]
             ],
             "outputs": outputs_of(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
@@ -329,7 +324,7 @@ _MOST_PASSES = 1000
 def pass_seconds(log: Path, start: int) -> dict[str, float]:
     """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first.
 
-    The log is the child's: of names that it makes up only so many are taken.
+    The log is the child's: only so many of its names are taken.
     """
     seconds: dict[str, float] = {}
     with log.open("rb") as lines:
@@ -340,7 +335,7 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-def _batch_axis(inputs: Mapping[str, InputDocument], name: str) -> int | None:
+def _batch_axis(inputs: Mapping[str, InputSpec], name: str) -> int | None:
     return inputs[name].get("batch_axis") if name in inputs else None
 
 
@@ -358,16 +353,16 @@ class InputFiles:
 
 
 @dataclass(slots=True)
-class Company:
+class Contention:
     """Whether other attempts ran on the machine while a program was measured."""
 
     shared: bool = False
 
 
 @contextmanager
-def alone() -> Iterator[Company]:
+def alone() -> Iterator[Contention]:
     """Measure without looking for other attempts."""
-    yield Company()
+    yield Contention()
 
 
 class ProgramTuner(Protocol):
@@ -403,12 +398,12 @@ class Pipeline:
     tuner: ProgramTuner | None = None
     references: ReferenceCache | None = None
     """Reference outputs of earlier attempts."""
-    measuring: Callable[[], AbstractContextManager[Company]] = alone
+    measuring: Callable[[], AbstractContextManager[Contention]] = alone
     """Opened around each measurement."""
     _reference: Path | None = field(default=None, init=False)
 
     def run(self) -> ProgramRecord:
-        """Make and measure the program; return what its sidecar says of it. The program is at `steps.program`."""
+        """Make and measure the program; return what its sidecar says about it. The program is at `steps.program`."""
         if self.steps.order.get("cross"):
             # The GPU is not here: nothing can load the program, so nothing is measured or compared.
             return self.steps.record(self.compile(), None, shared=False)
@@ -443,8 +438,8 @@ class Pipeline:
 
     def _measure(self, compiled: CompileAnswer, reference: Path, tuner: ProgramTuner | None = None) -> ProgramRecord:
         """Load, verify and measure the program, and return its record."""
-        with self.measuring() as company, self.steps.children.phase(Phase.MEASURING):
+        with self.measuring() as contention, self.steps.children.phase(Phase.MEASURING):
             evaluated = self.steps.evaluate(
                 compiled, reference, tuner.measuring if tuner else None, write=[tuner.proof] if tuner else ()
             )
-        return self.steps.record(compiled, evaluated, shared=company.shared)
+        return self.steps.record(compiled, evaluated, shared=contention.shared)

@@ -3,94 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from farm.compiling.slots import GpuFields
 from farm.jobs.order import ConversionRecord
 from farm.runner.documents import (
     CompileAnswer,
     DeviceLatency,
-    NodePlacement,
-    ProgramPort,
+    Placement,
     ProgramTimes,
     RunTimes,
     SessionChoice,
     VerifiedProgram,
 )
 from farm.spec import SpecDocument
-
-
-class GpuProcesses(TypedDict):
-    """Processes of others that hold memory of a GPU, and its bytes in all."""
-
-    count: int
-    memory: int
-
-
-class GpuConditions(TypedDict):
-    """How a GPU was at one moment: clocks in MHz, temperatures in degrees Celsius, power cap in watts.
-
-    `clock_reasons`, `ecc_errors` and `xids` come from NVML alone. None stands for what the driver does not report.
-    """
-
-    clocks: Mapping[str, float]
-    temperatures: Mapping[str, float]
-    power_cap: float | None
-    throttled: bool | None
-    processes: GpuProcesses | None
-    clock_reasons: NotRequired[Sequence[str]]
-    ecc_errors: NotRequired[int | None]
-    xids: NotRequired[Sequence[int]]
-
-
-class RecordedPort(ProgramPort):
-    """An input of a program, and the axis on which its samples stack."""
-
-    batch_axis: int | None
-
-
-class RecordedOutput(ProgramPort):
-    """An output of a program, and the parameter for it if the caller hands the buffers."""
-
-    parameter: str
-
-
-class RecordedLatency(TypedDict):
-    """Percentiles of one kind of run, in seconds."""
-
-    median: float
-    p90: float | None
-    p99: float | None
-    repeats: int
-    minimum: NotRequired[float]
-
-
-class RecordedPoint(TypedDict):
-    """Speed of a dynamic program at one of its sizes."""
-
-    batch: int
-    shapes: Mapping[str, Sequence[int]]
-    throughput: float | None
-    latency: RecordedLatency | None
-
-
-class RecordedFollowUp(TypedDict):
-    """How a program compares with the published one that has the cache key `key`."""
-
-    key: str
-    ratio: float
-    interval: Sequence[float]
-    verdict: str
+from farm.wire.program import Against, Alone, Conditions, Latency, MeasuredPoint, Port
 
 
 class TurnFigures(TypedDict, total=False):
     """What programs that took turns came to: the tuned one, the one without tuning, and a published one."""
 
-    tuned: RecordedLatency
-    baseline: RecordedLatency
+    tuned: Latency
+    baseline: Latency
     ratio: float
     interval: Sequence[float]
-    against: RecordedFollowUp
+    against: Against
 
 
 class ProgramSpeed(TurnFigures):
@@ -99,12 +38,12 @@ class ProgramSpeed(TurnFigures):
     load: float | None
     first_run_cold: float | None
     first_run_warm: float | None
-    latency: RecordedLatency | None
+    latency: Latency | None
     device_latency: DeviceLatency | None
     throughput: float | None
     shared: bool
-    points: Sequence[RecordedPoint]
-    conditions: NotRequired[Sequence[GpuConditions]]
+    points: Sequence[MeasuredPoint]
+    conditions: NotRequired[Sequence[Conditions]]
 
 
 class RecordedEvidence(VerifiedProgram):
@@ -112,13 +51,6 @@ class RecordedEvidence(VerifiedProgram):
 
     reference: str
     refused: Mapping[str, str]
-
-
-class SpeedAlone(TypedDict):
-    """How many times its speed a tuned program has with empty databases, with the confidence interval."""
-
-    ratio: float
-    interval: Sequence[float]
 
 
 class RecordedTuning(TypedDict, total=False):
@@ -133,12 +65,11 @@ class RecordedTuning(TypedDict, total=False):
     seconds: float
     saved: float
     finished: bool
-    seeded_from: str
     published: str
     written: int
     carried: bool
-    alone: SpeedAlone
-    conditions: Sequence[GpuConditions]
+    alone: Alone
+    conditions: Sequence[Conditions]
 
 
 class RecordedDevice(GpuFields):
@@ -158,15 +89,15 @@ class ProgramRecord(TypedDict):
     model_size: int
     toolchain: str
     device: RecordedDevice
-    inputs: Sequence[RecordedPort]
-    outputs: Sequence[RecordedOutput]
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
     weight_dtypes: Sequence[str]
     compute_dtypes: Sequence[str]
     quantized: Mapping[str, int]
     emulated: Sequence[str]
     offload_copy: bool | None
     symbolic_shapes: str
-    placement: NodePlacement | None
+    placement: Placement | None
     tuning: RecordedTuning
     verification: RecordedEvidence | None
     measurements: ProgramSpeed
@@ -180,14 +111,17 @@ class ProgramRecord(TypedDict):
     farm_version: str
 
 
-def outputs_of(compiled: CompileAnswer) -> list[RecordedOutput]:
+def outputs_of(compiled: CompileAnswer) -> list[Port]:
     """Return a program's outputs, each with the parameter for it if the caller copies."""
     parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
-    return [{**output, "parameter": name} for output, name in zip(compiled["outputs"], parameters, strict=True)]
+    return [
+        {**output, "batch_axis": None, "parameter": name}
+        for output, name in zip(compiled["outputs"], parameters, strict=True)
+    ]
 
 
 def speed_of(measured: ProgramTimes, *, shared: bool) -> ProgramSpeed:
-    """Return what the sidecar says of a program's speed, from what its child measured."""
+    """Return what the sidecar says about a program's speed, from what its child measured."""
     return {
         "load": measured.get("load"),
         "first_run_cold": measured.get("cold_run"),
@@ -197,18 +131,14 @@ def speed_of(measured: ProgramTimes, *, shared: bool) -> ProgramSpeed:
         "throughput": measured.get("throughput"),
         "shared": shared,
         "points": [
-            {
-                "batch": point["batch"],
-                "shapes": point["shapes"],
-                "throughput": point["throughput"],
-                "latency": _latency(point),
-            }
+            {"batch": point["batch"], "shapes": point["shapes"], "throughput": point["throughput"], "latency": latency}
             for point in measured.get("points", ())
+            if (latency := _latency(point))
         ],
     }
 
 
-def _latency(measured: RunTimes) -> RecordedLatency | None:
+def _latency(measured: RunTimes) -> Latency | None:
     median = measured.get("latency")
     if median is None:
         return None
@@ -220,7 +150,7 @@ def _latency(measured: RunTimes) -> RecordedLatency | None:
     }
 
 
-def is_shared(found: GpuConditions) -> bool:
+def is_shared(found: Conditions) -> bool:
     """Whether others held memory of the GPU at one look."""
     processes = found["processes"]
     return bool(processes and processes["count"])

@@ -15,11 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+import typing_extensions
+
 import farm
+from farm import entry_points
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
@@ -30,17 +34,17 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.rows import FailureDocument, ReproductionDocument
 from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, FileReference, cache_key
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import COMPILERS, Compiler
 
 Document = dict[str, Any]
 Bring = Callable[[FileReference, Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "compiling", "files.py", "inert.py", "jobs", "runner", "spec.py", "targets/__init__.py",
-    "targets/compilers.py", "targets/environment.py",
+    "__init__.py", "compiling", "entry_points.py", "errors.py", "files.py", "inert.py", "jobs", "runner", "spec.py",
+    "targets/__init__.py", "targets/compilers.py", "targets/environment.py", "wire/__init__.py", "wire/program.py",
 )  # fmt: skip
-"""What a folder gets of the farm: these import one another and the standard library."""
+"""What a folder gets of the farm: these import one another, the standard library and `typing_extensions`, one file."""
 
 SCHEMA = 1
 
@@ -112,11 +116,48 @@ def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, target)
+    shutil.copyfile(typing_extensions.__file__, folder / "typing_extensions.py")
+    _put_extensions(str(order["target"]), folder)
     (folder / "run.sh").write_text(_RUN)
     (folder / "run.sh").chmod(0o755)
     (folder / "README.md").write_text(
         _README.format(identifier=order["identifier"], key=document["key"], farm=document["farm"])
     )
+
+
+def _put_extensions(target: str, folder: Path) -> None:
+    """Copy what extensions have for a target: their data and modules, with the packages around them empty."""
+    compiler, _, device = target.partition("/")
+    lines = []
+    for entry, found in entry_points.load(entry_points.COMPILERS):
+        devices = {found.name: found.devices} if isinstance(found, Compiler) else found
+        kinds = [kind for kind in devices.get(compiler, ()) if fnmatchcase(device, kind.pattern)]
+        if not kinds:
+            continue
+        lines.append(f"{entry.name} = {entry.value}")
+        _copy_module(entry.module, folder)
+        for kind in kinds:
+            package = kind.module.rpartition(".")[0]
+            for path in Path(COMPILERS.modules[f"{compiler}/{kind.pattern}"][1]).glob("*.py"):
+                _copy_module(f"{package}.{path.stem}", folder)
+    if lines:
+        # The copies are found as installed packages are.
+        info = folder / "extensions-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extensions\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("\n".join([f"[{entry_points.COMPILERS}]", *lines, ""]))
+
+
+def _copy_module(name: str, folder: Path) -> None:
+    """Copy a module to its place in the folder; packages around it get an empty file."""
+    spec = find_spec(name.removesuffix(".__init__"))
+    target = folder.joinpath(*name.split(".")).with_suffix(".py")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for around in target.relative_to(folder).parents:
+        if around.name:
+            (folder / around / "__init__.py").touch()
+    if spec and spec.origin:
+        shutil.copyfile(spec.origin, target)
 
 
 def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, FileReference, Path]]:
@@ -148,7 +189,7 @@ _RUN = """\
 cd "$(dirname "$0")" || exit 2
 python=${PYTHON:-python3}
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "$python is no Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
+  echo "$python is not a Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
   exit 2
 fi
 exec "$python" -m farm.compiling.reproduction "$@"

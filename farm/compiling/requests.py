@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict, Unpack, cast
+from typing import NamedTuple, NotRequired, Unpack, cast
+
+from typing_extensions import TypedDict
 
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind
@@ -12,6 +14,7 @@ from farm.runner.documents import (
     BenchProgram,
     CompileAnswer,
     ExpectedToolchain,
+    InputSpec,
     ModelFile,
     Request,
     SampleSource,
@@ -20,7 +23,7 @@ from farm.runner.documents import (
     TuningWish,
     ValueRange,
 )
-from farm.spec import InputDocument, KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
+from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
 from farm.targets.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
 
 
@@ -60,7 +63,7 @@ EXPECTED = "expected"
 def references_of(order: WorkOrder) -> tuple[str, ...]:
     """Return the references that may compute the right outputs, in order: first the one that the manifest names.
 
-    MIGraphX's `ref` is no reference for itself, unless the manifest names it. Empty if verification is off.
+    MIGraphX's `ref` is not a reference for itself, unless the manifest names it. Empty if verification is off.
     """
     verification = order["spec"]["verification"]
     if not verification:
@@ -75,7 +78,7 @@ class ReferenceRecipe(TypedDict):
 
     schema: int
     model: KeyedModel
-    inputs: Mapping[str, InputDocument]
+    inputs: Mapping[str, InputSpec]
     batch: PlainSize | None
     verification: KeyedVerification | None
     options: NotRequired[Mapping[str, OptionValue]]
@@ -146,13 +149,8 @@ def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
     )
 
 
-def tune_request(
-    order: WorkOrder, piece: SlicedModel, *, database: Path, key: str, seeds: Sequence[str] = ()
-) -> Request:
-    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away.
-
-    With `seeds`, only these of the mode's candidates are tried, unless none of them runs.
-    """
+def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
+    """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
     whole = compile_request(order, Path(piece["path"]), None, database)
     recipe = order["spec"]["calibration"]
     ranges = cast("Mapping[str, ValueRange]", recipe.get("ranges") or {}) if recipe else {}
@@ -166,7 +164,6 @@ def tune_request(
         "calibration": {"generate": 2, "seed": 0, "ranges": ranges},
         "database": str(database),
         "key": key,
-        "seeds": seeds,
     }
 
 
@@ -217,7 +214,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
 
 
 def expected_of(spec: SpecDocument) -> ExpectedToolchain:
-    """Return what the cache key says of the toolchain; a child with another one fails as `toolchain_mismatch`."""
+    """Return what the cache key says about the toolchain; a child with another one fails as `toolchain_mismatch`."""
     compiler, device = spec["compiler"], spec["device"]
     return {
         "toolchain": spec["toolchain"],
@@ -273,7 +270,7 @@ def bench_request(
     """Ask for programs of one cell to be measured in turns; with `toolchain` by a child that has it, and no other."""
     whole = _request(order, action="bench", rounds=rounds, seconds=seconds, first=2)
     if toolchain:
-        # What the key says of the compile changes nothing now: only the libraries run.
+        # What the key says about the compile changes nothing now: only the libraries run.
         whole["expected"] = {
             **expected_of(order["spec"]),
             "toolchain": toolchain,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from farm.targets.compilers import Maker
 
@@ -38,7 +39,7 @@ FAULT = b"f"
 
 
 class GpuFields(TypedDict, total=False):
-    """What sidecars say of a GPU in addition to the cache key's fields; memory in bytes, null is unknown."""
+    """What sidecars say about a GPU in addition to the cache key's fields; memory in bytes, null is unknown."""
 
     model: str | None
     partition: str | None

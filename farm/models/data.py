@@ -16,11 +16,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
 
 from farm.errors import UsageError, suggestion
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import BATCH, Extent, Input
+from farm.runner.bounds import Digest, Size
 from farm.spec import FileReference
 
 if TYPE_CHECKING:
@@ -53,11 +57,12 @@ class ArrayDocument(TypedDict):
     shape: Sequence[int]
 
 
+@with_config(ConfigDict(extra="ignore"))
 class FrozenDataDocument(TypedDict):
     """A `FrozenData` as plain JSON."""
 
-    digest: str
-    size: int
+    digest: Digest
+    size: Size
     arrays: Mapping[str, ArrayDocument]
 
 
@@ -273,7 +278,7 @@ class _Npz:
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 if name == member.filename or name in self.sizes:
-                    raise DataError(f"{path}: {member.filename!r} is no array, or is there twice")
+                    raise DataError(f"{path}: {member.filename!r} is not an array, or is there twice")
                 self.sizes[name] = self._declared(archive, member)
 
     def _opened(self) -> zipfile.ZipFile:

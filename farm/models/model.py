@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
 
 from farm.errors import UsageError
 from farm.files import hash_file
 from farm.jobs.order import ConversionRecord
+from farm.runner.bounds import Bound, Digest, Size
+from farm.runner.documents import TensorInfo
 from farm.spec import FileReference, model_digest
 
 if TYPE_CHECKING:
@@ -20,26 +25,19 @@ Dimension = int | str | None
 """A number, a name or sum of names, or None if the model does not say."""
 
 
-class TensorDocument(TypedDict):
-    """A `Tensor` as plain JSON."""
-
-    name: str
-    dtype: str
-    shape: Sequence[Dimension] | None
-
-
+@with_config(ConfigDict(extra="ignore"))
 class FrozenModelDocument(TypedDict):
     """A `FrozenModel` as plain JSON; clients of other releases leave out some fields."""
 
-    digest: str
-    format: str
-    files: Sequence[FileReference]
-    inputs: Sequence[TensorDocument]
-    outputs: Sequence[TensorDocument]
+    digest: Digest
+    format: Annotated[str, Bound(pattern="onnx|tf")]
+    files: Annotated[Sequence[FileReference], Bound(shortest=1, longest=10_000)]
+    inputs: Annotated[Sequence[TensorInfo], Bound(longest=10_000)]
+    outputs: Annotated[Sequence[TensorInfo], Bound(longest=10_000)]
     opset: NotRequired[int]
     operators: NotRequired[Mapping[str, int]]
     weight_dtypes: NotRequired[Sequence[str]]
-    size: int
+    size: Size
     conversion: NotRequired[ConversionRecord | None]
     doubts: NotRequired[Sequence[str]]
 
@@ -69,13 +67,13 @@ class Tensor:
     dtype: str
     shape: tuple[Dimension, ...] | None
 
-    def as_dict(self) -> TensorDocument:
+    def as_dict(self) -> TensorInfo:
         """Return the tensor as plain JSON."""
         shape = None if self.shape is None else list(self.shape)
         return {"name": self.name, "dtype": self.dtype, "shape": shape}
 
     @classmethod
-    def from_dict(cls, document: TensorDocument) -> Tensor:
+    def from_dict(cls, document: TensorInfo) -> Tensor:
         """Read back what `as_dict` wrote."""
         shape = document["shape"]
         return cls(document["name"], document["dtype"], None if shape is None else tuple(shape))
@@ -101,7 +99,7 @@ class FrozenModel:
     doubts: Sequence[str] = ()
     """Sentences about parts of the model that its format does not allow and that some compiler accepts anyway."""
     conversion: ConversionRecord | None = None
-    """How the model was made from one of another format (`farm.client.conversion`), if it was."""
+    """How the model was made from one of another format (an extension does it), if it was."""
 
     def as_dict(self) -> FrozenModelDocument:
         """Return the model as plain JSON."""

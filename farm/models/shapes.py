@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 
 from farm.errors import suggestion
 from farm.models.model import Dimension, FrozenModel, Tensor
-from farm.spec import DynamicSize, InputDocument, PlainSize
+from farm.runner.documents import InputSpec, OpenSize
+from farm.spec import PlainSize
 
 BATCH = "batch"
 """The dimension on which samples stack."""
@@ -25,8 +26,8 @@ class Span:
     def __str__(self) -> str:
         return f"{self.low}to{self.high}"
 
-    def as_dict(self) -> DynamicSize:
-        """Return what the spec says of the dimension."""
+    def as_dict(self) -> OpenSize:
+        """Return what the spec says about the dimension."""
         return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
 
     def optimal(self, index: int) -> int:
@@ -77,9 +78,9 @@ class Input:
     shape: tuple[Extent, ...]
     batch_axis: int | None
 
-    def as_dict(self) -> InputDocument:
-        """Return what the spec says of the input."""
-        document = InputDocument(dtype=self.dtype, shape=[plain_size(size) for size in self.shape])
+    def as_dict(self) -> InputSpec:
+        """Return what the spec says about the input."""
+        document = InputSpec(dtype=self.dtype, shape=[plain_size(size) for size in self.shape])
         return document if self.batch_axis is None else {**document, "batch_axis": self.batch_axis}
 
 

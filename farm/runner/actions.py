@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from . import added
 from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class CompilerModule(Protocol):
         """Return what is installed; if it cannot be used, why not."""
 
     def state(self, request: Request) -> ToolchainState:
-        """Return what a cache key says of the toolchain, as it is in this process."""
+        """Return what a cache key says about the toolchain, as it is in this process."""
 
     def compile(self, request: Request, messages: Messages) -> CompileAnswer:
         """Quantize, compile, save."""
@@ -101,6 +102,7 @@ def run_action(request: Request, messages: Messages) -> Answer:
     Raises RequestFailed with the kind and sentence for the user.
     """
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
+    added.add(request.get("modules") or {})
     actions: dict[str, Callable[[Any, Messages], Answer]] = {
         "probe": _probe,
         "libraries": _libraries,
@@ -120,7 +122,11 @@ def run_action(request: Request, messages: Messages) -> Answer:
 
 def compiler_module(request: Request) -> CompilerModule:
     """Return the module of the request's compiler."""
-    module: Any = importlib.import_module(_MODULES[request["compiler"]], __package__)
+    name = request["compiler"]
+    if name in _MODULES:
+        module: Any = importlib.import_module(_MODULES[name], __package__)
+    else:
+        module = added.find(name, request.get("device") or "")
     return module  # type: ignore[no-any-return]
 
 
@@ -150,15 +156,13 @@ def _probe(request: Request, messages: Messages) -> ProbeAnswer:
 
 
 def _libraries(request: Request, messages: Messages) -> LibrariesAnswer:
-    from .convert import libraries
-
-    return libraries(request)
+    found: LibrariesAnswer = added.find(request["converter"], "").libraries(request)
+    return found
 
 
 def _convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
-    from .convert import convert
-
-    return convert(request, messages)
+    found: ConvertAnswer = added.find(request["converter"], "").convert(request, messages)
+    return found
 
 
 def _check(request: Request, messages: Messages) -> CheckAnswer:
@@ -452,14 +456,11 @@ def _cache_names(request: CacheNamesRequest, messages: Messages) -> CacheNamesAn
 
 def _load_any(request: Request) -> Program:
     """Load a compiled program, or the original model if there is none."""
-    if request["compiler"] == "torch":
-        from . import torch_program
-
-        return torch_program.load(request)
     module = compiler_module(request)
     if request["program"]:
         return module.load(request)
-    check_model(request)
+    if request["compiler"] in _MODULES:
+        check_model(request)
     return module.load_reference(request)
 
 

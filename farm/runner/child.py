@@ -1,8 +1,8 @@
 """Entry of the child process; small, because it forks before anything heavy is imported.
 
 Started by path, by whatever interpreter the compiler needs (Python 3.10 or newer). Its folder is taken off
-the import path and becomes the package `farm_runner`, so that no module of it can shadow one that a compiler
-imports.
+the import path and becomes the package `farm.runner`, so that no module of it can shadow one that a compiler
+imports. Of the farm there is nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import importlib
 import importlib.util
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
-PACKAGE = "farm_runner"
+PACKAGE = "farm.runner"
 
 
 def start(work: Callable[[Any, Any], Any] | None = None) -> int:
@@ -25,15 +26,25 @@ def start(work: Callable[[Any, Any], Any] | None = None) -> int:
     """
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is imported later)
     sys.path[:] = [entry for entry in sys.path if entry and os.path.abspath(entry) != folder]  # noqa: PTH100
-    spec = importlib.util.spec_from_file_location(PACKAGE, f"{folder}/__init__.py", submodule_search_locations=[folder])
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no runner in {folder}")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE] = package
-    spec.loader.exec_module(package)
+    add_package(PACKAGE, folder)
     guard = importlib.import_module(f"{PACKAGE}.guard")
     request, messages, words = sys.argv[1:4]
     return int(guard.run(request, int(messages), int(words), work))
+
+
+def add_package(name: str, folder: str) -> None:
+    """Make a folder of modules importable as a package of this name. The packages around it are made, and are empty."""
+    around = name.rpartition(".")[0]
+    while around and around not in sys.modules:
+        sys.modules[around] = empty = types.ModuleType(around)
+        empty.__path__ = []
+        around = around.rpartition(".")[0]
+    spec = importlib.util.spec_from_file_location(name, f"{folder}/__init__.py", submodule_search_locations=[folder])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no modules in {folder}")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ back. `protocol.py` describes the messages that carry them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Required, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required, TypeAlias, TypeVar
+
+from typing_extensions import TypedDict
+
+from .bounds import Amount, Bound, Count, File, Label, Name, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +22,15 @@ Array: TypeAlias = "NDArray[Any]"
 """An array of numpy, of any dtype."""
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 """Arrays by input or output name."""
+
+
+Item = TypeVar("Item")
+Shape = Annotated[Sequence[Item], Bound(longest=64)]
+Counts = Mapping[Word, Count]
+Libraries = Mapping[Label, Label]
+ByOutput = Mapping[Name, Amount]
+Round = Annotated[Sequence[Annotated[float, Bound(above=0)]], Bound(shortest=1)]
+"""The seconds of each run of one round; they are compared by ratios."""
 
 
 # --- parts of requests --------------------------------------------------------------------------------------------
@@ -31,14 +44,14 @@ class OpenSize(TypedDict):
     optimals: Sequence[int]
 
 
-Size: TypeAlias = int | OpenSize
+Size: TypeAlias = Count | OpenSize
 
 
 class InputSpec(TypedDict):
     """One input of a cell. The samples show where its batch is, if the model does not."""
 
-    dtype: str
-    shape: Sequence[Size]
+    dtype: Word
+    shape: Shape[Size]
     batch_axis: NotRequired[int]
 
 
@@ -66,7 +79,7 @@ class SamplePoint(TypedDict):
 
 
 class RunsHeader(TypedDict, total=False):
-    """What the file of reference outputs says of them; `refused` is why no reference could run the model."""
+    """What the file of reference outputs says about them; `refused` is why no reference could run the model."""
 
     points: Required[list[SamplePoint]]
     minimum: Required[int]
@@ -116,7 +129,7 @@ class GpuElsewhere(TypedDict):
 
 
 class ExpectedToolchain(TypedDict):
-    """What the cache key says of the compiler; a child that has another one compiles nothing."""
+    """What the cache key says about the compiler; a child that has another one compiles nothing."""
 
     toolchain: str
     recipe: int
@@ -151,10 +164,10 @@ class ControlGroup(TypedDict, total=False):
 class ConvertedInput(TypedDict):
     """An input that a TorchScript archive is converted with."""
 
-    name: str
-    dtype: str
-    sizes: Sequence[int]
-    axes: Mapping[str, str]
+    name: Word
+    dtype: Word
+    sizes: Shape[int]
+    axes: Annotated[Mapping[Word, Word], Bound(longest=64)]
 
 
 class ConversionOptions(TypedDict):
@@ -202,9 +215,11 @@ class ChildRequest(TypedDict, total=False):
     """Numbers of the CPUs to stay on; none: all."""
     search: Sequence[str]
     """Folders to import the compiler from."""
+    modules: Mapping[str, Sequence[str]]
+    """Modules of extensions, by target: the name of each, and the folder of its package. `run_child` sets it."""
 
     memory: int
-    """Bytes; 0 is no limit, as of the following ones. `run_child` sets all of them."""
+    """Bytes; 0 means no limit, as of the following ones. `run_child` sets all of them."""
     processes: int
     disk: int
     """Bytes that `folders` may grow to."""
@@ -241,8 +256,6 @@ class Request(ChildRequest, total=False):
     """tune, compile: the private folder of tuning databases."""
     key: str
     """tune: what the records of the slice are kept under."""
-    seeds: Sequence[str]
-    """tune: the candidates to try; none means all."""
     tuning: TuningWish
     calibration: SampleSource | None
     program: str
@@ -306,22 +319,22 @@ class ProbeAnswer(Answer, total=False):
     available: Required[bool]
     reason: str
     fix: str
-    label: str
-    toolchain: str
-    version: str
-    libraries: Mapping[str, str]
+    label: Label
+    toolchain: Label
+    version: Word
+    libraries: Libraries
     parts: Sequence[Sequence[str]]
     """Soname and build id of each library that makes the toolchain."""
     features: Sequence[str]
-    targets: Sequence[str]
+    targets: Sequence[Label]
     missing: Mapping[str, str]
-    cpu_family: str
-    lowest: int
+    cpu_family: Label
+    lowest: Count
     """Compute capability that CUDA's libraries serve at least, times 10."""
 
 
 class ToolchainState(TypedDict):
-    """What a cache key says of who compiles, as it is in this process."""
+    """What a cache key says about the compiler, as it is in this process."""
 
     toolchain: str
     recipe: int
@@ -332,21 +345,23 @@ class ToolchainState(TypedDict):
 class LibrariesAnswer(Answer):
     """Versions by name."""
 
-    libraries: Mapping[str, str]
+    libraries: Libraries
 
 
 class ConvertAnswer(Answer):
     """Bytes of the converted model."""
 
-    size: int
+    size: Count
 
 
 class CacheNamesAnswer(Answer):
     """Which files of its cache a provider looks for."""
 
-    version: str
+    version: Label
     """Of ONNX Runtime."""
-    names: Sequence[str]
+    names: Annotated[
+        Sequence[Annotated[str, Bound(longest=256, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr")]], Bound(longest=1000)
+    ]
     found: bool
     """Whether it loads files of these names and compiles nothing."""
 
@@ -354,88 +369,88 @@ class CacheNamesAnswer(Answer):
 class TensorInfo(TypedDict):
     """An input or output of a model, as far as the model describes it."""
 
-    name: str
-    dtype: str
-    shape: Sequence[int | str | None] | None
+    name: Name
+    dtype: Word
+    shape: Shape[Count | Name | None] | None
 
 
 class CheckAnswer(Answer, total=False):
     """What a model is."""
 
-    format: str
+    format: Word
     inputs: Required[Sequence[TensorInfo]]
     outputs: Required[Sequence[TensorInfo]]
     opset: Required[int]
-    opsets: Mapping[str, int]
-    operators: Required[Mapping[str, int]]
-    weight_dtypes: Required[Sequence[str]]
-    weights: Mapping[str, int]
-    external_files: Required[Sequence[str]]
+    opsets: Mapping[Word, int]
+    operators: Required[Counts]
+    weight_dtypes: Required[Sequence[Word]]
+    weights: Counts
+    external_files: Required[Sequence[File]]
     doubts: Sequence[str]
 
 
 class ReferenceOutput(TypedDict):
     """One reference output."""
 
-    name: str
-    dtype: str
-    shape: Sequence[int]
+    name: Name
+    dtype: Word
+    shape: Shape[Count]
 
 
 class ReferenceAnswer(Answer):
-    """What the reference outputs are; `origin` says by output who gave them, `unverified` why nobody could."""
+    """What the reference outputs are; `origin` says by output what gave them, `unverified` why nothing could."""
 
-    samples: int
-    runs: int
-    origin: Mapping[str, str]
-    unverified: Mapping[str, str]
+    samples: Count
+    runs: Count
+    origin: Mapping[Name, Word]
+    unverified: Mapping[Name, str]
     outputs: Sequence[ReferenceOutput]
-    peak_memory: int
+    peak_memory: Count
 
 
 class PackAnswer(Answer):
     """How many weights of each operator were packed."""
 
-    quantized: Mapping[str, int]
+    quantized: Counts
 
 
 class SlicedModel(TypedDict):
     """One distinct slice of a model, and how often the model has it."""
 
     path: str
-    signature: str
-    operations: int
-    count: int
-    inputs: Mapping[str, InputSpec]
+    signature: Annotated[str, Bound(pattern="[0-9a-f]{64}")]
+    operations: Count
+    count: Count
+    inputs: Mapping[Name, InputSpec]
 
 
 class SliceAnswer(Answer):
     """The slices of a model, and how many tunable operations the whole has."""
 
     slices: Sequence[SlicedModel]
-    operations: int
+    operations: Count
 
 
 class TuneAnswer(Answer, total=False):
     """How many candidates were timed, if the compiler counts them."""
 
-    candidates: int
+    candidates: Count
 
 
 class ProgramPort(TypedDict):
     """An input or output of a program; strides in elements, None for one of an open size."""
 
-    name: str
-    dtype: str
-    shape: Sequence[int | str]
-    strides: Sequence[int] | None
+    name: Name
+    dtype: Word
+    shape: Shape[Count | Name]
+    strides: NotRequired[Shape[int] | None]
 
 
 class SessionChoice(TypedDict):
     """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider."""
 
     level: str
-    threads: int
+    threads: Count
     spinning: bool
     cudnn_conv_algo_search: NotRequired[str]
     prefer_nhwc: NotRequired[str]
@@ -444,12 +459,16 @@ class SessionChoice(TypedDict):
     trt_cuda_graph_enable: NotRequired[str]
 
 
-class NodePlacement(TypedDict):
-    """Which nodes of a program run where, on a GPU of ONNX Runtime's."""
+class Placement(TypedDict):
+    """Which nodes of a program run where, as ONNX Runtime assigned them when it loaded the program on a GPU.
 
-    nodes: Mapping[str, Mapping[str, int]]
-    on_purpose: Mapping[str, Sequence[str]]
-    fallback: Mapping[str, Sequence[str]]
+    `nodes` counts them by provider and operator. Those on the CPU are named by operator: `on_purpose` are such as
+    compute shapes, which it moves there to be faster; `fallback` are those for which the GPU's provider has no kernel.
+    """
+
+    nodes: Mapping[Word, Counts]
+    on_purpose: Mapping[Word, Sequence[Name]]
+    fallback: Mapping[Word, Sequence[Name]]
 
 
 class CompileAnswer(Answer, total=False):
@@ -457,67 +476,67 @@ class CompileAnswer(Answer, total=False):
 
     inputs: Required[Sequence[ProgramPort]]
     outputs: Required[Sequence[ProgramPort]]
-    weight_dtypes: Required[Mapping[str, int]]
+    weight_dtypes: Required[Counts]
     """Bytes by dtype."""
-    compute_dtypes: Required[Mapping[str, int]]
+    compute_dtypes: Required[Counts]
     """Nodes by dtype."""
-    quantized: Required[Mapping[str, int]]
-    operators: Mapping[str, int]
-    size: int
+    quantized: Required[Counts]
+    operators: Counts
+    size: Count
     offload_copy: bool | None
-    output_parameters: Sequence[str]
+    output_parameters: Sequence[Name]
     session: SessionChoice | None
     symbolic_shapes: str
     """Why static shapes were refused, if the program keeps the model's own."""
-    placement: NodePlacement | None
-    migraphx_version: str
-    peak_memory: int
-    passes: Mapping[str, float]
+    placement: Placement | None
+    migraphx_version: Word
+    peak_memory: Count
+    passes: Mapping[str, Amount]
     """Seconds of each pass; the worker reads them from the log."""
 
 
 class Evidence(TypedDict):
     """How a program's outputs compare with the reference, by output."""
 
-    errors: Mapping[str, float]
-    rms: Mapping[str, float]
-    equal: Mapping[str, float]
-    nonfinite: Sequence[str]
-    spread: Mapping[str, float]
+    errors: ByOutput
+    rms: ByOutput
+    equal: ByOutput
+    nonfinite: Sequence[Name]
+    spread: ByOutput
     weak: bool
 
 
 class VerifiedProgram(Evidence):
     """The comparison, and what was compared."""
 
-    samples: int
-    runs: int
-    origin: Mapping[str, str]
-    unverified: Mapping[str, str]
+    samples: Count
+    runs: Count
+    origin: Mapping[Name, Word]
+    unverified: Mapping[Name, str]
 
 
 class DeviceLatency(TypedDict):
     """Seconds of a run without copies from and to the host."""
 
-    median: float
-    repeats: int
+    median: Amount
+    repeats: Count
 
 
 class RunTimes(TypedDict, total=False):
     """What was measured of a program at one size; seconds, and samples a second."""
 
-    load: float
-    cold_run: float
-    warm_run: float
-    latency: float | None
+    load: Amount
+    cold_run: Amount
+    warm_run: Amount
+    latency: Amount | None
     device_latency: DeviceLatency | None
-    p50: float
-    p90: float
-    p99: float
-    repeats: int
-    throughput: float | None
-    batch: int
-    shapes: Mapping[str, Sequence[int]]
+    p50: Amount
+    p90: Amount
+    p99: Amount
+    repeats: Count
+    throughput: Amount | None
+    batch: Count
+    shapes: Mapping[Name, Shape[Count]]
 
 
 class ProgramTimes(RunTimes, total=False):
@@ -534,22 +553,22 @@ class EvaluateAnswer(Answer, total=False):
 
     verification: Required[VerifiedProgram]
     measurements: Required[ProgramTimes]
-    peak_memory: int
+    peak_memory: Count
 
 
 class TimedProgram(TypedDict):
     """Seconds: of loading, of the first runs, of each run in each round."""
 
-    load: float
-    first: Sequence[float]
-    rounds: Sequence[Sequence[float]]
+    load: Amount
+    first: Sequence[Amount]
+    rounds: Sequence[Round]
 
 
 class BenchAnswer(Answer):
     """The programs in the order of the request."""
 
     programs: Sequence[TimedProgram]
-    peak_memory: int
+    peak_memory: NotRequired[Count]
 
 
 # --- messages -----------------------------------------------------------------------------------------------------

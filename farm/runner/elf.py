@@ -1,4 +1,4 @@
-"""What ELF files say of themselves: a library's soname and build id, a kernel's GPU architecture."""
+"""What ELF files say about themselves: a library's soname and build id, a kernel's GPU architecture."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def compare(
 
 
 def worst(found: Sequence[Evidence]) -> Evidence:
-    """Return the comparisons at several sizes of a dynamic program as one, which is no better than any of them."""
+    """Return the comparisons at several sizes of a dynamic program as one, which is not better than any of them."""
 
     def by_output(
         choose: Callable[[Iterator[float]], float], field: Literal["errors", "rms", "equal", "spread"]

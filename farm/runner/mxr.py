@@ -18,9 +18,12 @@ import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
 from .elf import gpu_arches
+
+if TYPE_CHECKING:
+    from typing import NotRequired
 
 MAX_NODES = 200_000
 MAX_VALUES = 20_000_000
@@ -49,7 +52,7 @@ _DTYPES = {
 
 
 class MalformedProgram(Exception):
-    """The file is no MIGraphX program, or a damaged one; the message says where."""
+    """The file is not a MIGraphX program, or a damaged one; the message says where."""
 
 
 class ProgramTooLarge(Exception):
@@ -67,27 +70,25 @@ Fields = Mapping[str, object]
 """A map as it stands in the file: every value of it is checked when it is used."""
 
 
-class StoredShape(TypedDict):
-    """A shape in a program; a dynamic dimension is `1..4`."""
+class StoredPort(TypedDict):
+    """An input or output in a program's file; MIGraphX keeps no names of outputs, ONNX no strides.
 
+    A dynamic dimension of MIGraphX is `1..4`.
+    """
+
+    name: NotRequired[str]
     dtype: str
-    shape: list[int | str]
-    strides: list[int] | None
+    shape: Sequence[int | str | None] | None
+    strides: NotRequired[list[int] | None]
 
 
-class StoredPort(StoredShape):
-    """An input of a program."""
-
-    name: str
-
-
-class ModuleOperators(TypedDict):
+class ModuleContent(TypedDict):
     """How often a module has each operator."""
 
-    operators: dict[str, int]
+    operators: Mapping[str, int]
 
 
-class CodeObjectCount(TypedDict):
+class CodeObjects(TypedDict):
     """Kernels for the same architectures, and their size in bytes."""
 
     arches: list[str]
@@ -95,42 +96,42 @@ class CodeObjectCount(TypedDict):
     size: int
 
 
-class ChosenSolution(TypedDict):
-    """A solution that tuning chose for an operator, and how often."""
+class LibrarySolution(TypedDict):
+    """A solution of a library that tuning chose for an operator, and how often."""
 
     operator: str
     solution: int
     count: int
 
 
-class ProgramSummary(TypedDict):
-    """What a program is; sizes in bytes, nothing of its weights or kernels."""
+class ProgramContent(TypedDict):
+    """What a program's file holds; sizes in bytes, nothing of its weights or kernels. An ONNX file has fewer fields."""
 
     format: str
-    """`msgpack` or `json`."""
+    """`msgpack`, `json` or `onnx`."""
     size: int
-    trailing: int
-    """Bytes behind the program."""
-    file_version: object
-    migraphx_version: str
-    targets: list[str]
-    contexts: list[object]
-    compiled: bool
     inputs: list[StoredPort]
-    outputs: list[StoredShape]
-    output_parameters: list[str]
-    """Names such as `main:#output_0`."""
-    modules: dict[str, ModuleOperators]
-    code_objects: list[CodeObjectCount]
-    solutions: list[ChosenSolution]
-    weights: dict[str, int]
+    outputs: list[StoredPort]
+    modules: Mapping[str, ModuleContent]
+    weights: Mapping[str, int]
     """Bytes by dtype."""
-    offload_copy: bool | None
+    opsets: NotRequired[Mapping[str, int]]
+    trailing: NotRequired[int]
+    """Bytes behind the program."""
+    file_version: NotRequired[object]
+    migraphx_version: NotRequired[str]
+    targets: NotRequired[list[str]]
+    contexts: NotRequired[list[object]]
+    compiled: NotRequired[bool]
+    output_parameters: NotRequired[list[str]]
+    """Names such as `main:#output_0`."""
+    code_objects: NotRequired[list[CodeObjects]]
+    solutions: NotRequired[list[LibrarySolution]]
+    offload_copy: NotRequired[bool | None]
     """None if there is no GPU to copy to."""
-    left_over: int
+    left_over: NotRequired[int]
     """Undecided operators."""
-    unknown: list[str]
-    """Operators that the parser did not know."""
+    unknown: NotRequired[list[str]]
 
 
 def dtype_name(migraphx_type: str) -> str:
@@ -138,7 +139,7 @@ def dtype_name(migraphx_type: str) -> str:
     return _DTYPES.get(migraphx_type, migraphx_type.removesuffix("_type"))
 
 
-def read(path: str | os.PathLike[str]) -> ProgramSummary:
+def read(path: str | os.PathLike[str]) -> ProgramContent:
     """Return what a program is.
 
     Raises MalformedProgram, ProgramTooLarge, OSError.
@@ -150,7 +151,7 @@ def read(path: str | os.PathLike[str]) -> ProgramSummary:
         return found.summary(reader.format, reader.size, reader.trailing())
 
 
-def foreign_arches(code_objects: Sequence[CodeObjectCount], device: str) -> list[str]:
+def foreign_arches(code_objects: Sequence[CodeObjects], device: str) -> list[str]:
     """Return the architectures of those kernels that a device (`gfx90a`, `gfx90a:sramecc+:xnack-`) does not run.
 
     A feature that either of the two does not name fits, and so do generic architectures and what the file does not say.
@@ -389,8 +390,8 @@ class _Program:
         self.nodes = 0
         self.inputs: list[StoredPort] = []
         self.output_parameters: list[str] = []
-        self.outputs: list[StoredShape] = []
-        self.shapes: dict[str, StoredShape] = {}
+        self.outputs: list[StoredPort] = []
+        self.shapes: dict[str, StoredPort] = {}
         self.code_objects: Counter[tuple[str, ...]] = Counter()
         self.code_bytes: Counter[tuple[str, ...]] = Counter()
         self.solutions: Counter[tuple[str, int]] = Counter()
@@ -477,7 +478,7 @@ class _Program:
         # Where nothing is returned in so many words, the last node is the result.
         self.outputs = [shape]
 
-    def summary(self, container: str, size: int, trailing: int) -> ProgramSummary:
+    def summary(self, container: str, size: int, trailing: int) -> ProgramContent:
         targets = [
             _checked(target if isinstance(target, dict) else {}, "name", str, "a target")
             for target in _checked(self.fields, "targets", list, "the program", [])
@@ -535,7 +536,7 @@ def _maps(value: Any) -> Iterator[Fields]:
         yield from _maps(inner)
 
 
-def _shape(shape: Fields, place: str) -> StoredShape:
+def _shape(shape: Fields, place: str) -> StoredPort:
     dtype = dtype_name(_checked(shape, "type", str, place))
     dynamic = _checked(shape, "dynamic_dimensions", list, place, [])
     if not dynamic:

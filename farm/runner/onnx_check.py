@@ -96,7 +96,7 @@ _CONTRIBUTED = frozenset(
         "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
     }
 )  # fmt: skip
-"""Operators of other domains, which MIGraphX knows by their names alone, whatever domain and opset they are said of."""
+"""Operators of other domains, which MIGraphX knows by their names alone, whatever domain and opset they name."""
 
 _Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
@@ -131,7 +131,7 @@ def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> CheckAns
 
 
 def check_file(path: Path, way_out: str = "") -> None:
-    """Refuse what is no file, empty or too large; `way_out` is said of the last. Raises BadModel, OSError."""
+    """Refuse what is not a file, empty or too large; `way_out` is said about the last. Raises BadModel, OSError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise BadModel("the model is not a regular file")
@@ -344,7 +344,7 @@ class _Check:
             count *= dimension
         size = (count * bits + 7) // 8
         if tensor.external_data or tensor.data_location == tensor.EXTERNAL:
-            # MIGraphX reads external data wherever an entry names some, whatever the tensor says of its location.
+            # MIGraphX reads external data wherever an entry names some, whatever the tensor says about its location.
             if tensor.data_location != tensor.EXTERNAL:
                 raise BadModel(f"{where} names external data, and says that it has none")
             if dtype == "string":

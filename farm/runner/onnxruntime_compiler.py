@@ -1,6 +1,6 @@
 """ONNX Runtime as a compiler: converts an ONNX model to a precision, optimises it, saves it as ONNX.
 
-For CPUs, and for NVIDIA GPUs by its CUDA provider (`onnxruntime_cuda.py`) or TensorRT (`onnxruntime_tensorrt.py`).
+For CPUs; what is different on another device, its `Device` says (`onnxruntime_device.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import onnx_graph, onnxruntime_cuda, onnxruntime_tensorrt, onnxruntime_tuning
+from . import onnx_graph, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
-from .onnxruntime_providers import ON_CARDS, providers_of
+from .onnxruntime_device import LibraryMissing, device_of
 from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples, points_of
 
@@ -53,7 +53,7 @@ RECIPE = 1
 
 
 def state(request: Request) -> ToolchainState:
-    """Return what a cache key says of the toolchain, as it is in this process."""
+    """Return what a cache key says about the toolchain, as it is in this process."""
     found = probe(request)
     if not found["available"]:
         raise RequestFailed("toolchain_mismatch", found["reason"])
@@ -76,28 +76,13 @@ def probe(request: Request) -> ProbeAnswer:
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
     label = f"onnxruntime{onnxruntime.__version__}"
-    card = _on_card(request)
-    if card and not onnxruntime_cuda.is_there():
-        reason = "the installed ONNX Runtime has no CUDA provider"
-        fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
-        return {"available": False, "reason": reason, "fix": fix}
-    if card and not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
-        reason = f"ONNX Runtime {onnxruntime.__version__} does not say which nodes run on the card; 1.24 and newer do"
-        return {"available": False, "reason": reason, "fix": "pip install -U 'migraphx-farm[cuda]'"}
-    found = onnxruntime_cuda.libraries() if card else onnxruntime_cuda.CudaLibraries({}, {}, 0)
-    if card and found.missing:
-        reason = f"the CUDA provider lacks {'; '.join(found.missing.values())}"
-        return {"available": False, "reason": reason, "fix": onnxruntime_cuda.FIX}
-    if _on_tensorrt(request):
-        tensorrt = onnxruntime_tensorrt.libraries()
-        if tensorrt.missing:
-            reason = f"the TensorRT provider lacks {'; '.join(tensorrt.missing.values())}"
-            return {"available": False, "reason": reason, "fix": onnxruntime_tensorrt.FIX.format(major=tensorrt.major)}
-        parts.append(["tensorrt", tensorrt.version])
-        label += f"-tensorrt{tensorrt.version}"
-    if card:
-        parts += [[name, version] for name, version in found.versions.items()]
-        label += f"-cuda{found.versions['cuda']}"
+    device = device_of(request)
+    try:
+        found = device.find()
+    except LibraryMissing as missing:
+        return {"available": False, "reason": missing.reason, "fix": missing.fix}
+    parts += map(list, found.versions.items())
+    label += device.label(found.versions)
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
     libraries = {}
     for name, distribution in (("ml_dtypes", "ml_dtypes"), ("onnx_ir", "onnx-ir"), ("sympy", "sympy")):
@@ -114,18 +99,10 @@ def probe(request: Request) -> ProbeAnswer:
         "parts": parts,
         "libraries": {"onnx": onnx.__version__, **libraries},
         "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
-        "targets": [request["device"] if card else "cpu"],
-        "cpu_family": "" if card else cpu_family(),
+        "targets": [request["device"] if device.memory else "cpu"],
+        "cpu_family": "" if device.memory else cpu_family(),
         "lowest": found.lowest,
     }
-
-
-def _on_card(request: Request | None) -> bool:
-    return request is not None and request.get("device") in ON_CARDS
-
-
-def _on_tensorrt(request: Request | None) -> bool:
-    return request is not None and request.get("device") == "tensorrt"
 
 
 def cpu_family() -> str:
@@ -153,13 +130,14 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     debug = request.get("debug") or {}
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
-    engine = program if _on_tensorrt(request) and request["options"].get("engine") else None
+    device = device_of(request)
+    engine = program if device.writes() else None
     if engine:
         program = scratch / "plain.onnx"
     threads = int(request.get("threads") or 1)
     choice = _choice(request, threads)
     # For a card the model stays plain ONNX: its session rewrites the graph when it loads it.
-    tuned = choice.level if choice and not _on_card(request) else "basic"
+    tuned = choice.level if choice and not device.memory else "basic"
     level = "all" if request["options"].get("level") == "tuned" else tuned
     messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
     quantized: dict[str, int] = {}
@@ -214,10 +192,7 @@ def _replays(request: Request, how: onnxruntime_tuning.Candidate) -> bool:
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
-    """Time one slice under every candidate of the mode, and keep the figures in the database's folder.
-
-    Of candidates that an earlier toolchain found best, under those alone.
-    """
+    """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
     plain: Request = {
         **request,
@@ -231,24 +206,17 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any] | None:
         if candidate.graph and not _replays({**request, "program": str(program)}, candidate):
             return None
-        timings = Path(request["database"]) if _on_tensorrt(request) else None
-        session = _SessionProgram(str(program), candidate, "the slice does not load", request, timings)
+        session = _SessionProgram(
+            str(program), candidate, "the slice does not load", request, Path(request["database"])
+        )
         return lambda: session.run(feeds)
 
     threads = int(request.get("threads") or 1)
     mode = request["tuning"]["mode"]
-    tried = onnxruntime_tuning.candidates(mode, threads, device=str(request["device"]))
-    seeded = [each for each in tried if str(each) in request.get("seeds", ())]
-    seconds = onnxruntime_tuning.time_candidates(mode, seeded, load)
-    if not seconds:
-        seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
+    tried = device_of(request).candidates(mode, threads)
+    seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
-
-
-def _in_bf16(request: Request) -> bool:
-    """Whether a model computes in bf16, and has not only its weights in it; that was looked at."""
-    return request["precision"] == "bf16" and _on_tensorrt(request)
 
 
 def _text(model: Any) -> str:
@@ -268,58 +236,42 @@ def _accept(
     engine: Path | None = None,
     how: onnxruntime_tuning.Candidate | None = None,
 ) -> CompileAnswer:
-    """Load the program the way its users will, and return what is in it. TensorRT then writes its `engine`, if wanted,
-    built `how` tuning found best.
+    """Load the program the way its users will, and return what is in it.
+
+    A device that builds more than ONNX then writes its `engine`, if wanted, built `how` tuning found best.
     """
     import onnx
 
-    precision = request["precision"]
-
+    precision, device = request["precision"], device_of(request)
     if program.stat().st_size > MAX_PROGRAM_BYTES:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     refusal = f"ONNX Runtime refuses its own {precision} program"
     stored = onnx.load_model(program)
-    if _on_tensorrt(request):
-        # A session with compiled nodes cannot write the graph that it executes; an engine has the model's own types.
-        running = onnx.shape_inference.infer_shapes(stored)
-        onnxruntime_tensorrt.refuse_wider(precision, _compute_dtypes(running))
-        session = _building(program, engine, request, how or _default(request), refusal)
+    built = device.build(program, stored, engine, how or device.default(threads))
+    if built:
+        session, running = built
     else:
         executed = scratch / "executed.onnx"
         session = _optimise(program, executed, "all", refusal, threads=threads, request=request)
         running = onnx.load_model(executed)
-    placement = onnxruntime_cuda.placement(session, running, request["device"]) if _on_card(request) else None
-    if engine and placement:
-        onnxruntime_tensorrt.refuse_parts(placement["nodes"], engine)
+    placement = device.placement(session, running, engine)
     operators = Counter(node.op_type for node in nodes_of(stored.graph))
     if precision == "int8":
         quantized = _quantized_operators(stored)
-    if precision in ("int8", "int4", "bf16") and not sum(quantized.values()) and not _in_bf16(request):
+    counted = precision in ("int8", "int4") or (precision == "bf16" and not device.in_bf16)
+    if counted and not sum(quantized.values()):
         raise RequestFailed("nothing_quantized", f"{precision} left every operator of the model as it was")
     return {
         "inputs": [_described(value) for value in session.get_inputs()],
         "outputs": [_described(value) for value in session.get_outputs()],
         "weight_dtypes": _weight_dtypes(stored),
-        "compute_dtypes": _compute_dtypes(running),
+        "compute_dtypes": compute_dtypes(running),
         "quantized": quantized,
         "operators": dict(sorted(operators.items())),
         "offload_copy": True,
         "output_parameters": [],
         "placement": placement,
     }
-
-
-def _building(
-    program: Path, engine: Path | None, request: Request, how: onnxruntime_tuning.Candidate, refusal: str
-) -> Any:
-    """Return a session in which TensorRT has built its engines, and has written the one of the whole model."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    tuned = request["tuning"]["mode"] != "off" and request.get("database")
-    building = onnxruntime_tensorrt.building(request, engine, Path(request["database"]) if tuned else None)
-    return _session(str(program), options, refusal, request, provider_options={**how.provider_options, **building})
 
 
 def _optimise(
@@ -344,10 +296,10 @@ def _optimise(
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     disabled = None if fold else ["ConstantFolding"]
-    return _session(str(source), options, refusal, request, disabled)
+    return session_of(str(source), options, refusal, request, disabled)
 
 
-def _session(
+def session_of(
     path: str,
     options: Any,
     refusal: str,
@@ -361,42 +313,19 @@ def _session(
     """
     import onnxruntime
 
-    card = _on_card(request)
-    if card:
+    device = device_of(request)
+    if device.memory:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    with blamed_on_compiler(f"{refusal}, {_where(request)}" if card else refusal):
+    with blamed_on_compiler(f"{refusal}, {device.where}" if device.where else refusal):
         session = onnxruntime.InferenceSession(
             path,
             options,
-            providers=_providers(request, provider_options or {}),
+            providers=device.providers(provider_options or {}),
             disabled_optimizers=disabled,
             enable_fallback=0,
         )
-        if request and card:
-            onnxruntime_cuda.refuse_without_provider(session, request["device"])
+        device.refuse_without(session)
     return session
-
-
-def _where(request: Request | None) -> str:
-    """Return the words by which failures of a card's memory differ from those of the machine's."""
-    return "on TensorRT" if _on_tensorrt(request) else "on CUDA"
-
-
-def _providers(request: Request | None, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers of a request's session, whose libraries are then loaded."""
-    import onnxruntime
-
-    if request is None or not _on_card(request):
-        return providers_of("cpu", "", {}, {})
-    onnxruntime.preload_dlls()
-    precision = request.get("precision") or ""
-    if _on_tensorrt(request):
-        onnxruntime_tensorrt.settle_tf32(precision)
-        onnxruntime_tensorrt.libraries()
-    (first, chosen), *others = providers_of(request["device"], precision, request.get("options") or {}, found)
-    # What only this process knows: folders, sizes, and that it binds memory.
-    own = {name: value for name, value in found.items() if name.startswith("trt_") or name == "enable_cuda_graph"}
-    return [(first, {**chosen, **own}), *others]
 
 
 def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
@@ -431,7 +360,7 @@ def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
         fix_shapes(model, request["inputs"])
     keep_text(request, "before", lambda: _text(model))
     if request["precision"] in _CONVERSIONS:
-        model = _at_least_opset(model, 13)
+        model = at_least_opset(model, 13)
     return _save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
 
 
@@ -451,7 +380,8 @@ def _loaded(request: Request, **how: bool) -> Any:
     return onnx.load_model(request["model"]["path"], **how)
 
 
-def _at_least_opset(model: Any, version: int) -> Any:
+def at_least_opset(model: Any, version: int) -> Any:
+    """Return a model of this opset, or of a newer one. Raises RequestFailed."""
     import onnx
     from onnx import version_converter
 
@@ -483,14 +413,14 @@ def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> 
 
 
 def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations. TensorRT has."""
+    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
     import ml_dtypes
     import onnx
     from onnx import helper, numpy_helper
 
     model = onnx.load_model(base)
-    if _on_tensorrt(request):
-        _save(onnxruntime_tensorrt.to_bf16(_at_least_opset(model, onnxruntime_tensorrt.BF16_OPSET)), target)
+    if device_of(request).in_bf16:
+        _save(device_of(request).to_bf16(model), target)
         return {}
     count = 0
     for graph in graphs_of(model.graph):
@@ -552,9 +482,7 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
             weight_type=types[options["weights"]],
             calibrate_method=methods[options["method"]],
             reduce_range=options["reduce_range"],
-            # CUDA has no kernel that widens int32: quantized biases are computed on the CPU, at every run. Those of
-            # convolutions ONNX Runtime quantizes all the same when it loads the program; `placement` names them.
-            extra_options=_quantizer_options(request),
+            extra_options=device_of(request).quantizer_options(),
             use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
         )
     return {}
@@ -573,15 +501,7 @@ def sums_saturate(options: Options, request: Request) -> bool:
     """
     mixed = (options["activations"], options["weights"]) == ("uint8", "int8") and not options["reduce_range"]
     family = cpu_family()
-    return mixed and not _on_card(request) and family.startswith("x86") and not family.endswith("-vnni")
-
-
-def _quantizer_options(request: Request) -> dict[str, bool] | None:
-    """TensorRT takes scales without a zero point alone."""
-    if not _on_card(request):
-        return None
-    symmetric = dict.fromkeys(("ActivationSymmetric", "WeightSymmetric"), True) if _on_tensorrt(request) else {}
-    return {"QuantizeBias": False, **symmetric}
+    return mixed and not device_of(request).memory and family.startswith("x86") and not family.endswith("-vnni")
 
 
 def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
@@ -684,7 +604,7 @@ _MOVERS = frozenset(
 """Operators that only move or convert data."""
 
 
-def _compute_dtypes(model: Any) -> dict[str, int]:
+def compute_dtypes(model: Any) -> dict[str, int]:
     """Count the nodes that compute, in the graph that ONNX Runtime executes, by the dtype that they make."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     known = (*model.graph.input, *model.graph.value_info, *model.graph.output)
@@ -735,8 +655,8 @@ class _BoundSession:
     Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
     """
 
-    def __init__(self, session: Any) -> None:
-        self.session = session
+    def __init__(self, session: Any, memory: str) -> None:
+        self.session, self.memory = session, memory
         self.binding = session.io_binding()
         self.inputs = {value.name: self._memory(value) for value in session.get_inputs()}
         self.outputs = [self._memory(value) for value in session.get_outputs()]
@@ -745,8 +665,7 @@ class _BoundSession:
         for described, value in zip(session.get_outputs(), self.outputs, strict=True):
             self.binding.bind_ortvalue_output(described.name, value)
 
-    @staticmethod
-    def _memory(value: Any) -> Any:
+    def _memory(self, value: Any) -> Any:
         import numpy as np
         import onnxruntime
 
@@ -754,7 +673,8 @@ class _BoundSession:
         if port["strides"] is None:
             raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
         with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
-            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], np.dtype(port["dtype"]), "cuda", 0)
+            kind = np.dtype(port["dtype"])
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], kind, self.memory, 0)
 
     def bring(self, feeds: Arrays) -> None:
         """Copy the inputs to the card."""
@@ -782,9 +702,9 @@ class _SessionProgram:
         how: onnxruntime_tuning.Candidate,
         refusal: str,
         request: Request | None = None,
-        timings: Path | None = None,
+        learnt: Path | None = None,
     ) -> None:
-        """`timings` is the folder of TensorRT's timing cache, if engines are built with one."""
+        """`learnt` is the folder of a tuning database, if the device is to keep there what it learns."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -795,13 +715,11 @@ class _SessionProgram:
         options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
-        self.on_card = _where(request) if _on_card(request) else ""
-        chosen = how.provider_options
-        if request and timings:
-            chosen |= onnxruntime_tensorrt.building(request, None, timings)
-        self.session = _session(path, options, refusal, request, provider_options=chosen)
+        self.device = device_of(request)
+        chosen = how.provider_options | (self.device.building(None, learnt) if learnt else {})
+        self.session = session_of(path, options, refusal, request, provider_options=chosen)
         self.outputs = [value.name for value in self.session.get_outputs()]
-        self.bound = _BoundSession(self.session) if how.graph else None
+        self.bound = _BoundSession(self.session, self.device.memory) if how.graph else None
 
     def prepare(self, feeds: Arrays) -> Arrays:
         """Return the arrays themselves."""
@@ -811,14 +729,16 @@ class _SessionProgram:
         """Run once."""
         import numpy as np
 
-        with blamed_on_compiler(f"ONNX Runtime failed while running{f', {self.on_card}' * bool(self.on_card)}"):
+        with blamed_on_compiler(
+            f"ONNX Runtime failed while running{f', {self.device.where}' * bool(self.device.where)}"
+        ):
             if self.bound:
                 return self.bound.run(prepared)
             return [np.asarray(value) for value in self.session.run(None, prepared)]
 
     def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
         """Return what runs with inputs and outputs that stay on the card; None if host and device are one."""
-        if not self.on_card:
+        if not self.device.memory:
             return None
         if self.bound:
             self.bound.bring(prepared)
@@ -831,13 +751,13 @@ class _SessionProgram:
                 return None
             if value.name in prepared:
                 binding.bind_ortvalue_input(
-                    value.name, onnxruntime.OrtValue.ortvalue_from_numpy(prepared[value.name], "cuda", 0)
+                    value.name, onnxruntime.OrtValue.ortvalue_from_numpy(prepared[value.name], self.device.memory, 0)
                 )
         for name in self.outputs:
-            binding.bind_output(name, "cuda")
+            binding.bind_output(name, self.device.memory)
 
         def run() -> None:
-            with blamed_on_compiler(f"ONNX Runtime failed while running, {self.on_card}"):
+            with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
                 self.session.run_with_iobinding(binding)
                 binding.synchronize_outputs()
 
@@ -847,22 +767,19 @@ class _SessionProgram:
 def load(request: Request) -> _SessionProgram:
     """Load a compiled program, the way its tuning found best."""
     session = request.get("session")
-    how = onnxruntime_tuning.Candidate.of_session(session) if session else _default(request)
+    how = onnxruntime_tuning.Candidate.of_session(session) if session else _untuned(request)
     return _SessionProgram(request["program"], how, "the program does not load", request)
 
 
-def _default(request: Request) -> onnxruntime_tuning.Candidate:
-    threads = int(request.get("threads") or 1)
-    return (
-        onnxruntime_tuning.Candidate("basic", threads) if _on_tensorrt(request) else onnxruntime_tuning.default(threads)
-    )
+def _untuned(request: Request) -> onnxruntime_tuning.Candidate:
+    return device_of(request).default(int(request.get("threads") or 1))
 
 
 def load_reference(request: Request) -> _SessionProgram:
     """Load the original model, unchanged; its own precision (fp32) is the reference."""
     return _SessionProgram(
         request["model"]["path"],
-        _default(request),
+        _untuned(request),
         "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)",
     )
 

@@ -28,9 +28,6 @@ _LEVELS = {"quick": ("basic", "all"), "exhaustive": ("basic", "extended", "all")
 _SECONDS = {"quick": 0.05, "exhaustive": 0.25}
 """How long one candidate is timed on one slice."""
 _MIN_REPEATS = 3
-_SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")}
-_BUILDERS = {"quick": (3, 4), "exhaustive": (2, 3, 4, 5)}
-_CUDA_LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
 
 
 class Candidate(NamedTuple):
@@ -69,7 +66,7 @@ class Candidate(NamedTuple):
 
     @property
     def session(self) -> SessionChoice:
-        """What a sidecar says of how to run the program."""
+        """What a sidecar says about how to run the program."""
         found: SessionChoice = {"level": self.level, "threads": self.threads, "spinning": self.spinning}
         found.update(self.provider_options)  # type: ignore[typeddict-item]
         return found
@@ -92,22 +89,8 @@ def default(threads: int) -> Candidate:
     return Candidate("all", threads)
 
 
-def candidates(mode: str, threads: int, *, device: str = "cpu") -> list[Candidate]:
-    """Return what a mode tries with at most so many threads, or on a card."""
-    if device == "tensorrt":
-        return [
-            Candidate("basic", threads, builder=builder, graph=graph)
-            for builder in _BUILDERS[mode]
-            for graph in (False, True)
-        ]
-    if device == "cuda":
-        return [
-            Candidate(level, threads, search=search, nhwc=nhwc, graph=graph)
-            for level in _CUDA_LEVELS[mode]
-            for search in _SEARCHES[mode]
-            for nhwc in (False, True)
-            for graph in (False, True)
-        ]
+def candidates(mode: str, threads: int) -> list[Candidate]:
+    """Return what a mode tries with at most so many threads of a CPU."""
     counts = sorted({1, threads} if mode == "quick" else {*range(1, threads + 1)})
     # One thread waits for nobody, so it never spins.
     return [

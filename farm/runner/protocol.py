@@ -59,7 +59,7 @@ class Messages:
         self.descriptor = descriptor
 
     def send(self, message: Message) -> None:
-        """Write one message; a worker that is gone is no error here: the guard ends the child."""
+        """Write one message; a worker that is gone is not an error here: the guard ends the child."""
         line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             while line:

@@ -360,7 +360,7 @@ def _operations(node: Any) -> int:
 def _signature(model: Any, types: Mapping[str, Type]) -> str:
     """Return a digest of what decides how a model is tuned: operators, shapes and dtypes, not names and weights.
 
-    Inner shapes too (`types`): the scales of a Resize are no whole numbers, and decide the shapes behind it.
+    Inner shapes too (`types`): the scales of a Resize are not whole numbers, and decide the shapes behind it.
     """
     from onnx import numpy_helper
 

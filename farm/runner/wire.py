@@ -10,7 +10,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class MalformedMessage(Exception):
-    """The bytes are no protobuf message of the kind expected."""
+    """The bytes are not a protobuf message of the kind expected."""
 
 
 def fields(data: memoryview | bytes) -> Iterator[tuple[int, int | memoryview]]:

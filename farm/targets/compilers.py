@@ -7,17 +7,20 @@ conversion or quantization changes what comes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal
 
+from farm import entry_points
 from farm.jobs.order import DebugWish
 from farm.spec import OptionValue
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
 
 Maker = Literal["amd", "nvidia"]
-"""Who made a GPU: by whose driver children see it."""
+"""The maker of a GPU: children see it by that maker's driver."""
 
 
 NATIVE = "native"
@@ -92,7 +95,7 @@ def _list_problem(value: Any, choices: Sequence[OptionValue]) -> str:
         return f"must be a list of names, not {value!r}"
     for name in value:
         if not isinstance(name, str) or not _OPERATOR.fullmatch(name):
-            return f"must be a list of names, and {name!r} is none"
+            return f"must be a list of names, and {name!r} is not a name"
         if choices and name not in choices:
             return f"can have {', '.join(str(choice) for choice in choices)}, not {name!r}"
     return ""
@@ -141,11 +144,21 @@ class DeviceKind:
     """Quantization options that are others here than elsewhere."""
     lowest: Mapping[str, int] = field(default_factory=dict)
     """Lowest compute capability, times 10, that has a precision; others need no more than the libraries do."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Options that an extension adds to the compiler with these devices."""
+    computes: tuple[str, ...] = ()
+    """Precisions that these devices compute, though the compiler's others do so in a wider type."""
+    module: str = ""
+    """The module of an extension that does the work in children: of a compiler as `farm.runner.actions.CompilerModule`
+    has it, of a device of ONNX Runtime's with its `RuntimeDevice`. Its package imports `farm.runner` alone of the farm.
+    Empty: the farm's own."""
+    optional: bool = False
+    """Whether a node that has such devices may lack what compiles for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Debugging:
-    """What a compiler can be made to say of its work, as environment variables; none of them changes a program."""
+    """What a compiler can be made to say about its work, as environment variables; none of them changes a program."""
 
     levels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By log level. A compiler without variables for it takes the level from its request."""
@@ -183,8 +196,6 @@ class Compiler:
     """Libraries outside the toolchain that rewrite the model, by precision; `*` is every precision."""
     tuning_binds: bool = False
     """Whether the result of tuning depends on the CPU family."""
-    tuning_seeds: bool = False
-    """Whether what another toolchain's tuning found can be measured again, and is not simply taken."""
     find_enforce: str = ""
     """The variable that `tuning.miopen_find_enforce` sets; empty if there is none."""
     env: Mapping[str, Variable] = field(default_factory=dict)
@@ -205,6 +216,11 @@ class Compiler:
     pack_options: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of a program that ONNX Runtime's provider for this compiler can run; empty if it has none."""
 
+    def adding(self, kinds: Sequence[DeviceKind]) -> Compiler:
+        """Return the compiler with further kinds of devices, and their options."""
+        options = {name: option for kind in kinds for name, option in kind.options.items()}
+        return replace(self, devices=(*self.devices, *kinds), options={**self.options, **options})
+
     def device(self, name: str) -> DeviceKind | None:
         """Return the kind that a device (`gfx942`, `cpu`) is of, or None if it is not served."""
         return next((kind for kind in self.devices if fnmatchcase(name, kind.pattern)), None)
@@ -215,7 +231,7 @@ class Compiler:
         return kind.precisions if kind else ()
 
     def maker(self, device: str) -> Maker | None:
-        """Return whose GPUs a device is; None for one that is no GPU, or is not served."""
+        """Return whose GPUs a device is; None for one that is not a GPU, or is not served."""
         kind = self.device(device)
         return kind.maker if kind else None
 
@@ -326,7 +342,7 @@ class Compiler:
     def _variable(self, name: str) -> Variable:
         found = find_variable(self.env, name)
         if found is None:
-            raise ValueError(f"is no variable of {self.name} that may be set")
+            raise ValueError(f"is not a variable of {self.name} that may be set")
         return found
 
     def _refused(self, name: str) -> str:
@@ -349,7 +365,10 @@ class Compiler:
 
     def emulates(self, device: str, precision: str) -> tuple[str, ...]:
         """Return the parts of a precision that a device computes in a wider type: it rounds, and gains no speed."""
-        return tuple(part for part in precision.split("-") if _listed(device, self.emulated.get(part, ())))
+        kind = self.device(device)
+        own = kind.computes if kind else ()
+        parts = (part for part in precision.split("-") if part not in own)
+        return tuple(part for part in parts if _listed(device, self.emulated.get(part, ())))
 
     def program_extension(self, options: Mapping[str, OptionValue]) -> str:
         """Return the ending of a program's file."""
@@ -413,28 +432,8 @@ ONNXRUNTIME = Compiler(
             (NATIVE, "fp32", "fp16", "bf16", "int8", "int4"),
             tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
         ),
-        DeviceKind(
-            "cuda",
-            (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"),
-            tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
-            maker="nvidia",
-            lowest={"tf32": 80},
-        ),
-        DeviceKind(
-            "tensorrt",
-            (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8"),
-            tuning={"quick": TuningMode(), "exhaustive": TuningMode()},
-            maker="nvidia",
-            # TensorRT takes scales without a zero point alone.
-            quantization={
-                "activations": Option("int8", "type of quantized activations", choices=("int8",)),
-                "weights": Option("int8", "type of quantized weights", choices=("int8",)),
-            },
-            lowest={"tf32": 80, "bf16": 80},
-        ),
     ),
     tuning_binds=True,
-    tuning_seeds=True,
     formats=("onnx",),
     extension=".onnx",
     options={
@@ -446,46 +445,6 @@ ONNXRUNTIME = Compiler(
             devices=("cpu",),
         ),
         "threads": Option(1, "how many threads a tuned program runs with at most", low=1, newer=True, devices=("cpu",)),
-        "gpu_mem_limit": Option(
-            0,
-            "most bytes of GPU memory that a session's arena takes; 0: no limit",
-            newer=True,
-            devices=("cuda", "tensorrt"),
-        ),
-        "arena_extend_strategy": Option(
-            "kNextPowerOfTwo",
-            "how the arena of GPU memory grows",
-            choices=("kNextPowerOfTwo", "kSameAsRequested"),
-            newer=True,
-            devices=("cuda", "tensorrt"),
-        ),
-        "cudnn_conv_algo_search": Option(
-            "EXHAUSTIVE",
-            "CUDA: how cuDNN's convolutions are chosen, each time the program is loaded",
-            choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-            newer=True,
-            devices=("cuda",),
-        ),
-        "prefer_nhwc": Option(False, "CUDA: convolutions in NHWC", newer=True, devices=("cuda",)),
-        "engine": Option(
-            True,
-            "the program holds TensorRT's engine (an EPContext node); false: plain ONNX, built at each load",
-            newer=True,
-            devices=("tensorrt",),
-        ),
-        "trt_max_workspace_size": Option(
-            0, "TensorRT: most bytes of GPU memory for one layer; 0: all", newer=True, devices=("tensorrt",)
-        ),
-        "trt_builder_optimization_level": Option(
-            3,
-            "TensorRT: how long the builder looks for a faster engine",
-            choices=(0, 1, 2, 3, 4, 5),
-            newer=True,
-            devices=("tensorrt",),
-        ),
-        "trt_sparsity_enable": Option(
-            False, "TensorRT: use that two of four weights are zero", newer=True, devices=("tensorrt",)
-        ),
     },
     quantization={
         "int8": {
@@ -512,7 +471,7 @@ ONNXRUNTIME = Compiler(
     toolchains=("onnxruntime",),
     libraries={"bf16": ("ml_dtypes",), "int8": ("sympy",), "int4": ("onnx_ir",)},
     # Weights are kept in bf16 and widened when the program is loaded.
-    emulated={"bf16": ("*", "!tensorrt")},
+    emulated={"bf16": ("*",)},
 )
 
 _STORES = {
@@ -653,8 +612,47 @@ MIGRAPHX = Compiler(
     debugging=_MIGRAPHX_DEBUGGING,
 )
 
-COMPILERS: Mapping[str, Compiler] = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
+
+class KnownCompilers(Mapping[str, Compiler]):
+    """The farm's own compilers and those of extensions, by name. Extensions are looked for at the first question."""
+
+    @cached_property
+    def _known(self) -> dict[str, Compiler]:
+        known = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
+        for _, added in entry_points.load(entry_points.COMPILERS):
+            for name, kinds in ({} if isinstance(added, Compiler) else added).items():
+                known[name] = known[name].adding(kinds)
+            known |= {added.name: added} if isinstance(added, Compiler) else {}
+        return known
+
+    def __getitem__(self, name: str) -> Compiler:
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @cached_property
+    def modules(self) -> dict[str, list[str]]:
+        """What `farm.runner.added.add` takes: the module of each added device, and the folder of its package."""
+        return {
+            f"{compiler.name}/{kind.pattern}": with_folder(kind.module)
+            for compiler in self.values()
+            for kind in compiler.devices
+            if kind.module
+        }
+
+
+def with_folder(module: str) -> list[str]:
+    """Return a module's name, and the folder of its package."""
+    spec = find_spec(module.rpartition(".")[0])
+    return [module, next(iter(spec.submodule_search_locations or ()), "") if spec else ""]
+
+
+COMPILERS = KnownCompilers()
 """Every compiler that the farm knows, by name."""
 
-TRACES: tuple[str, ...] = tuple(dict.fromkeys(name for each in COMPILERS.values() for name in each.debugging.traces))
+TRACES: tuple[str, ...] = tuple(MIGRAPHX.debugging.traces)
 """Everything that some compiler can trace."""

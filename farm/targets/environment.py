@@ -45,7 +45,7 @@ class Variable(NamedTuple):
                 raise ValueError(f"is true or false (or 1 or 0), not {value!r}")
             return "" if self.kind == "flag" and text == "0" else text
         if self.kind == "number":
-            # MIGraphX throws where such a variable is no number.
+            # MIGraphX throws where such a variable is not a number.
             if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,9}", text) or int(text) < self.low:
                 raise ValueError(f"is a whole number from {self.low} on, not {value!r}")
             return str(int(text))

@@ -20,6 +20,8 @@ _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
 _SM = re.compile(r"sm_[0-9]{2,3}")
 _SLICE = re.compile(r"(?P<card>.+)-mig-[0-9]+g\.[0-9]+gb")
 _ANY = ":any"
+_ON_CARDS = ("cuda", "tensorrt")
+"""Devices that the extension for NVIDIA's cards adds."""
 
 FEATURES: Mapping[str, str] = {
     "autocast_fp8": "fp8 inputs and outputs become float32",
@@ -63,6 +65,12 @@ class Target:
         return compiler.maker(self.device) if compiler else None
 
     @property
+    def module(self) -> str:
+        """The module of the extension that adds it; empty for the farm's own."""
+        kind = compiler.device(self.device) if (compiler := COMPILERS.get(self.compiler)) else None
+        return kind.module if kind else ""
+
+    @property
     def slug(self) -> str:
         """The spelling used in identifiers, queues and file names: `migraphx-gfx942`."""
         return f"{self.compiler}-{self.device}"
@@ -104,15 +112,6 @@ class Pool:
     def stem(self) -> str:
         """The name without the facts behind the toolchain; tuning databases are found by it."""
         return stem_of(str(self.target), self.device.compute_units, self.toolchain)
-
-    @property
-    def former(self) -> Pool | None:
-        """The pool under the name that release 0.1.0 gives it, under which jobs may wait; None if it is the same.
-
-        Only if no pool of this release has that name: its workers would get jobs whose keys are not theirs.
-        """
-        bound = self.cpu_family and self.recipe == 1 and self.name.endswith(f".{self.cpu_family}")
-        return replace(self, registered=self.stem) if bound else None
 
     @property
     def build(self) -> str:
@@ -310,6 +309,9 @@ def understand_target(text: str) -> Choice:
         compiler, device = "migraphx", text
         if device not in profiles() and not _GFX.fullmatch(device.removesuffix(_ANY)):
             raise ValueError(f"unknown target `{text}`: {suggestion(text, _known())}")
+    if device.partition(":")[0] in _ON_CARDS:
+        said = f"`{text}` needs the extension nvidia, which is not installed"
+        raise ValueError(f"{said}: the package migraphx-farm has it in farm/extras/nvidia")
     if compiler not in COMPILERS:
         raise ValueError(f"unknown compiler `{compiler}`: {suggestion(compiler, COMPILERS)}")
     profile = profiles().get(device)
@@ -361,7 +363,7 @@ def choose_pools(
     family_bound: bool = False,
     libraries: Sequence[str] = (),
 ) -> list[Pool]:
-    """Return the pools that serve a target, any of which gives the same cache keys.
+    """Return the pools that serve a target; all of them give the same cache keys.
 
     Of those `in_use`, or with a toolchain of all that are `known` if none of it is in use. Of several recipes or
     versions of `libraries` (those that the key names) the newest counts: they are the farm's own. `family_bound`: keys

@@ -1,0 +1,176 @@
+"""The installed MIGraphX: imports its module, and says which build it is, what it offers and why it cannot be used."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import mmap
+import operator
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .elf import identity
+from .protocol import RequestFailed, first_line
+
+if TYPE_CHECKING:
+    from .documents import ProbeAnswer, Request, ToolchainState
+
+_PARTS = re.compile(
+    r"^lib(migraphx(?!_py|_c\.)|MIOpen|rocblas|hipblaslt|amdhip64|hiprtc(?!-builtins)|amd_comgr)[\w.+-]*\.so"
+)
+"""Libraries whose builds make up the toolchain; not the per-Python binding."""
+
+_FUNCTIONS = (
+    "autocast_fp8", "get_onnx_operators", "load_buffer", "quantize_bf16", "quantize_fp16", "quantize_fp8",
+    "quantize_int8", "save_buffer", "to_gpu",
+)  # fmt: skip
+_KEYWORDS = {
+    "parse_onnx": (
+        "dim_params", "limit_max_iterations", "map_dyn_input_dims", "max_loop_iterations", "use_debug_symbols",
+    ),
+    "parse_onnx_buffer": ("external_data_path",),
+    "program.compile": ("exhaustive_tune",),
+}  # fmt: skip
+_VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
+"""What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
+`farm/targets/pools.py` says what each is for."""
+
+RECIPE = 1
+"""Number of the compiler module: it goes up when its conversion or quantization changes what comes out."""
+
+
+def probe(request: Request) -> ProbeAnswer:
+    """Return which MIGraphX is installed; if it cannot be used, why not."""
+    try:
+        migraphx = migraphx_module()
+    except RequestFailed as failure:
+        return {"available": False, "reason": failure.message, "fix": failure.detail}
+    targets, missing = [], {}
+    for name in ("gpu", "cpu", "ref"):
+        try:
+            migraphx.get_target(name)
+            targets.append(name)
+        except RuntimeError as error:
+            missing[name] = first_line(str(error))
+    parts = sorted([*identity(path)] for path in _loaded_parts())
+    version = str(getattr(migraphx, "__version__", "unknown"))
+    short = ".".join(re.findall(r"\d+", version)[:2]) or "unknown"
+    rocm = ".".join(request["rocm"].split(".")[:2]) if "gpu" in targets else ""
+    label = f"rocm{rocm}-migraphx{short}" if rocm else f"migraphx{short}"
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    return {
+        "available": bool(targets),
+        "reason": "" if targets else f"no target loads: {missing}",
+        "version": version,
+        "label": label,
+        "toolchain": f"{label}-{digest}",
+        "parts": parts,
+        "libraries": {},
+        "features": _features(migraphx),
+        "targets": targets,
+        "missing": missing,
+        "cpu_family": "",
+    }
+
+
+def state(request: Request) -> ToolchainState:
+    """Return what a cache key says about the toolchain, as it is in this process. Its label lacks the version of ROCm.
+
+    All targets are loaded for it, as in `probe`: the libraries of all of them make the toolchain.
+    """
+    migraphx_module()
+    found = probe({**request, "rocm": ""})
+    return {
+        "recipe": RECIPE,
+        "toolchain": found["toolchain"],
+        "libraries": found["libraries"],
+        "cpu_family": found["cpu_family"],
+    }
+
+
+def _features(migraphx: Any) -> list[str]:
+    """Return what this MIGraphX offers of all that some release does; to be called once its targets are loaded."""
+    libraries = [path for path in _loaded_parts() if "libmigraphx" in path]
+    return sorted(
+        [name for name in _FUNCTIONS if hasattr(migraphx, name)]
+        + [name for function, names in _KEYWORDS.items() for name in names if takes(migraphx, function, name)]
+        + [name for name, text in _VARIABLES.items() if any(_contains(path, text) for path in libraries)]
+        + ["gpu_arch"] * _cross_compiles(migraphx)
+        + ["unpack_int4"] * _has_operator(migraphx, "unpack_int4")
+    )
+
+
+def takes(migraphx: Any, function: str, keyword: str) -> bool:
+    """Whether a function has a keyword; the binding writes each function's signature into its docstring."""
+    try:
+        signature = str(operator.attrgetter(function)(migraphx).__doc__)
+    except AttributeError:
+        return False
+    return re.search(rf"\b{keyword}:", signature) is not None
+
+
+def _contains(path: str, text: str) -> bool:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:  # noqa: PTH123
+        return data.find(text.encode()) >= 0
+
+
+def _has_operator(migraphx: Any, name: str) -> bool:
+    try:
+        migraphx.op(name)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _cross_compiles(migraphx: Any) -> bool:
+    """Whether the gpu target can be had for an architecture that is not here."""
+    try:
+        migraphx.get_target("gpu", gpu_arch="gfx942")
+    except (TypeError, RuntimeError):  # The binding lacks the keyword; the target does not load.
+        return False
+    return True
+
+
+def migraphx_module() -> Any:
+    """Import the real MIGraphX.
+
+    Raises RequestFailed (`toolchain_mismatch`): not there, for another Python, or a placeholder of that name.
+    """
+    try:
+        migraphx = importlib.import_module("migraphx")
+    except ImportError as error:
+        others = _other_pythons()
+        reason = f"cannot import migraphx: {first_line(str(error))}"
+        raise RequestFailed("toolchain_mismatch", reason + others, _SET_PYTHON if others else "") from None
+    if not hasattr(migraphx, "parse_onnx"):
+        if not getattr(migraphx, "__file__", None) and (others := _other_pythons()):
+            # The library's own folder: Python takes it for a package if the module is for another Python.
+            raise RequestFailed("toolchain_mismatch", f"cannot import migraphx{others}", _SET_PYTHON)
+        place = getattr(migraphx, "__file__", None) or next(iter(getattr(migraphx, "__path__", ["?"])))
+        reason = f"the package migraphx at {place} is a placeholder without parse_onnx"
+        raise RequestFailed("toolchain_mismatch", reason, "pip uninstall migraphx, and install ROCm's package migraphx")
+    return migraphx
+
+
+_SET_PYTHON = "set migraphx_python (FARM_MIGRAPHX_PYTHON) to the interpreter that the module is for"
+
+
+def _other_pythons() -> str:
+    """Return a sentence on the modules of MIGraphX on the import path that this Python cannot load."""
+    found = [entry.name for folder in sys.path for entry in sorted(Path(folder).glob("migraphx.*.so"))]
+    if not found:
+        return ""
+    versions = [f"Python 3.{tag[1]}" for name in found if (tag := re.search(r"cpython-3(\d+)", name))]
+    wanted = f" ({', '.join(versions)})" if versions else ""
+    mine = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return f": {sys.executable} is Python {mine}, there is {', '.join(found)}{wanted}"
+
+
+def _loaded_parts() -> list[str]:
+    """Return the paths of the toolchain's libraries that this process has mapped."""
+    paths = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    return sorted(path for path in paths if _PARTS.match(os.path.basename(path)))  # noqa: PTH119

@@ -1,0 +1,56 @@
+"""Is a document what its type says? pydantic checks it once, where it comes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from farm.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+
+def parsed(text: str | bytes, source: str) -> Any:
+    """Return what JSON says. Raises UsageError for anything else."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise unexpected(source, "not JSON") from None
+
+
+def checked(document: object, kind: type[T], source: str) -> T:
+    """Return a document that is of this type, with fields that the type does not know.
+
+    Raises UsageError that names the source and the first field that is wrong.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return cast(T, _adapter(cast(Hashable, kind)).validate_python([document])[0])
+    except ValidationError as error:
+        raise unexpected(source, wrong(error)) from None
+
+
+def unexpected(source: str, what: str) -> UsageError:
+    """Return the error for an answer that is not what was asked for."""
+    return UsageError(f"unexpected answer from {source}: {what}", hint="is a farm of this release there?")
+
+
+def wrong(error: ValidationError) -> str:
+    """Say in one line which field is wrong, and how."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part)[:40] for part in first["loc"][1:])
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # A TypedDict takes no configuration from outside; one in a list does.
+    return TypeAdapter(list[kind], config=ConfigDict(extra="allow"))
