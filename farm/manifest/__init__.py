@@ -8,9 +8,7 @@ from farm.manifest.entries import (
     Budgets,
     Concurrency,
     Conversion,
-    Data,
     Debug,
-    EnvFile,
     Gates,
     IncludeEntry,
     InputEntry,
@@ -19,13 +17,13 @@ from farm.manifest.entries import (
     ModelEntry,
     OverrideEntry,
     SelectEntry,
-    Source,
     TriggerEntry,
     Tuning,
     Verify,
 )
 from farm.manifest.parsing import check_manifest, load_manifest, manifest_of, parse_manifest, read_manifest
 from farm.manifest.schema import manifest_schema
+from farm.manifest.sources import Data, EnvFile, Source
 
 __all__ = [
     "Budgets",

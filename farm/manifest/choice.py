@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from farm.errors import UsageError, suggestion
-from farm.jobs.order import ChosenGates
 from farm.manifest.entries import Budgets, Gates
+from farm.wire.asked import ChosenGates
 
 
 def read_gates(limits: Iterable[str], budgets: Iterable[str], baseline: str = "") -> ChosenGates | None:
-    """Return the gates that texts of the form NAME=VALUE ask for; None if there are none.
+    """Return the gates that texts of the form NAME=VALUE ask for, `off` as None; None if there are none.
 
-    Raises UsageError for a name that no gate has, and for a value that is none.
+    Raises UsageError for a name that no gate has, and for an invalid value.
     """
     chosen: ChosenGates = {"baseline": baseline, "limits": {}, "budgets": {}}
     for text in limits:
@@ -26,16 +26,17 @@ def read_gates(limits: Iterable[str], budgets: Iterable[str], baseline: str = ""
     return chosen if any(chosen.values()) else None
 
 
-def _read(kind: type[Gates | Budgets], text: str, option: str, example: str) -> dict[str, float]:
+def _read(kind: type[Gates | Budgets], text: str, option: str, example: str) -> dict[str, float | None]:
     name, equals, value = text.partition("=")
     field = name.replace("-", "_")
     if not equals or field not in Budgets.model_fields:
         known = [each.replace("_", "-") for each in Budgets.model_fields]
         hint = suggestion(name, known) if equals else f"such as {option} {example}"
         raise UsageError(f"{option} {text}: not NAME=VALUE of a gate", hint=hint)
+    if value == "off":
+        return {field: None}
     number = float(value) if field == "throughput" and kind is Budgets and _is_number(value) else value
-    read = getattr(_checked(kind, {name.replace("_", "-"): number}, f"{option} {text}"), field)
-    return {} if read is None else {field: float(read)}
+    return {field: float(getattr(_checked(kind, {name.replace("_", "-"): number}, f"{option} {text}"), field))}
 
 
 def _checked(kind: type[Gates | Budgets], values: dict[str, str | float], where: str) -> Gates | Budgets:

@@ -17,7 +17,8 @@ def runs_after(schedule: str, timezone: str, after: float) -> Iterator[float]:
     from cronsim import CronSim
 
     for when in CronSim(schedule, datetime.fromtimestamp(after, ZoneInfo(timezone))):
-        yield when.timestamp()
+        if when.timestamp() > after:  # In a repeated hour it also names the first of the two times.
+            yield when.timestamp()
 
 
 def schedule_problem(schedule: str, timezone: str) -> tuple[str, str, str] | None:

@@ -24,8 +24,9 @@ from pydantic_core import ErrorDetails
 
 from farm.errors import ManifestError, Problem, UsageError, shown, suggestion
 from farm.manifest.cron import schedule_problem
-from farm.manifest.entries import Manifest, ModelEntry, Source
+from farm.manifest.entries import Manifest, ModelEntry
 from farm.manifest.globs import freeze_globs
+from farm.manifest.sources import Source
 from farm.manifest.values import NAME, SPELLINGS
 from farm.manifest.yaml import Unchecked, Written, YamlDocument, read_document, unwritten_document
 from farm.targets.compilers import COMPILERS, canonical_precision
@@ -101,7 +102,7 @@ def _build(document: YamlDocument) -> tuple[Manifest | None, list[Problem]]:
     manifest, wrong = _validated(document.data)
     unknown = [details["loc"] for details in wrong if details["type"] == "extra_forbidden"]
     if wrong and len(unknown) == len(wrong):
-        # What is wrong without them may be wrong for want of them: it is not said.
+        # Without these fields more may look wrong, only because they are missing: that is not reported.
         manifest, _ = _validated(_without(document.data, unknown))
     problems = [_explain(details, document) for details in wrong]
     if disagreements := list(cross_checks(document)):
@@ -125,7 +126,7 @@ def _without(data: Any, paths: Iterable[tuple[str | int, ...]]) -> Any:
     left = deepcopy(data)
     for *parents, name in paths:
         holder = left
-        with suppress(LookupError, TypeError):  # A short form that was read as a mapping is none in the data.
+        with suppress(LookupError, TypeError):  # In the data, a short form that was read as a mapping is not a mapping.
             for part in parents:
                 holder = holder[part]
             del holder[name]

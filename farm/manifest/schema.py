@@ -11,7 +11,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from farm.manifest.entries import Entry, Manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.sources import Entry
 from farm.manifest.values import SCHEMA_ID
 from farm.spec import JsonSchema
 

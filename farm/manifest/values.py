@@ -63,7 +63,7 @@ SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, n
 
 
 class Unknown(ValueError):
-    """A word that is none of those that are known; `hint` says which was meant, or which there are."""
+    """An unknown word; `hint` says which was meant, or which there are."""
 
     def __init__(self, message: str, word: str, known: Iterable[str]) -> None:
         super().__init__(message)

@@ -41,7 +41,7 @@ MAX_DEPTH = 32
 MAX_NODES = 20_000
 """Scalars, lists and mappings of one document; every alias counts as the value that it stands for."""
 MAX_PROBLEMS = 100
-"""After so many problems reading ends; nobody reads more."""
+"""Reading ends after so many problems; nobody reads more."""
 
 _SNIPPET = 160
 _DIGITS = 20
@@ -150,7 +150,7 @@ def make_problem(message: str, lines: Sequence[str], file: str, line: int, colum
 
 
 def _is_binary(start: bytes) -> bool:
-    """Whether a file that starts like this is no text. One control character in a text is a mistake with a place."""
+    """Whether a file that starts like this is not text. One control character in a text is a mistake with a place."""
     return len(re.findall(rb"[\x00-\x08\x0e-\x1f]", start)) > 1 and not start.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
@@ -172,7 +172,7 @@ def read_document(content: str | bytes, file: str) -> YamlDocument:
 
 
 def unwritten_document(data: Any, file: str) -> YamlDocument:
-    """Return a document that a program made: plain data, of which everything stands on line 1."""
+    """Return a document that a program made: plain data; everything in it stands on line 1."""
     return YamlDocument(_unwritten(data), "", file)
 
 

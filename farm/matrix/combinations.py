@@ -1,7 +1,7 @@
 """Combinations: which cells a manifest asks for. GitHub's matrix rules, before anything is looked up.
 
 The product in the order written; `exclude` first, then `include` extends or adds; `overrides` and `expected` select
-among what is left. Then `CellInputs`: the models' inputs at each point of their sizes, checked against the manifest.
+among what is left.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from functools import cache
 from itertools import product
 from math import prod
@@ -17,21 +17,12 @@ from math import prod
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
 from farm.matrix.planned import ExpectedFailure
-from farm.models.data import DataError, FrozenData, check_data
-from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import (
-    BATCH,
     PACK,
     Extent,
-    Input,
-    ShapeError,
-    plain_size,
-    resolve_inputs,
     shape_label,
-    symbolic_inputs,
 )
-from farm.spec import DeclaredValues, InputDocument, PlainSize, canonical_fields
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import COMPILERS, Compiler
 from farm.targets.pools import Choice, understand_target
 
 MAX_CELLS = 50_000
@@ -129,8 +120,8 @@ class Combination:
     point: Point
     places: Mapping[str, Path]
     """Where in the manifest its model, target, toolchain, precision and sizes are written."""
-    extras: list[IncludeEntry | OverrideEntry] = field(default_factory=list)
-    """What `include` and then `overrides` lay over it."""
+    extras: list[tuple[str, int]] = field(default_factory=list)
+    """The places of the entries of `include`, and then of `overrides`, that are laid over it."""
     calibrated_by: int | None = None
     """The entry of `overrides` that names its calibration data."""
     packs: tuple[str, ...] = ()
@@ -151,6 +142,18 @@ class Combination:
         """The cell's readable name, unique in its build."""
         return f"{self.model.name}/{self.slug}{self.suffix}/{self.precision}/{self.label}"
 
+    @property
+    def without_shape(self) -> tuple[object, ...]:
+        """What is the same for its siblings of other shapes, and decides all but their inputs."""
+        target = self.places["target"]
+        return self.index, self.slug, self.toolchain, self.precision, tuple(self.extras), target, self.packs
+
+    def layers(self, manifest: Manifest) -> list[Manifest | ModelEntry | IncludeEntry | OverrideEntry]:
+        """Return the parts of its manifest that have settings for it; later ones are laid over earlier ones."""
+        entries: Mapping[str, Sequence[IncludeEntry | OverrideEntry]]
+        entries = {"include": manifest.include, "overrides": manifest.overrides}
+        return [manifest, self.model, *(entries[name][position] for name, position in self.extras)]
+
     def data_place(self, use: str) -> Path:
         """Return the place of its calibration data or its samples in the manifest."""
         if use == "calibration" and self.calibrated_by is not None:
@@ -161,10 +164,9 @@ class Combination:
 class Complaints:
     """The problems of a manifest, each once, with its place."""
 
-    def __init__(self, manifest: Manifest, file: str) -> None:
-        self._manifest = manifest
-        self._file = file
-        self.problems: dict[Problem, None] = {}
+    def __init__(self, manifest: Manifest, known: Iterable[Problem] = ()) -> None:
+        self._written = manifest.written
+        self.problems = dict.fromkeys(known)
 
     def found(self) -> list[Problem]:
         """Return the problems in the order of the file."""
@@ -172,12 +174,50 @@ class Complaints:
 
     def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at a place; with `key` at the field's name, not at its value."""
-        found = self._manifest.written.problem(message, *path, hint=hint, key=key)
-        problem = Problem(found.message, self._file, found.line, found.column, found.hint, found.snippet)
-        self.problems[problem] = None
+        self.problems[self._written.problem(message, *path, hint=hint, key=key)] = None
 
 
+@dataclass(frozen=True, slots=True)
 class Combinations:
+    """What a manifest asks for, before anything is looked up: `choices` has the meaning of each target's slug.
+
+    `expected` has the failures that the manifest names, by identifier; `problems` are those of the matrix itself.
+    """
+
+    manifest: Manifest
+    combinations: Sequence[Combination]
+    choices: Mapping[str, Choice]
+    expected: Mapping[str, ExpectedFailure]
+    problems: Sequence[Problem]
+
+    def choice(self, combination: Combination) -> Choice:
+        """Return what a combination's target means."""
+        return self.choices[combination.slug]
+
+    def compiler(self, combination: Combination) -> Compiler:
+        """Return the compiler of a combination's target."""
+        return COMPILERS[self.choices[combination.slug].target.compiler]
+
+    def overridden_calibration(self) -> list[tuple[int, int]]:
+        """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry."""
+        needed = {
+            (each.index, each.calibrated_by): None
+            for each in self.combinations
+            if each.calibrated_by is not None and self.compiler(each).needs_calibration(each.precision)
+        }
+        return [(index, position) for index, position in needed if position is not None]
+
+
+def combine(manifest: Manifest) -> Combinations:
+    """Apply the rules of the matrix to a manifest. Raises ManifestError if the matrix is too large to be made."""
+    complaints = Complaints(manifest)
+    rules = MatrixRules(manifest, complaints)
+    combinations = rules.all()
+    expected = rules.expected(combinations)
+    return Combinations(manifest, combinations, rules.choices, expected, tuple(complaints.problems))
+
+
+class MatrixRules:
     """The rules of the matrix for one manifest. Afterwards, `choices` has the meaning of each target's slug."""
 
     def __init__(self, manifest: Manifest, complaints: Complaints) -> None:
@@ -191,10 +231,10 @@ class Combinations:
         """Apply the rules of the matrix, with `overrides`; stop before multiplying out a matrix that is too large."""
         self._check_size()
         original = [combination for index in range(len(self.manifest.models)) for combination in self._of_model(index)]
-        kept = original
+        excluded: set[int] = set()
         for position, entry in enumerate(self.manifest.exclude):
-            chosen = {id(combination) for combination in self._chosen_by(entry, ("exclude", position), original)}
-            kept = [combination for combination in kept if id(combination) not in chosen]
+            excluded.update(self._chosen_by(entry, ("exclude", position), original))
+        kept = [combination for number, combination in enumerate(original) if number not in excluded]
         cells = self._unique([*kept, *self._included(kept)])
         if not cells and not self.complaints.problems:
             hint = "a build needs a cell: `exclude` fewer cells, or `include` some"
@@ -202,15 +242,15 @@ class Combinations:
         self._override(cells)
         return self._unique([each for cell in cells for each in (cell, *self._for_packs(cell))])
 
-    def expected(self, combinations: Sequence[Combination]) -> dict[int, ExpectedFailure]:
-        """Return the expected failures of combinations, by their id; the first entry that names a cell counts."""
-        found: dict[int, ExpectedFailure] = {}
+    def expected(self, combinations: Sequence[Combination]) -> dict[str, ExpectedFailure]:
+        """Return the expected failures of combinations, by identifier; the first entry that names a cell counts."""
+        found: dict[str, ExpectedFailure] = {}
         for position, entry in enumerate(self.manifest.expected):
-            for combination in self._chosen_by(entry, ("expected", position), combinations):
+            for number in self._chosen_by(entry, ("expected", position), combinations):
                 known: ExpectedFailure = {"kind": entry.kind, "reason": entry.reason, "until": entry.until}
                 if entry.link:
                     known["link"] = entry.link
-                found.setdefault(id(combination), known)
+                found.setdefault(combinations[number].identifier, known)
         return found
 
     def _for_packs(self, cell: Combination) -> Iterator[Combination]:
@@ -233,10 +273,10 @@ class Combinations:
     def _override(self, combinations: Sequence[Combination]) -> None:
         """Lay every entry of `overrides` over the cells that it selects, in the order written."""
         for position, entry in enumerate(self.manifest.overrides):
-            for combination in self._chosen_by(entry.select, ("overrides", position, "select"), combinations):
-                combination.extras.append(entry)
+            for number in self._chosen_by(entry.select, ("overrides", position, "select"), combinations):
+                combinations[number].extras.append(("overrides", position))
                 if entry.calibration is not None:
-                    combination.calibrated_by = position
+                    combinations[number].calibrated_by = position
 
     def _check_size(self) -> None:
         total = 0
@@ -302,7 +342,7 @@ class Combinations:
         added: list[Combination] = []
         names = {model.name: index for index, model in enumerate(self.manifest.models)}
         for position, entry in enumerate(self.manifest.include):
-            path: Path = ("include", position)
+            path = ("include", position)
             if entry.model and entry.model not in names:
                 self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
                 continue
@@ -319,7 +359,7 @@ class Combinations:
                     and all(combination.sizes.get(name) == size for name, size in point.items())
                 ]
                 for combination in extended:
-                    combination.extras.append(entry)
+                    combination.extras.append(path)
                 if not extended:
                     indexes = [names[entry.model]] if entry.model else list(names.values())
                     for index in indexes:
@@ -329,10 +369,14 @@ class Combinations:
                     raise ManifestError(self.complaints.found())
         return added
 
-    def _added(self, index: int, entry: IncludeEntry, point: Mapping[str, Extent], path: Path) -> Iterator[Combination]:
+    def _added(
+        self, index: int, entry: IncludeEntry, point: Mapping[str, Extent], path: tuple[str, int]
+    ) -> Iterator[Combination]:
         model = self.manifest.models[index]
         sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
+        targets: list[tuple[Path, str]]
         targets = [((*path, "target"), self._slug(entry.target))] if entry.target else self._targets(index)
+        precisions: list[tuple[Path, str]]
         precisions = [((*path, "precision"), entry.precision)] if entry.precision else self._precisions(index)
         if len(targets) * len(precisions) * _count(model, sizes) > MAX_CELLS:
             self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
@@ -344,10 +388,10 @@ class Combinations:
                 placed = {**places, "toolchain": toolchain_place or target_place}
                 suffix = self._suffix(slug, toolchain)
                 for full in _points(model, sizes):
-                    yield Combination(index, model, slug, toolchain, suffix, precision, full, placed, [entry])
+                    yield Combination(index, model, slug, toolchain, suffix, precision, full, placed, [path])
 
-    def _chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations that a selector at `path` chooses; complain if there are none."""
+    def _chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> list[int]:
+        """Return the numbers of the combinations that a selector at `path` chooses; complain if there are none."""
         self._compare(len(combinations), path)
         selector = Selector.of(entry)
         # Each axis is asked once for each of its values, not once for each cell.
@@ -356,8 +400,8 @@ class Combinations:
         targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
         precisions = _Answers(selector.takes_precision)
         chosen = [
-            item
-            for item in combinations
+            number
+            for number, item in enumerate(combinations)
             if models[item.model.name]
             and targets[item.slug]
             and toolchains[item.toolchain]
@@ -412,120 +456,3 @@ def _count(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> int:
 def _product(sizes: Mapping[str, Sequence[Extent]]) -> Iterator[dict[str, Extent]]:
     for values in product(*sizes.values()):
         yield dict(zip(sizes, values, strict=True))
-
-
-@dataclass(slots=True)
-class Shape:
-    """A model's inputs at one point of its sizes: for the spec and for checks, and the data that fits them."""
-
-    inputs: Mapping[str, InputDocument]
-    tensors: Mapping[str, Input]
-    batch: PlainSize | None
-    texts: Mapping[str, str]
-    """Canonical JSON of the spec's fields `inputs` and `batch`."""
-    checked: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """Whether data fits, by its use and digest."""
-
-
-class CellInputs:
-    """The inputs of the cells of one expansion; cells with the same shape share the work."""
-
-    def __init__(self, manifest: Manifest, models: Mapping[str, FrozenModel], complaints: Complaints) -> None:
-        self._manifest = manifest
-        self._models = models
-        self._complain = complaints.complain
-        self._symbolic: dict[int, Mapping[str, Tensor] | None] = {}
-        self._shapes: dict[tuple[int, str], Shape | None] = {}
-
-    def at(self, combination: Combination) -> Shape | None:
-        """Return a model's inputs at a cell's sizes; None if they contradict each other or the model is unknown."""
-        where = (combination.index, combination.label)
-        if where not in self._shapes:
-            self._shapes[where] = self._resolve(combination)
-        return self._shapes[where]
-
-    def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: Shape) -> bool:
-        """Whether data fits the inputs; complains once for each shape that it does not fit."""
-        checked = (use, frozen.digest)
-        if checked not in shape.checked:
-            model = self._models[combination.model.name]
-            try:
-                check_data(frozen, shape.tensors, model.outputs)
-                shape.checked[checked] = True
-            except DataError as error:
-                shape.checked[checked] = False
-                message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
-                self._complain(message, combination.data_place(use), error.hint)
-        return shape.checked[checked]
-
-    def ranges(self, combination: Combination) -> dict[str, DeclaredValues]:
-        """Return the values that the manifest declares for inputs, by input."""
-        declared: dict[str, DeclaredValues] = {}
-        for name, tensor in (self._inputs_of(combination.index) or {}).items():
-            for pattern, item in combination.model.inputs.items():
-                if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
-                    continue
-                field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
-                whole = tensor.dtype.startswith(("int", "uint", "bool"))
-                if whole and any(value != int(value or 0) for value in values):
-                    message = f"input `{name}` is {tensor.dtype}: its {field} must be whole numbers"
-                    self._complain(message, ("models", combination.index, "inputs", pattern, field))
-                numbers = [int(value or 0) if whole else float(value or 0) for value in values]
-                declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
-                break
-        return declared
-
-    def place_of_size(self, combination: Combination, name: str) -> Path:
-        """Return where the manifest says how large a dimension is."""
-        model, shape = combination.model, combination.point.name
-        if name in model.shapes.get(shape, {}):
-            return ("models", combination.index, "shapes", shape, name)
-        field: Path = ("dims", name)
-        if name == BATCH and BATCH not in model.dims:
-            field = ("sweep", "batches") if model.sweep else ("batches",)
-        return (*combination.places["sizes"], *field)
-
-    def _resolve(self, combination: Combination) -> Shape | None:
-        entry, place = combination.model, combination.places["sizes"]
-        frozen, symbolic = self._models.get(entry.name), self._inputs_of(combination.index)
-        if frozen is None or symbolic is None:
-            return None
-        try:
-            inputs, used = resolve_inputs(frozen, symbolic, combination.sizes)
-        except ShapeError as error:
-            field: Path = tuple(error.field)
-            found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
-            at = f" at {combination.label}" if combination.sizes else ""
-            self._complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
-            return None
-        unused = [name for name in combination.sizes if name not in used]
-        for name in unused:
-            self._unused(combination, name, symbolic)
-        if unused:
-            return None
-        batch = plain_size(combination.sizes[BATCH]) if BATCH in combination.sizes else None
-        documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
-        return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
-
-    def _inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
-        """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""
-        if index not in self._symbolic:
-            entry = self._manifest.models[index]
-            shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
-            frozen = self._models.get(entry.name)
-            try:
-                self._symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
-            except ShapeError as error:
-                self._symbolic[index] = None
-                self._complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
-        return self._symbolic[index]
-
-    def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
-        named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
-        first = next(iter(symbolic.values()), None)
-        shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
-        by_name = suggestion(name, named)
-        hint = f"name it in an input's shape: `inputs: {{{first.name}: {{shape: [{name}, {shown}]}}}}`" if first else ""
-        both = "; ".join(part for part in (by_name, hint) if part)
-        message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
-        self._complain(message, self.place_of_size(combination, name), both, key=True)

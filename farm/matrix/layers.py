@@ -12,17 +12,15 @@ from farm.manifest import (
     Debug,
     EnvFile,
     Gates,
-    IncludeEntry,
     Limits,
     Manifest,
-    ModelEntry,
-    OverrideEntry,
     Tuning,
     Verify,
 )
 from farm.matrix.combinations import Combination
 from farm.matrix.planned import AskedGates
 from farm.spec import OptionValue
+from farm.targets.compilers import default_tolerance
 
 Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
 
@@ -45,11 +43,7 @@ class CellSettings:
 
 def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     """Return the settings of one cell."""
-    layers: list[Manifest | ModelEntry | IncludeEntry | OverrideEntry] = [
-        manifest,
-        combination.model,
-        *combination.extras,
-    ]
+    layers = combination.layers(manifest)
     tolerance: dict[str, dict[str, float]] = {}
     for layer in layers:
         for precision, values in layer.verify.tolerance.items():
@@ -69,23 +63,24 @@ def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     )
 
 
-def tolerances(verify: Verify, precision: str, outputs: Sequence[str], default: float) -> dict[str, float]:
-    """Return the tolerance of each output that has its own, and of all others (`*`): if none is given, `default`."""
-    parts = [verify.tolerance.get(precision)] if precision in verify.tolerance else []
-    if not parts:
-        parts = [verify.tolerance.get(part, verify.tolerance.get("*")) for part in precision.split("-")]
-    given = [part for part in parts if part]
-    tolerance = {"*": max([part["*"] for part in given if "*" in part] or [default])}
-    for name in outputs:
-        matching = [
-            number
-            for part in given
-            for pattern, number in part.items()
-            if pattern != "*" and fnmatchcase(name, pattern)
-        ]
-        if matching:
-            tolerance[name] = max(matching)
-    return tolerance
+def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[str, float]:
+    """Return the tolerance of each output that has its own, and of all others (`*`).
+
+    A precision that is not named has the default. A pair that is not named has the larger tolerance of its halves.
+    """
+    halves = [precision] if precision in verify.tolerance else precision.split("-")
+    given = [
+        {"*": default_tolerance(half), **verify.tolerance.get(half, verify.tolerance.get("*", {}))} for half in halves
+    ]
+    found = {name: max(_tolerance(half, name) for half in given) for name in outputs}
+    most = max(half["*"] for half in given)
+    named = {pattern for half in given for pattern in half if pattern != "*"}
+    return {"*": most, **{name: found[name] for name in outputs if any(fnmatchcase(name, each) for each in named)}}
+
+
+def _tolerance(given: Mapping[str, float], output: str) -> float:
+    own = [number for pattern, number in given.items() if pattern != "*" and fnmatchcase(output, pattern)]
+    return max(own, default=given["*"])
 
 
 def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:

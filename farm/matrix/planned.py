@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import AfterValidator, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
-from farm.jobs.order import ChosenGates, ConversionRecord, WorkOrder
+from farm.jobs.order import ConversionRecord, WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.models.data import FrozenDataDocument
 from farm.models.model import FrozenModelDocument
-from farm.spec import PlainSize
+from farm.spec import PlainSize, model_digest
+from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels
 
 
-class BlobSize(TypedDict):
-    """A blob, and its bytes."""
+def _is_what_it_says(model: FrozenModelDocument) -> FrozenModelDocument:
+    """Check the digest, which the cache key contains: nobody may have a file compiled under the key of another."""
+    if model["digest"] != model_digest({file["path"]: file["digest"] for file in model["files"]}):
+        raise ValueError("the digest is not that of the files")
+    return model
 
-    digest: str
-    size: int
+
+@with_config(ConfigDict(extra="forbid"))
+class FrozenManifest(TypedDict):
+    """A manifest with everything that it names frozen to digests.
+
+    Models in buckets (`s3:`) are not in a stored one: each build reads them.
+    """
+
+    manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
+    file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages", default="manifest.yaml")]
+    models: Mapping[str, Annotated[FrozenModelDocument, AfterValidator(_is_what_it_says)]]
+    data: Annotated[Mapping[str, FrozenDataDocument], Field(default={})]
+    files: Annotated[Mapping[str, BlobSize], Field(description="files of environment variables, by path", default={})]
+    labels: Annotated[Labels, Field(default={})]
+    gates: Annotated[NotRequired[ChosenGates | None], Field(default=None)]
 
 
-class SubmissionDocument(TypedDict):
-    """A manifest with everything that it names frozen to digests; `files` are those of environment variables."""
+class SubmissionDocument(FrozenManifest):
+    """What a build is made of. Repeating it with the same `build_id` changes nothing."""
 
-    build_id: str
-    manifest: str
-    file: str
-    models: Mapping[str, FrozenModelDocument]
-    data: Mapping[str, FrozenDataDocument]
-    files: Mapping[str, BlobSize]
-    labels: Mapping[str, str]
-    gates: NotRequired[ChosenGates | None]
+    build_id: BuildId
 
 
 class Values(TypedDict, total=False):
@@ -57,9 +70,10 @@ class Values(TypedDict, total=False):
 class Baseline(TypedDict):
     """What a cell is compared with, as it was found when the build was planned.
 
-    `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the newest
-    numbers of this cell, made by the baseline's toolchain, on other nodes. `runs_as` as in `ArtifactFacts`. Of a hit,
-    `turns` is how it compared when it was last measured, and `unmeasured` why this build does not measure it.
+    `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the
+    numbers of this cell that stand in for it on other nodes (`farm.builds.build_index`); `unread` says how many reports
+    were read, if there may be more of them. `runs_as` as in `ArtifactFacts`. Of a hit, `turns` is how it compared when
+    it was last measured, and `unmeasured` why this build does not measure it.
     """
 
     ref: str
@@ -70,6 +84,7 @@ class Baseline(TypedDict):
     runs_as: NotRequired[str]
     turns: NotRequired[TurnsFacts]
     unmeasured: NotRequired[str]
+    unread: NotRequired[str]
 
 
 class AskedGates(TypedDict, total=False):
@@ -82,8 +97,15 @@ class AskedGates(TypedDict, total=False):
     hits: Literal["measure", "list"]
 
 
+UNKNOWN = "unknown"
+"""State of a cell in an earlier build whose report is not read yet."""
+
+
 class PastState(TypedDict):
-    """How a cell ended in the manifest's newest build that had it."""
+    """How a cell ended in the manifest's newest build that had it.
+
+    `state` is `unknown` if not all reports were read when the build was planned; then `kind` says how many were.
+    """
 
     state: str
     kind: str
@@ -103,7 +125,7 @@ class CellGates(AskedGates):
 class ExpectedFailure(TypedDict):
     """The manifest's entry for a cell that must fail; `until` is its last day, as an ISO date.
 
-    With `by` it is no entry of the manifest: somebody acknowledged the failure, and the cell may pass, too.
+    With `by` it is not an entry of the manifest: somebody acknowledged the failure, and the cell may pass, too.
     """
 
     kind: str
@@ -199,9 +221,10 @@ class PlanDocument(TypedDict):
 
 
 class ShownPlan(TypedDict):
-    """What a submission or a retry would do."""
+    """What a submission or a retry would do; a submission's `kept` accepts it (`BuildService.submit_planned`)."""
 
     build_id: str
+    kept: NotRequired[str]
     digest: NotRequired[str]
     name: str
     cells: Sequence[ShownCell | CellPlan]

@@ -1,0 +1,179 @@
+"""Looks up what combinations name: models, data, files and pools. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+from farm.manifest import Data, EnvFile
+from farm.matrix.cell_inputs import CellInputs
+from farm.matrix.combinations import Combination, Combinations, Complaints
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
+from farm.spec import DataRecipe, DeclaredValues, FileReference
+from farm.targets.compilers import Compiler, DeviceKind
+from farm.targets.environment import FILE
+from farm.targets.pools import NoPool, Pool, choose_pools
+from farm.wire.asked import BlobSize
+
+FoundData = tuple[DataRecipe | None, FrozenData | None]
+"""What a spec says about data, and the data if it is a blob."""
+
+
+class Lookup:
+    """What one matrix finds of all that was brought, and of the pools that there are; complains of what is missing."""
+
+    def __init__(
+        self,
+        matrix: Combinations,
+        models: Mapping[str, FrozenModel],
+        data: Mapping[str, FrozenData],
+        files: Mapping[str, BlobSize],
+        pools: PoolChoice | None,
+        complaints: Complaints,
+    ) -> None:
+        """Look up in frozen `models` by name, `data` by dataset or `data_key`, and `files` by path.
+
+        Without `pools` none are known: then nobody complains of what may still be brought.
+        """
+        self.matrix = matrix
+        self.complaints = complaints
+        self.complain = complaints.complain
+        self.pools = pools
+        self.inputs = CellInputs(matrix.manifest, models, complaints)
+        self.models = models
+        self._data = data
+        self._files = files
+
+    def model(self, combination: Combination) -> FrozenModel | None:
+        """Return the frozen model of a combination."""
+        found = self.models.get(combination.model.name)
+        if found is None and self.pools:
+            message = f"model `{combination.model.name}` was not submitted with the manifest"
+            hint = "the submitter reads path, package and https; the farm itself s3"
+            self.complain(message, ("models", combination.index, "source"), hint)
+        return found
+
+    def env(
+        self, compiler: Compiler, given: Mapping[str, bool | int | str | EnvFile]
+    ) -> tuple[dict[str, str], dict[str, FileReference]]:
+        """Return the environment of a compile as its spec has it, and the files that it names, by variable.
+
+        Values were checked with the manifest; files that were not brought are a problem.
+        """
+        own = {name: value for name, value in given.items() if compiler.has_env(name)}
+        files: dict[str, FileReference] = {}
+        for name, value in own.items():
+            if isinstance(value, EnvFile) and value.path in self._files:
+                found = self._files[value.path]
+                files[name] = {"path": name, "digest": found["digest"], "size": found["size"]}
+                own[name] = FILE + found["digest"]
+        if absent := [name for name, value in own.items() if isinstance(value, EnvFile)]:
+            if self.pools:
+                self.complain(f"the file of `{absent[0]}` was not submitted with the manifest", ("env",))
+            return {}, {}
+        return compiler.resolve_env(own), files
+
+    def calibration(
+        self, combination: Combination, compiler: Compiler, ranges: Mapping[str, DeclaredValues]
+    ) -> FoundData:
+        """Return the calibration data of a combination that needs some."""
+        if not compiler.needs_calibration(combination.precision):
+            return None, None
+        entry, override = combination.model, combination.calibrated_by
+        use = entry.calibration if override is None else self.matrix.manifest.overrides[override].calibration
+        if use is None:
+            model = self.models.get(entry.name)
+            names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs) if model else "each input"
+            message = f"{combination.precision} of model `{entry.name}` needs calibration data"
+            hint = f"add `calibration: {{path: FILE.npz}}` with an array for {names}; `{{generate: 32}}` to try it out"
+            self.complain(message, ("models", combination.index, "name"), hint)
+            return None, None
+        return self._described(combination, "calibration", use, ranges)
+
+    def samples(self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, DeclaredValues]) -> FoundData:
+        """Return the samples with which a program is compared and measured."""
+        use = combination.model.samples
+        if use is None:
+            return {"generate": kind.min_samples, "seed": 0, "ranges": ranges}, None
+        return self._described(combination, "samples", use, ranges)
+
+    def _described(
+        self, combination: Combination, use: str, described: Data, ranges: Mapping[str, DeclaredValues]
+    ) -> FoundData:
+        place = combination.data_place(use)
+        key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
+        if described.dataset:
+            # A model to which the dataset is not what it is to the first that names it has it under a key of its own.
+            key = key if key in self._data else described.dataset
+            described = self.matrix.manifest.datasets[described.dataset]
+        if described.generate:
+            return {"generate": described.generate, "seed": described.seed, "ranges": ranges}, None
+        frozen = self._data.get(key)
+        if frozen is None:
+            if self.pools:
+                message = f"{use} of model `{combination.model.name}` was not submitted with the manifest"
+                self.complain(message, place)
+            return None, None
+        return {"digest": frozen.digest}, frozen
+
+
+class PoolChoice:
+    """The pools to plan for, and which of them serve a combination."""
+
+    def __init__(
+        self,
+        matrix: Combinations,
+        pools: Sequence[Pool],
+        known: Sequence[Pool],
+        slots: Mapping[str, int],
+        complaints: Complaints,
+    ) -> None:
+        """Choose of `pools`, or of all that are `known` if the manifest names a toolchain; `slots` are by pool."""
+        self._matrix = matrix
+        self._pools = pools
+        self._known = known
+        self._slots = slots
+        self._complain = complaints.complain
+        self._chosen: dict[tuple[object, ...], list[Pool]] = {}
+
+    def serving(self, combination: Combination, *, family_bound: bool) -> list[Pool]:
+        """Return the pools that serve a target with a toolchain, all with the same key; none if that is a problem."""
+        slug, toolchain = combination.slug, combination.toolchain
+        libraries = self._matrix.compiler(combination).libraries_of(combination.precision)
+        asked = slug, toolchain, family_bound, libraries
+        if asked not in self._chosen:
+            self._chosen[asked] = []
+            try:
+                self._chosen[asked] = choose_pools(
+                    self._matrix.choice(combination),
+                    toolchain,
+                    in_use=self._pools,
+                    known=self._known,
+                    family_bound=family_bound,
+                    libraries=libraries,
+                )
+            except NoPool as error:
+                place = combination.places["toolchain" if toolchain else "target"]
+                self._complain(str(error), place, error.hint)
+        return self._chosen[asked]
+
+    def spread(self, identifier: str, pools: Sequence[str]) -> str:
+        """Return the pool for a cell, of those that serve it alike: each has a share by slots, and keeps its cells.
+
+        One that takes no jobs now gets none, unless none of them does: nobody may come to take them.
+        """
+
+        def score(pool: str) -> float:
+            chance = (int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest()[:12], 16) + 1) / (16**12 + 1)
+            return (self._slots.get(pool) or 1) / -math.log(chance)
+
+        if len(pools) == 1:
+            return pools[0]
+        return max([pool for pool in pools if self._slots.get(pool)] or pools, key=score)
+
+
+def data_key(model: str, use: str, override: int | None = None) -> str:
+    """Return the name of a model's own data among all that was brought: `net/samples`, `net/calibration/2`."""
+    return f"{model}/{use}" if override is None else f"{model}/{use}/{override}"
