@@ -63,11 +63,11 @@ class AcknowledgedFailures:
         Raises UsageError for a kind that does not exist, for a day that is over or too far away, and for too many.
         """
         if entry["kind"] not in list(FailureKind):
-            raise UsageError(f"{entry['kind'][:100]} is no kind of failure", hint="docs/failure-kinds.md lists them")
+            raise UsageError(f"{entry['kind'][:100]} is not a kind of failure", hint="docs/failure-kinds.md lists them")
         try:
             last = date.fromisoformat(entry["until"])
         except ValueError:
-            raise UsageError(f"{entry['until'][:100]} is no day", hint="write it as 2026-12-31") from None
+            raise UsageError(f"{entry['until'][:100]} is not a day", hint="write it as 2026-12-31") from None
         if not today() <= last <= today() + timedelta(days=LONGEST):
             raise UsageError(f"{last} is not within {LONGEST} days from today", hint="acknowledge it again later")
 
@@ -93,7 +93,7 @@ class AcknowledgedFailures:
         self._change(namespace, changed)
 
     def attach(self, namespace: str, cells: Sequence[CellPlan]) -> None:
-        """Write the valid entries into planned cells of which the manifest expects nothing."""
+        """Write the valid entries into planned cells for which the manifest expects nothing."""
         valid = {entry["cell"]: entry for entry in self.list(namespace) if entry["until"] >= str(today())}
         for cell in cells if valid else ():
             entry = valid.get(cell["identifier"])

@@ -5,30 +5,34 @@ Found once, when the build is planned, and kept in its plan: a report says the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
+from typing import TypeVar
 
-from farm.artifacts.refs import Refs, SnapshotCell
-from farm.builds.cell_history import CellHistory
+from farm.artifacts.refs import Refs, SnapshotCell, newest
+from farm.builds.build_index import BuildIndex, Reach, StandIn
 from farm.builds.known import KnownArtifacts
 from farm.builds.plan import is_measured
-from farm.builds.shadow import newest
 from farm.errors import FarmFault
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
-from farm.jobs.order import ChosenGates, WorkOrder
+from farm.jobs.order import WorkOrder
 from farm.logging import get_logger
-from farm.matrix.planned import Baseline, CellGates, CellPlan, PastState, Values
+from farm.matrix.planned import UNKNOWN, Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, runs_alike, turns_with, values_of
+from farm.wire.asked import ChosenGates
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Baselines:
     """Finds what cells are compared with."""
 
-    def __init__(self, refs: Refs, known: KnownArtifacts, history: CellHistory) -> None:
+    def __init__(self, refs: Refs, known: KnownArtifacts, index: BuildIndex) -> None:
         self._refs = refs
         self._known = known
-        self._history = history
+        self._index = index
 
     def attach(
         self,
@@ -48,75 +52,100 @@ class Baselines:
         for cell in cells:
             if chosen:
                 cell["gates"] = _laid_over(cell["gates"], chosen)
-        before = self._before(namespace, manifest, [cell["identifier"] for cell in cells])
         limited = [cell for cell in cells if cell["gates"].get("limits")]
         tags = sorted({cell["gates"]["baseline"] for cell in limited})
         named = {tag: instead or self._named(namespace, tag) for tag in tags}
         entries = {cell["identifier"]: named[cell["gates"]["baseline"]].get(cell["identifier"]) for cell in limited}
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
-        by_node = self._by_node(
-            namespace, {identifier: entry["toolchain"] for identifier, entry in entries.items() if entry}
-        )
+        reach = self._reach(namespace, {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)})
+        before = self._before(namespace, manifest, [cell["identifier"] for cell in cells], reach)
+        stand_ins = {
+            cell["identifier"]: _stand_in(cell, entry, found)
+            for cell in limited
+            if (entry := entries[cell["identifier"]]) and (found := facts.get(entry["key"])) and _asks_once(cell)
+        }
+        # What is not read yet may be nearer in time.
+        by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if stand_ins and reach.is_whole else {}
         for cell in cells:
             cell["before"] = before.get(cell["identifier"])
         for cell in limited:
             entry = entries[cell["identifier"]]
             found = facts.get(entry["key"]) if entry else None
-            baseline = _baseline(cell["gates"]["baseline"], found, by_node.get(cell["identifier"], {}))
-            cell["baseline"] = baseline
+            cell["baseline"] = baseline = _baseline(
+                cell["gates"]["baseline"], found, by_node.get(cell["identifier"], {})
+            )
+            if found and not reach.is_whole:
+                baseline["unread"] = str(reach)
         past = self._past_turns(namespace, limited)
         for cell in limited:
             _ask_for_turns(cell, cell["baseline"], past.get(cell["identifier"]))
         for cell in cells:
             if cell["facts"] and cell["order"] and not (is_measured(cell) or cell["order"].get("background")):
                 cell["order"] = None
-        return [f"the tag {tag} names no cell yet: nothing can be compared with it" for tag in tags if not named[tag]]
+        warnings = [
+            f"the tag {tag} names no cell yet: nothing can be compared with it" for tag in tags if not named[tag]
+        ]
+        if unknown := sum(past["state"] == UNKNOWN for past in before.values()):
+            warnings.append(f"{reach}: it is not known how {unknown} of the cells ended before")
+        return warnings
 
     def _named(self, namespace: str, tag: str) -> dict[str, SnapshotCell]:
         """Return the cells that a tag names, by identifier: of several toolchains the one that readers get."""
-        return newest(self._refs.read_or_empty(namespace, tag)["cells"].values())
+        return newest(self._refs.read_through(namespace, tag)["cells"].values())
 
-    def _before(self, namespace: str, manifest: str, identifiers: Sequence[str]) -> dict[str, PastState]:
+    def _reach(self, namespace: str, manifests: Collection[str]) -> Reach:
         try:
-            found = self._history.last(namespace, manifest, identifiers)
+            return self._index.catch_up(namespace, manifests)
         except FarmFault as error:
             log.warning("what was before is not known", error=error.message)
-            return {}
-        return {
-            name: {"state": past["state"], "kind": past["kind"], "build": past["build"]} for name, past in found.items()
-        }
+            return Reach(inf, 0.0)
 
-    def _past_turns(self, namespace: str, cells: Sequence[CellPlan]) -> dict[str, TurnsFacts]:
+    def _before(
+        self, namespace: str, manifest: str, identifiers: Sequence[str], reach: Reach
+    ) -> Mapping[str, PastState]:
+        """Return how cells ended before; a cell whose past is not read yet is neither new nor fixed."""
+        unknown: PastState = {"state": UNKNOWN, "kind": str(reach), "build": ""}
+        known = _known(lambda: self._index.last(namespace, manifest, identifiers, reach.since))
+        found: dict[str, PastState] = {
+            name: {"state": past["state"], "kind": past["kind"], "build": past["build"]} for name, past in known.items()
+        }
+        return found if reach.is_whole else {**dict.fromkeys(identifiers, unknown), **found}
+
+    def _past_turns(self, namespace: str, cells: Sequence[CellPlan]) -> Mapping[str, TurnsFacts]:
         """Return how hits compared with their baselines when an earlier build measured that, by identifier."""
         pairs = {
             cell["identifier"]: (cell["facts"]["key"], baseline["key"])
             for cell in cells
             if cell["facts"] and (baseline := cell.get("baseline")) and baseline["key"]
         }
-        try:
-            return self._history.turns(namespace, pairs) if pairs else {}
-        except FarmFault as error:
-            log.warning("how hits compared before is not known", error=error.message)
-            return {}
+        return _known(lambda: self._index.turns(namespace, pairs)) if pairs else {}
 
-    def _by_node(self, namespace: str, toolchains: Mapping[str, str]) -> dict[str, dict[str, Values]]:
-        try:
-            return self._history.by_node(namespace, toolchains) if toolchains else {}
-        except FarmFault as error:
-            log.warning("numbers of other nodes are not known", error=error.message)
-            return {}
+
+def _known(question: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
+    """Return what the index answers; nothing if it cannot be used."""
+    try:
+        return question()
+    except FarmFault as error:
+        log.warning("what was before is not known", error=error.message)
+        return {}
 
 
 def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:
-    limits = {**gates.get("limits", {}), **chosen.get("limits", {})}
-    budgets = {**gates.get("budgets", {}), **chosen.get("budgets", {})}
+    limits = _without_off({**gates.get("limits", {}), **chosen.get("limits", {})})
+    budgets = _without_off({**gates.get("budgets", {}), **chosen.get("budgets", {})})
     baseline = chosen.get("baseline") or gates.get("baseline") or "latest"
     laid: CellGates = {**gates, "undecided": gates.get("undecided", "warn"), "hits": gates.get("hits", "measure")}
+    laid.pop("limits", None)
+    laid.pop("budgets", None)
     if limits:
         laid.update({"limits": limits, "baseline": baseline})
     if budgets:
         laid["budgets"] = budgets
     return laid
+
+
+def _without_off(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _baseline(tag: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
@@ -130,6 +159,15 @@ def _baseline(tag: str, facts: ArtifactFacts | None, by_node: Mapping[str, Value
         "by_node": by_node,
         "runs_as": facts.get("runs_as", ""),
     }
+
+
+def _asks_once(cell: CellPlan) -> bool:
+    return any(MEASURES[name].how == "once" for name in cell["gates"]["limits"])
+
+
+def _stand_in(cell: CellPlan, entry: SnapshotCell, baseline: ArtifactFacts) -> StandIn:
+    program = cell["facts"]["key"] if cell["facts"] else cell["key"]
+    return StandIn(entry.get("manifest", ""), entry["toolchain"], program, baseline["created"])
 
 
 def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts | None) -> None:

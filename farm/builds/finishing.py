@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
 from farm.artifacts import build_key, open_key
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
-from farm.builds import large_builds
-from farm.builds.cell_history import CellHistory
+from farm.builds.admission import Admission
+from farm.builds.build_index import BuildIndex
 from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
 from farm.builds.known import KnownArtifacts
 from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
-from farm.builds.service import BuildService
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
-from farm.results import junit
 from farm.results.naming import has_passed, named_cell, named_cells
 from farm.results.report import JudgedCell, Report
 from farm.results.sweep import draw
-from farm.signing.notary import THREADS, GatesFound, Notary
+from farm.results.verdict import judge_instead
 from farm.store import Store
-from farm.webhooks.hooks import Webhooks
 
 log = get_logger(__name__)
 
@@ -39,22 +35,26 @@ class BuildFinisher:
         store: Store,
         artifacts: S3Store,
         *,
-        builds: BuildService,
+        admission: Admission,
         reader: BuildReader,
         known: KnownArtifacts,
-        history: CellHistory,
-        webhooks: Webhooks,
-        notary: Notary | None = None,
+        index: BuildIndex,
+        on_finished: Callable[[Report], object],
+        on_judged: Callable[[Report], object],
     ) -> None:
+        """Both are called with a report, perhaps again: `on_judged` before refs name its cells, `on_finished` at last.
+
+        A FarmFault lets the end be repeated.
+        """
         self._store = store
         self._artifacts = artifacts
-        self._builds = builds
+        self._admission = admission
         self._reader = reader
         self._known = known
-        self._history = history
-        self._webhooks = webhooks
+        self._index = index
+        self._on_finished = on_finished
         self._refs = Refs(artifacts)
-        self._notary = notary
+        self._on_judged = on_judged
 
     def finish(self, build_id: str) -> None:
         """Write an ended build's report, move `latest` to the cells that passed, and mark the build reported.
@@ -69,14 +69,12 @@ class BuildFinisher:
         report = self._reader.read_report(namespace, build_id) or self._write_report(namespace, build_id)
         if report is None:
             return
-        if len(report["cells"]) >= large_builds.LARGE:
-            self._reader.large.add_ended(report)
         try:
-            self._history.add(report)
-        except FarmFault as error:
-            log.warning("a report is not in the history yet", build=build_id, error=error.message)
-        self._webhooks.tell(namespace, "build.finished", build_id, _told(report))
-        self._builds.let_go(namespace, build_id, report)
+            self._index.add(report)
+        except (FarmFault, ValueError, LookupError) as error:
+            log.warning("a report is not in the index", build=build_id, error=repr(error))
+        self._on_finished(report)
+        self._admission.let_go(namespace, build_id, report)
         verdict = report["build"]["verdict"]
         log.info("build finished", build=build_id, verdict=verdict["text"] if verdict else "")
 
@@ -89,10 +87,9 @@ class BuildFinisher:
         if report is None:
             return None
         report["build"]["state"] = "reported"
-        self._artifacts.put_object(build_key(namespace, build_id, "junit.xml"), junit.render(report).encode())
         self._draw(namespace, report)
         passed = [cell for cell in report["cells"] if has_passed(cell)]
-        self._sign(namespace, build_id, passed)
+        self._on_judged(report)
         if report["build"].get("shadows"):
             pass  # Only `promote` names what it made.
         elif passed and report["build"]["follows"]:
@@ -110,34 +107,27 @@ class BuildFinisher:
         _count(report)
         return report
 
-    def _sign(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
-        """Sign what the build's gates made of the cells that passed them, if this server has a key."""
-        notary = self._notary
-        if notary is None:
-            return
-
-        def sign(cell: JudgedCell) -> None:
-            if facts := cell["facts"]:
-                gates = GatesFound(cell["gate"]["tolerance"], cell.get("compared", []))
-                notary.attest_gates(self._artifacts, namespace, build_id, facts, gates)
-
-        with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(sign, passed))
-
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
-        """Move `latest` to the cells that passed, or that a follow-up has shown to be faster; submit the follow-up."""
+        """Move `latest` to the cells that passed, and submit the build's follow-up.
+
+        Where a follow-up has shown a program to be faster, and it passes the gates of this build, `latest` names that.
+        """
         planned = self._reader.read_plan(namespace, build_id)
         behind = background_cells(planned["cells"], passed)
-        known = self._known.facts(namespace, [cell["key"] for cell in behind])
+        known = self._known.whole(namespace, {cell["key"]: [cell["key"]] for cell in behind})
+        by_name = {cell["identifier"]: cell for cell in passed}
         proven = {
-            cell["identifier"]: known[cell["key"]]
+            cell["identifier"]: other
             for cell in behind
-            if cell["key"] in known and cell["order"] and is_proven(known[cell["key"]], cell["order"]["against"])
+            if (facts := known.get(cell["key"]))
+            and (order := cell["order"])
+            and is_proven(facts, order["against"])
+            and has_passed(other := judge_instead(cell, by_name[cell["identifier"]], facts))
         }
         named = [
             named_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
-            for cell in passed
-            if (facts := proven.get(cell["identifier"], cell["facts"]))
+            for cell in (by_name | proven).values()
+            if (facts := cell["facts"])
         ]
         self._refs.add_cells(namespace, LATEST, named, drop=given_up(planned, passed))
         if missing := [cell for cell in behind if cell["key"] not in known]:
@@ -152,12 +142,12 @@ class BuildFinisher:
         try:
             if not self._artifacts.get_object(open_key(namespace, follower)):
                 manifest = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
-                self._builds.accept(
+                self._admission.accept(
                     plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b""
                 )
                 log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
-            elif not self._builds.is_whole(follower):
-                self._builds.resume_one(namespace, follower)
+            elif not self._admission.is_whole(follower):
+                self._admission.resume_one(namespace, follower)
         except FarmFault:
             raise  # The build's end is repeated.
         except FarmError as error:
@@ -206,11 +196,3 @@ def _count(report: Report) -> None:
         CELLS_ENDED.labels(cell["state"], cell["kind"] or "").inc()
     verdict = report["build"]["verdict"]
     BUILDS_ENDED.labels(str(verdict["exit_code"] if verdict else 0)).inc()
-
-
-def _told(report: Report) -> dict[str, object]:
-    """Return what webhooks get of a build: what a list of builds has, and the path of its page."""
-    build = report["build"]
-    hidden = ("state", "paused", "outlook")
-    shown: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
-    return {**shown, "page": f"/ui/ns/{build['namespace']}/builds/{build['id']}"}

@@ -21,6 +21,9 @@ from farm.spec import CompileSpec, cache_key
 PRIORITY = -1000
 """Lower than any build that somebody waits for."""
 
+NOT_JUDGED = ("latency", "throughput", "compile_time", "tuning_time")
+"""Limits that a follow-up leaves out: it is faster than the program that passed them, and takes longer to be made."""
+
 
 def follow_up_id(build_id: str) -> str:
     """Return the id of a build's follow-up: always the same, so that it is submitted once."""
@@ -47,9 +50,9 @@ def _more_thorough(cell: CellPlan, ordered: WorkOrder, later: LaterTuning, publi
     order.pop("limit", None)
     key = cache_key(CompileSpec.from_dict(order["spec"]))
     mode = order["spec"]["tuning"]["mode"]
-    # It is compared with the program that it may replace, by which the build was judged already.
     gates: CellGates = {**cell["gates"]}
-    gates.pop("limits", None)
+    if limits := {name: limit for name, limit in gates.pop("limits", {}).items() if name not in NOT_JUDGED}:
+        gates["limits"] = limits
     # A deep search takes days, and reaching the time limit would be final.
     return {
         **cell,

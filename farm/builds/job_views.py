@@ -14,10 +14,10 @@ from farm.compiling.requests import reference_recipe, references_of
 from farm.errors import NotFound
 from farm.jobs.rows import FailureDocument, JobView, ReproductionDocument
 from farm.jobs.state import AttemptLimits, State
-from farm.matrix.planned import BlobSize
 from farm.results.report import JudgedCell
 from farm.spec import FileReference, digest_of
 from farm.store import Store
+from farm.wire.asked import BlobSize
 
 SHOWN_LOG = 64 << 20
 """Most bytes of a log that are shown, from its end; a compiler with traces writes more."""

@@ -16,7 +16,6 @@ from farm.matrix.cells import Cell
 from farm.matrix.planned import CellPlan, ShownCell
 from farm.results.accuracy import judge_fallback
 from farm.spec import FileReference, SpecDocument, changes
-from farm.targets.compilers import OFF
 
 EXPLAINED = 50
 """Number of misses in one plan for which the last artifact's spec is read, to say what changed."""
@@ -74,12 +73,6 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
         return plan_digest((each.cell.identifier, each.cell.key, each.cell.pool) for each in self.cells)
-
-    @property
-    def to_tune(self) -> list[WorkOrder]:
-        """The work orders of misses that are tuned."""
-        orders = [each.cell.order for each in self.cells if each.state == "miss"]
-        return [order for order in orders if order["spec"]["tuning"]["mode"] != OFF]
 
     @property
     def needed_blobs(self) -> dict[str, int]:

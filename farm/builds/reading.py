@@ -8,27 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from time import monotonic
-from typing import cast
+from typing import NamedTuple, cast
+
+from pydantic_core import from_json
 
 from farm.artifacts import build_key, open_key
 from farm.artifacts.s3 import S3Store
-from farm.builds import large_builds
+from farm.builds.build_index import BuildIndex, EndedCells
 from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
-from farm.builds.large_builds import EndedCells, LargeBuilds, PlannedCells
-from farm.builds.large_documents import loads_in_turns
 from farm.builds.outlook import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
-from farm.errors import NotFound, StoreUnavailable, UsageError
+from farm.errors import FarmFault, NotFound, StoreUnavailable, UsageError
 from farm.jobs.estimate import OutlookDocument
 from farm.jobs.rows import AttemptView, BuildEvent, BuildRow, EventBatch, ReproductionDocument, WaitReasons
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
-from farm.results import junit
-from farm.results.lines import CellColumns, CellLine
+from farm.results.lines import CellEnd, CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
 from farm.results.sweep import sweeps_of
 from farm.results.verdict import changes_of, judge_cell, verdict_of
@@ -41,23 +39,26 @@ EXPLAINED = 20
 """Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
 
 JUDGED_AT_ONCE = 2000
-"""Cells of a large build that are read and judged at once."""
+"""Cells that are read and judged at once."""
+
+PLANS = 100_000
+"""Cells of the plans that are kept in memory, some kilobytes each."""
 
 Identifiers = list[str]
 JudgedCells = list[JudgedCell]
+Builds = list[BuildView]
 
 
 class BuildReader:
     """Reads builds. All answers are plain JSON."""
 
-    def __init__(self, store: Store, artifacts: S3Store, jobs: JobViews) -> None:
+    def __init__(self, store: Store, artifacts: S3Store, jobs: JobViews, index: BuildIndex) -> None:
         self._store = store
         self._artifacts = artifacts
         self._jobs = jobs
-        self.read_plan = lru_cache(maxsize=32)(self._load_plan)
-        """A build's plan by namespace and id. Raises NotFound."""
-        self._planned_cells = lru_cache(maxsize=32)(self._index_plan)
-        self.large = LargeBuilds(artifacts)
+        self._index = index
+        self._plans: dict[tuple[str, str], _KnownPlan] = {}
+        """The plans that were used last, the last one at the end."""
 
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
@@ -66,13 +67,13 @@ class BuildReader:
         """
         if self._live(namespace, build_id):
             return build_id
-        known = self._store.builds.list(namespace)
+        known = self._known(namespace)
         if build_id == "@latest":
-            newest = next((str(row["id"]) for row in known if not is_aside(row)), None)
+            newest = next((row["id"] for row in known if not is_aside(row)), None)
             if newest is None:
                 raise NotFound(f"no build in namespace {namespace}", hint="`farm submit MANIFEST` makes one")
             return newest
-        matches = [str(row["id"]) for row in known if str(row["id"]).startswith(build_id)]
+        matches = [row["id"] for row in known if row["id"].startswith(build_id)]
         if len(matches) > 1:
             raise UsageError(f"{build_id} is the start of {len(matches)} builds", hint=", ".join(matches[:5]))
         if matches:
@@ -110,15 +111,24 @@ class BuildReader:
         return self.report(namespace, build_id)["cells"]
 
     def list(self, namespace: str, limit: int = 50, *, label: str = "") -> list[BuildView]:
-        """Return the newest builds of a namespace that the store still knows; with `label` those that have it.
+        """Return the newest builds of a namespace; with `label` those that have it.
 
         A label is KEY=VALUE; of `commit`, the start of its value is enough. Follow-ups have the labels of their builds;
         they and shadow builds are left out.
         """
-        rows = self._store.builds.list(namespace)
+        rows = self._known(namespace)
         if label:
             rows = [row for row in rows if not is_aside(row) and _has(row, label)]
-        return [_build_document(row) for row in rows[:limit]]
+        return rows[:limit]
+
+    def _known(self, namespace: str) -> Builds:
+        """Return the builds of a namespace, newest first: finished ones from the index, others from the store."""
+        finished: dict[str, BuildView] = {}
+        with suppress(FarmFault):
+            finished = self._index.builds(namespace)
+        others = [each for each in self._store.builds.ids(namespace) if each not in finished]
+        rows = map(_build_document, self._store.builds.list(namespace, others))
+        return sorted([*finished.values(), *rows], key=lambda row: row["created_at"], reverse=True)
 
     def events(self, namespace: str, build_id: str, after: str | None, block_seconds: float) -> EventBatch:
         """Return a build's events after an event id, waiting up to `block_seconds` for the first.
@@ -127,10 +137,6 @@ class BuildReader:
         """
         found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
         return {"items": found.items, "reset": found.reset}
-
-    def junit(self, namespace: str, build_id: str, link: str = "") -> str:
-        """Return a build's report as JUnit XML; `link` is the build's page."""
-        return junit.render(self.report(namespace, build_id), link)
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> ReproductionDocument:
         """Return `JobViews.reproduction` of a cell's job; if the store no longer has it, from its build's documents.
@@ -199,28 +205,24 @@ class BuildReader:
         """Return these cells of a build, judged, as far as the store has them."""
         if not identifiers:
             return []
-        planned = self._planned_cells(namespace, build_id)
+        planned = self._plan(namespace, build_id)
         rows = self._store.builds.cells(build_id, identifiers)
-        cells = [judge_cell(planned[row["identifier"]], row) for row in rows]
+        cells = [judge_cell(planned.document["cells"][planned.place[row["identifier"]]], row) for row in rows]
         self._explain(cells)
         return cells
 
     def lines(self, namespace: str, build_id: str) -> EndedCells:
         """Return a build with its cells in short. Raises NotFound.
 
-        The cells of an open large build come from the extract of its plan, and are judged some at a time: its report
-        would take a gigabyte of memory.
+        The cells of an open build are judged some at a time: the report of a large one would take a gigabyte of memory.
         """
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
-        if row is None or (row["state"] == "reported" and row["cells"] >= large_builds.LARGE):
-            return self.large.ended(namespace, build_id) or self.large.add_ended(self.report(namespace, build_id))
         unjudged = self.unjudged_lines(namespace, build_id)
-        if unjudged is None:
-            report = self.report(namespace, build_id)
-            return EndedCells(report["build"], [CellLine.of(cell) for cell in report["cells"]])
+        if row is None or unjudged is None:
+            return self._index.lines(namespace, build_id) or self._indexed(self.report(namespace, build_id))
         build, cells = unjudged
-        planned, jobs = self._large_plan(namespace, build_id), self._store.builds.jobs(build_id)
+        planned, jobs = self._plan(namespace, build_id), self._store.builds.jobs(build_id)
         cells = [cell._replace(job=jobs.get(cell.identifier, "")) for cell in cells]
         waiting = [cell.identifier for cell in cells if cell.look == "queued"]
         under_way = [cell.identifier for cell in cells if cell.look != "queued"]
@@ -229,38 +231,48 @@ class BuildReader:
             for cell in self.some_cells(namespace, build_id, some):
                 cells[planned.place[cell["identifier"]]] = CellLine.of(cell)
                 times[cell["identifier"]] = (cell["state"], cell["elapsed"], cell["spent"])
-        work = _work(planned, cells, times)
+        work = _work(planned.document["cells"], cells, times)
         build["outlook"] = self.outlook(work, row["max_parallel"], paused=build_id if row["paused"] else "")
         return EndedCells(build, cells)
 
-    def ended_columns(self, namespace: str, build_id: str) -> tuple[BuildView, CellColumns] | None:
-        """Return of a large build that has ended what compares builds; None for other builds, and without an extract.
-
-        This reads a third of what `lines` reads.
-        """
-        row = self._live(namespace, build_id)
-        if row and (row["state"] != "reported" or row["cells"] < large_builds.LARGE):
-            return None
-        return self.large.ended_columns(namespace, build_id)
+    def ends(self, namespace: str, build_id: str) -> tuple[BuildView, Sequence[CellEnd]]:
+        """Return a build with how its cells ended. Raises NotFound."""
+        if found := self._index.ends(namespace, build_id):
+            return found
+        build, cells = self.lines(namespace, build_id)
+        return build, list(map(CellEnd.of, cells))
 
     def unjudged_lines(self, namespace: str, build_id: str) -> EndedCells | None:
-        """Return an open large build with its cells as the store has them, before any is judged; None for others."""
+        """Return an open build with its cells as the store has them, before any is judged; None for others."""
         row = self._live(namespace, build_id)
-        if row is None or row["state"] == "reported" or row["cells"] < large_builds.LARGE:
+        if row is None or row["state"] == "reported":
             return None
-        planned = self._large_plan(namespace, build_id)
         states = self._store.builds.states(build_id)
         if len(states) < row["accepted"]:
             return None  # The store lost them since it answered about the build.
-        return EndedCells(_build_document(row, self.follower(build_id)), planned.lines(states))
+        cells = [
+            CellLine.planned(cell, states.get(cell["identifier"], State.QUEUED))
+            for cell in self.read_plan(namespace, build_id)["cells"]
+        ]
+        return EndedCells(_build_document(row, self.follower(build_id)), cells)
 
-    def _large_plan(self, namespace: str, build_id: str) -> PlannedCells:
-        """Return the extract of a large build's plan; make it if it is missing."""
-        try:
-            return self.large.planned(namespace, build_id)
-        except KeyError:
-            self.large.add_planned(self.read_plan(namespace, build_id))
-            return self.large.planned(namespace, build_id)
+    def _indexed(self, report: Report) -> EndedCells:
+        if report["build"]["state"] == "reported":
+            return self._index.add(report)
+        return EndedCells(report["build"], list(map(CellLine.of, report["cells"])))
+
+    def read_plan(self, namespace: str, build_id: str) -> PlanDocument:
+        """Return a build's plan. Raises NotFound."""
+        return self._plan(namespace, build_id).document
+
+    def keep_plan(self, document: PlanDocument) -> None:
+        """Keep a plan in memory, and forget those that were not used for long: large ones take long to read."""
+        build = document["build"]
+        kept = _KnownPlan(document, {cell["identifier"]: place for place, cell in enumerate(document["cells"])})
+        plans = {**self._plans, (build["namespace"], build["id"]): kept}
+        while len(plans) > 1 and sum(len(plan.place) for plan in plans.values()) > PLANS:
+            plans.pop(next(iter(plans)))
+        self._plans = plans
 
     def current_outlook(self, namespace: str, build_id: str) -> OutlookDocument | None:
         """Return when the current workers are expected to finish a build; None if the store has lost it."""
@@ -278,7 +290,7 @@ class BuildReader:
         if found is None:
             return None
         try:
-            read = loads_in_turns(found.data)
+            read = from_json(found.data)
             read["build"]["verdict"]["exit_code"]
             report: Report = read
         except (ValueError, KeyError, TypeError) as error:
@@ -311,20 +323,15 @@ class BuildReader:
             )
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
-    def _index_plan(self, namespace: str, build_id: str) -> PlannedCells | dict[str, CellPlan]:
-        row = self._live(namespace, build_id)
-        if row is None or row["cells"] >= large_builds.LARGE:
-            with suppress(KeyError):
-                return self.large.planned(namespace, build_id)
-        return {cell["identifier"]: cell for cell in self.read_plan(namespace, build_id)["cells"]}
-
-    def _load_plan(self, namespace: str, build_id: str) -> PlanDocument:
+    def _plan(self, namespace: str, build_id: str) -> _KnownPlan:
+        if known := self._plans.get((namespace, build_id)):
+            return known
         found = self._artifacts.get_object(build_key(namespace, build_id, "plan.json"))
         if found is None:
             hint = "it is kept for `keep_days` after the build's end; submit the manifest again"
             raise NotFound(f"build {build_id} has no plan in object storage", hint=hint)
-        document: PlanDocument = loads_in_turns(found.data)
-        return document
+        self.keep_plan(from_json(found.data, cache_strings="all"))
+        return self._plans[namespace, build_id]
 
     def _explain(self, cells: Iterable[JudgedCell]) -> None:
         """Say why cells wait: the first queued ones, and running ones without object storage."""
@@ -357,21 +364,28 @@ class BuildReader:
 
 
 def is_aside(build: Mapping[str, object]) -> bool:
-    """Whether a build is none of a manifest's own: it follows another build, or is the shadow of a ref."""
+    """Whether a build was not submitted by a manifest: it follows another build, or is the shadow of a ref."""
     return bool(build.get("follows") or build.get("shadows"))
 
 
+class _KnownPlan(NamedTuple):
+    document: PlanDocument
+    place: Mapping[str, int]
+    """The place of each cell in the order of the manifest, by its identifier."""
+
+
 def _work(
-    planned: PlannedCells, cells: Sequence[CellLine], known: Mapping[str, tuple[str, float | None, float]]
+    planned: Sequence[CellPlan], cells: Sequence[CellLine], known: Mapping[str, tuple[str, float | None, float]]
 ) -> Iterator[EstimatedCell]:
     """Yield what an outlook needs of cells: those that nobody judged yet wait."""
-    for (identifier, key, pool, estimate), line in zip(planned.work(), cells, strict=True):
-        state, elapsed, spent = known.get(identifier, (State.QUEUED, None, 0.0))
-        cell = {"state": state, "job": line.job, "key": key, "pool": pool, "estimate": estimate}
-        yield cast(EstimatedCell, {**cell, "elapsed": elapsed, "spent": spent})
+    for cell, line in zip(planned, cells, strict=True):
+        state, elapsed, spent = known.get(line.identifier, (State.QUEUED, None, 0.0))
+        part = {"state": state, "job": line.job, "key": cell["key"], "pool": cell["pool"]}
+        more = {"estimate": cell.get("estimate"), "elapsed": elapsed, "spent": spent}
+        yield cast(EstimatedCell, {**part, **more})
 
 
-def _has(row: BuildRow, label: str) -> bool:
+def _has(row: BuildView, label: str) -> bool:
     key, _, value = label.partition("=")
     found = str((row.get("labels") or {}).get(key, ""))
     return bool(found) and (found == value or (key == "commit" and len(value) > 6 and found.startswith(value)))
@@ -428,7 +442,7 @@ class BuildChanges:
     """The changes of one build for one reader, who knows everything up to `position`.
 
     An empty position stands for a reader who knows nothing. Such a reader, and one whose position the store does not
-    know, first gets a change of type `reset`: he reads the whole report, and then follows the changes.
+    know, first gets a change of type `reset`, reads the whole report, and then follows the changes.
     """
 
     def __init__(self, reader: BuildReader, namespace: str, build_id: str, position: str | None) -> None:

@@ -6,21 +6,22 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
 from farm import broker
 from farm.app import Farm
+from farm.artifacts.s3 import S3Store
 from farm.control import retention
 from farm.control.pool_timeout import fail_unserved
 from farm.control.reaper import reap
 from farm.control.reconciler import Queued, Resumer, send_strays
-from farm.control.schedule import Schedule
 from farm.control.tuning_merges import INTERVAL as MERGE_INTERVAL
 from farm.control.tuning_merges import merge_tuning
-from farm.control.wakeups import Send, dispatch_next, settle_left, settle_next, wake_pools
+from farm.control.wakeups import FinishBuild, Send, dispatch_next, settle_left, settle_next, wake_pools
 from farm.errors import FarmFault
+from farm.extension import Loop
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.store import Store
@@ -36,85 +37,37 @@ FIRST_TIDYING = 60.0
 FIRST_COLLECTION = 3600.0
 """Seconds until the first garbage collection."""
 
-FIRE_SECONDS = 10.0
-"""Seconds between two looks at the triggers of stored manifests: each reads their heads."""
-
-DELIVER_SECONDS = 5.0
-"""Seconds between two looks for messages to webhooks: each is a listing."""
-
 SETTLERS = 4
 """Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
 loop alone falls behind while many builds are submitted.
 """
 
-RADAR_SECONDS = 30.0
-"""Seconds between two looks for toolchains that have appeared."""
+LOOK_EVERY = 60.0
+"""Seconds between two looks for reports that another control plane wrote."""
 
 LEADER_SECONDS = 10.0
+AGAIN = 60.0
+"""Seconds after which a step that failed is taken again, at most."""
+
 WAIT_SECONDS = 0.5
-"""Seconds that one call waits for a wake-up, and so the time that a loop needs to stop."""
+"""Seconds that one call waits for a wake-up, and so the time that a loop needs to stop; also the shortest pause after a
+failure.
+"""
 
 
 class ControlPlane:
-    """Dispatches, reaps, reconciles, finishes and cleans up, until it has to stop."""
+    """Runs loops in threads, until it has to stop. Any number of them may run for one farm."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        *,
-        send: Send,
-        queued: Queued,
-        finish_build: Callable[[str], None],
-        resume: Callable[[], None],
-        tidy: Callable[[], None],
-        merge: Callable[[], object],
-        collect: Callable[[], object],
-        fire: Callable[[], object],
-        deliver: Callable[[], object],
-        radar: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Reach the broker by `send` and `queued`; `finish_build` reports a build that ended, `resume` gives the store
-        back builds that it lost, `tidy` looks after object storage, `merge` after tuning databases, `collect`
-        after blobs that nothing names, `fire` builds stored manifests whose triggers are due, `deliver` calls webhooks,
-        `radar` looks for toolchains that appear. All may be called again for the same thing, and by several control
-        planes.
-        """
-        self._settings = settings
+    def __init__(self, store: Store, loops: Sequence[Loop]) -> None:
         self._store = store
-        self._send = send
-        self._queued = queued
-        self._finish = finish_build
-        self._resumer = Resumer(store, resume)
-        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._tidy = tidy
-        self._merge = merge
-        self._collect = collect
-        self._fire = fire
-        self._deliver = deliver
-        self._radar = radar
-        self._forgetting = Schedule(retention.INTERVAL)
-        self._tidying = Schedule(retention.INTERVAL, first=FIRST_TIDYING)
-        self._collecting = Schedule(retention.COLLECTIONS, first=FIRST_COLLECTION)
+        self._loops = loops
+        self._name = _own_name()
 
     def run(self, stop: threading.Event) -> None:
         """Run all loops until `stop` is set. Waits for servers that are away."""
-        every = min(SWEEP_SECONDS, self._settings.lease_seconds / 12)
-        settle = partial(settle_next, self._store, self._finish, WAIT_SECONDS)
-        loops: list[tuple[str, Callable[[], object]]] = [
-            ("dispatch", partial(dispatch_next, self._store, self._send, WAIT_SECONDS)),
-            *[("settle", settle)] * SETTLERS,
-            ("reap", partial(self._reap, stop, min(every, 0.25))),
-            ("sweep", partial(self._sweep, stop)),
-            ("repair", partial(self._repair, stop)),
-            ("tuning", partial(self._merge_tuning, stop)),
-            ("triggers", partial(self._fire_triggers, stop)),
-            ("webhooks", partial(self._call_webhooks, stop)),
-            ("garbage", partial(self._collect_garbage, stop)),
-            ("radar", partial(self._look_for_toolchains, stop)),
-        ]
         threads = [
-            threading.Thread(target=_repeat, args=(name, step, stop), name=f"control-{name}") for name, step in loops
+            threading.Thread(target=self._repeat, args=(loop, stop), name=f"control-{loop.name}")
+            for loop in self._loops
         ]
         for thread in threads:
             thread.start()
@@ -125,98 +78,91 @@ class ControlPlane:
         except FarmFault as error:
             log.info("cannot release the leader's lease, it expires by itself", error=error.message)
 
-    def _reap(self, stop: threading.Event, seconds: float) -> None:
-        reap(self._store, self._name)
-        stop.wait(seconds)
-
-    def _sweep(self, stop: threading.Event) -> None:
-        if self._store.leader.lead(self._name, LEADER_SECONDS):
-            _each(
-                partial(wake_pools, self._store),
-                partial(send_strays, self._store, self._send, self._queued),
-                partial(fail_unserved, self._store, self._settings.pool_timeout),
-                self._forget,
-            )
-        stop.wait(SWEEP_SECONDS)
-
-    def _forget(self) -> None:
-        if self._forgetting.is_due():
-            retention.forget_expired(self._store)
-            self._forgetting.done()
-
-    def _repair(self, stop: threading.Event) -> None:
-        """Separate from the sweep, because these also need object storage."""
-        if self._store.leader.lead(self._name, LEADER_SECONDS):
-            self._resumer.check()
-            settle_left(self._store, self._finish)
-            if self._tidying.is_due():
-                self._tidy()
-                self._tidying.done()
-        stop.wait(SWEEP_SECONDS)
-
-    def _merge_tuning(self, stop: threading.Event) -> None:
-        """In a loop of its own, because a large database takes long."""
-        stop.wait(MERGE_INTERVAL)
-        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
-            self._merge()
-
-    def _fire_triggers(self, stop: threading.Event) -> None:
-        """In a loop of its own, because to accept a large build takes long."""
-        if self._store.leader.lead(self._name, LEADER_SECONDS):
-            self._fire()
-        stop.wait(FIRE_SECONDS)
-
-    def _look_for_toolchains(self, stop: threading.Event) -> None:
-        """In a loop of its own, because it plans whole builds."""
-        stop.wait(RADAR_SECONDS)
-        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS):
-            self._radar()
-
-    def _call_webhooks(self, stop: threading.Event) -> None:
-        """In a loop of its own, because it waits for the servers of others."""
-        if self._store.leader.lead(self._name, LEADER_SECONDS):
-            self._deliver()
-        stop.wait(DELIVER_SECONDS)
-
-    def _collect_garbage(self, stop: threading.Event) -> None:
-        """In a loop of its own, because it reads every document."""
-        stop.wait(SWEEP_SECONDS)
-        if not stop.is_set() and self._store.leader.lead(self._name, LEADER_SECONDS) and self._collecting.is_due():
-            self._collect()
-            self._collecting.done()
+    def _repeat(self, loop: Loop, stop: threading.Event) -> None:
+        """Take a loop's step until `stop` is set; no exception ends the loop."""
+        healthy = True
+        stop.wait(loop.first)
+        while not stop.is_set():
+            pause = min(max(loop.seconds, WAIT_SECONDS), AGAIN)
+            try:
+                if loop.leader_only and not self._store.leader.lead(self._name, LEADER_SECONDS):
+                    pause = min(loop.seconds, LEADER_SECONDS)
+                else:
+                    loop.step()
+                    pause = loop.seconds
+                if not healthy:
+                    log.info("control loop continues", loop=loop.name)
+                healthy = True
+            except FarmFault as error:
+                if healthy:
+                    log.warning("control loop waits", loop=loop.name, error=error.message, hint=error.hint)
+                healthy = False
+            except Exception:
+                log.exception("control loop failed, continuing", loop=loop.name)
+            stop.wait(pause)
 
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
     """Run the control plane of a farm until `stop` is set."""
-    ControlPlane(
-        farm.settings,
-        farm.store,
-        send=partial(broker.dispatch, farm.celery),
-        queued=partial(broker.queued, farm.celery),
-        finish_build=farm.build_finisher.finish,
-        resume=farm.builds.resume,
-        tidy=partial(
-            retention.tidy_storage,
+    loops = [
+        *job_loops(
+            farm.settings,
             farm.store,
-            farm.artifacts,
-            changes_kept=timedelta(days=farm.settings.changes_days),
+            send=partial(broker.dispatch, farm.celery),
+            queued=partial(broker.queued, farm.celery),
+            finish=farm.build_finisher.finish,
+            resume=farm.admission.resume,
         ),
-        merge=partial(merge_tuning, farm.artifacts),
-        collect=partial(
-            retention.collect_garbage,
-            farm.artifacts,
-            delete=farm.settings.gc,
-            plans_kept=timedelta(days=farm.settings.keep_days),
-        ),
-        fire=farm.trigger_rounds.go,
-        deliver=farm.delivery_rounds.go,
-        radar=partial(_follow_toolchains, farm),
-    ).run(stop)
+        *storage_loops(farm.settings, farm.store, farm.artifacts),
+        Loop("index", farm.build_index.fill, LOOK_EVERY, leader_only=False),
+        *(loop for extension in farm.extensions if extension.loops for loop in extension.loops(farm)),
+    ]
+    ControlPlane(farm.store, loops).run(stop)
 
 
-def _follow_toolchains(farm: Farm) -> None:
-    if farm.settings.radar:
-        farm.toolchains.follow(farm.settings.radar)
+def job_loops(
+    settings: Settings, store: Store, *, send: Send, queued: Queued, finish: FinishBuild, resume: Callable[[], None]
+) -> list[Loop]:
+    """Return the loops that jobs and builds need.
+
+    They reach the broker by `send` and `queued`; `finish` reports a build that ended, `resume` gives the store back
+    builds that it lost.
+    """
+    every = min(SWEEP_SECONDS, settings.lease_seconds / 12)
+    settle = Loop("settle", partial(settle_next, store, finish, WAIT_SECONDS), 0.0, leader_only=False)
+    sweep = partial(
+        _each,
+        partial(wake_pools, store),
+        partial(send_strays, store, send, queued),
+        partial(fail_unserved, store, settings.pool_timeout),
+    )
+    # Separate from the sweep, because these also need object storage.
+    repair = partial(_each, Resumer(store, resume).check, partial(settle_left, store, finish))
+    return [
+        Loop("dispatch", partial(dispatch_next, store, send, WAIT_SECONDS), 0.0, leader_only=False),
+        *[settle] * SETTLERS,
+        Loop("reap", partial(reap, store, _own_name()), min(every, 0.25), leader_only=False),
+        Loop("sweep", sweep, SWEEP_SECONDS),
+        Loop("repair", repair, SWEEP_SECONDS),
+        Loop("forget", partial(retention.forget_expired, store), retention.INTERVAL),
+    ]
+
+
+def storage_loops(settings: Settings, store: Store, artifacts: S3Store) -> list[Loop]:
+    """Return the loops that look after object storage, each in a thread of its own: they read much, and take long."""
+    days = timedelta(days=settings.changes_days)
+    tidy = partial(retention.tidy_storage, store, artifacts, changes_kept=days)
+    kept = timedelta(days=settings.keep_days)
+    collect = partial(retention.collect_garbage, artifacts, delete=settings.gc, plans_kept=kept)
+    return [
+        Loop("tidy", tidy, retention.INTERVAL, first=FIRST_TIDYING),
+        Loop("tuning", partial(merge_tuning, artifacts), MERGE_INTERVAL, first=MERGE_INTERVAL),
+        Loop("garbage", collect, retention.COLLECTIONS, first=FIRST_COLLECTION),
+    ]
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _each(*steps: Callable[[], object]) -> None:
@@ -228,23 +174,3 @@ def _each(*steps: Callable[[], object]) -> None:
             raise
         except Exception:
             log.exception("a step of a control loop failed, continuing with the next")
-
-
-def _repeat(name: str, step: Callable[[], object], stop: threading.Event) -> None:
-    """Call `step` until `stop` is set; no exception ends the loop."""
-    healthy = True
-    while not stop.is_set():
-        try:
-            step()
-        except FarmFault as error:
-            if healthy:
-                log.warning("control loop waits", loop=name, error=error.message, hint=error.hint)
-            healthy = False
-            stop.wait(WAIT_SECONDS)
-        except Exception:
-            log.exception("control loop failed, continuing", loop=name)
-            stop.wait(WAIT_SECONDS)
-        else:
-            if not healthy:
-                log.info("control loop continues", loop=name)
-            healthy = True

@@ -50,8 +50,16 @@ def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -
     if aborted:
         log.info("abandoned uploads aborted", count=aborted)
     forget_changes(artifacts, changes_kept)
+    forget_extracts(artifacts)
     for namespace in artifacts.list_folders("ns/"):
         store.index.fill(namespace, rebuild(artifacts, namespace))
+
+
+def forget_extracts(artifacts: S3Store) -> None:
+    """Delete what earlier versions wrote for pages of large builds: nothing reads it."""
+    for namespace in artifacts.list_folders("ns/"):
+        for key in artifacts.list_objects(f"ns/{namespace}/extracts/"):
+            artifacts.delete_object(key)
 
 
 def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) -> None:

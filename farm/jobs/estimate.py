@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple
+
+from typing_extensions import TypedDict
 
 FEWEST = 3
 """Fewest compiles of other models that give a range."""
@@ -54,8 +56,7 @@ class OutlookDocument(TypedDict):
 
     `eta` (seconds from now) and the costs to come are those of the cells that can be estimated, None if there are none;
     `unknown` counts the cells without a comparable compile; `unserved` are the pools that take no jobs now. `paused`
-    is what somebody has paused: some of these pools, the build itself (an older farm does not say it). While there is
-    one of either, `eta` is None.
+    is what somebody has paused: some of these pools, the build itself. While there is one of either, `eta` is None.
     """
 
     eta: RangeDocument | None
@@ -65,7 +66,7 @@ class OutlookDocument(TypedDict):
     spent_gpu_hours: float
     unknown: int
     unserved: list[str]
-    paused: NotRequired[list[str]]
+    paused: list[str]
 
 
 class Sample(NamedTuple):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
 
+from typing_extensions import TypedDict
+
+from farm.runner.documents import Evidence
 from farm.spec import FileReference
+from farm.wire.program import Against, Processes
 
 
-class AgainstFacts(TypedDict):
-    """How a follow-up's program compares with the one with this cache key, by `farm.results.speed.Comparison`."""
-
-    key: str
-    ratio: float
-    interval: Sequence[float]
-    verdict: str
-
-
-class TurnsFacts(AgainstFacts):
+class TurnsFacts(Against):
     """The same for a program that was there already: when (ISO 8601, UTC) and on which node it took turns."""
 
     measured: str
@@ -44,13 +39,6 @@ class TuningSummary(TuningCounts):
     carried: bool | None
 
 
-class OtherProcesses(TypedDict):
-    """Other processes that used the GPU: how many, and the bytes of its memory that they held."""
-
-    count: int
-    memory: int
-
-
 class ComparableWork(TypedDict):
     """What other compiles estimate their durations by: the sort of compile, the model and its bytes."""
 
@@ -59,18 +47,7 @@ class ComparableWork(TypedDict):
     size: int
 
 
-class ComparedOutputs(TypedDict):
-    """How a program's outputs compare with the reference, by output name, as in a sidecar's verification."""
-
-    errors: Mapping[str, float]
-    rms: Mapping[str, float]
-    equal: Mapping[str, float]
-    nonfinite: Sequence[str]
-    spread: Mapping[str, float]
-    weak: bool
-
-
-class ArtifactFacts(ComparedOutputs):
+class ArtifactFacts(Evidence):
     """The facts of one artifact; builds judge by them.
 
     `sidecar` is the object key of the whole sidecar. Times are in seconds, sizes in bytes, `errors` by output name as
@@ -95,7 +72,7 @@ class ArtifactFacts(ComparedOutputs):
     latency: float | None
     baseline_latency: float | None
     ratio: float | None
-    against: AgainstFacts | None
+    against: Against | None
     turns: NotRequired[TurnsFacts]
     runs_as: NotRequired[str]
     tuning: TuningSummary | None
@@ -104,7 +81,7 @@ class ArtifactFacts(ComparedOutputs):
     compile_seconds: NotRequired[float | None]
     node: NotRequired[str]
     shared: bool
-    processes: OtherProcesses | None
+    processes: Processes | None
     peak_memory: int | None
     quantized: Mapping[str, int]
     fallback: Mapping[str, Sequence[str]]

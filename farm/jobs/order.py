@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict
+from typing import Annotated, NotRequired
 
+from typing_extensions import TypedDict
+
+from farm.runner.bounds import Bound, Digest, Word
+from farm.runner.documents import ConvertedInput, GpuElsewhere
 from farm.spec import (
     CompileSpec,
     DeviceDocument,
@@ -17,32 +21,23 @@ from farm.spec import (
 )
 
 
-class ExampleTensor(TypedDict):
-    """An input that a model was converted with."""
-
-    name: str
-    dtype: str
-    sizes: Sequence[int]
-    axes: Mapping[str, str]
-
-
 class ConversionContent(TypedDict):
     """What decides the outcome of a conversion."""
 
     recipe: int
-    converter: str
-    libraries: Mapping[str, str]
-    kind: str
-    options: Mapping[str, int | str]
-    inputs: Sequence[ExampleTensor]
-    source: str
+    converter: Word
+    libraries: Annotated[Mapping[Word, Word], Bound(longest=16)]
+    kind: Word
+    options: Annotated[Mapping[Word, int | Word], Bound(longest=16)]
+    inputs: Annotated[Sequence[ConvertedInput], Bound(longest=1000)]
+    source: Digest
 
 
 class ConversionRecord(ConversionContent):
     """How a model was made from one of another format; `key` is the digest of what decided it, `name` a file's."""
 
-    key: str
-    name: str
+    key: Digest
+    name: Word
 
 
 class OrderedModel(TypedDict):
@@ -55,14 +50,6 @@ class OrderedModel(TypedDict):
     conversion: NotRequired[ConversionRecord]
 
 
-class CrossDevice(TypedDict):
-    """The GPU that a node without one compiles for."""
-
-    arch: str
-    compute_units: int | None
-    xcc: int | None
-
-
 class LaterTuning(TypedDict):
     """The parts of the spec that differ in the build that tunes further in the background."""
 
@@ -71,7 +58,7 @@ class LaterTuning(TypedDict):
 
 
 class DebugWish(TypedDict, total=False):
-    """What the compiler shall say of its work, as a manifest's `debug` asks."""
+    """What the compiler logs of its work, as a manifest's `debug` says."""
 
     log_level: str
     trace: Sequence[str]
@@ -92,7 +79,7 @@ class OrderExtras(TypedDict, total=False):
     budget: float
     background: LaterTuning
     env: Mapping[str, FileReference]
-    cross: CrossDevice
+    cross: GpuElsewhere
     debug: DebugWish
     against: str
     limit: float
@@ -127,11 +114,3 @@ def job_key(order: WorkOrder | None, key: str) -> str:
     if order and order.get("hit"):
         return f"{key}:against:{order['against']}"
     return f"{key}:{whole_seconds(order['budget'])}" if order and order.get("budget") else key
-
-
-class ChosenGates(TypedDict):
-    """What a submission says of gates, laid over what its manifest says: `baseline` is empty if it names none."""
-
-    baseline: str
-    limits: dict[str, float]
-    budgets: dict[str, float]

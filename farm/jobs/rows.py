@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, NotRequired, TypedDict, TypeVar
+from typing import Generic, NotRequired, TypeVar
+
+from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder

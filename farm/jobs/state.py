@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
+
+from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
 
@@ -241,7 +243,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.FALLBACK: Policy(
         Fault.USER,
         1,
-        "nodes of the program run on the CPU for want of a kernel on the GPU",
+        "nodes of the program run on the CPU because the GPU has no kernel for them",
         "replace these operators in the model, or write `verify: {fallback: warn}`",
     ),
     FailureKind.REGRESSION: Policy(

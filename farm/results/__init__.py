@@ -1,1 +1,1 @@
-"""Results: what is said of a finished program: how right, how fast, and what that means for its build."""
+"""Results: what is said about a finished program: how right, how fast, and what that means for its build."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farm.jobs.facts import ArtifactFacts, ComparedOutputs
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind
+from farm.runner.documents import Evidence
 
 OTHERS = "*"
 """The name under which tolerances hold for every output that has none of its own."""
@@ -20,7 +21,7 @@ class Judgement(NamedTuple):
 
 
 def judge(
-    facts: ComparedOutputs,
+    facts: Evidence,
     tolerances: Mapping[str, float],
     weak: str = "warn",
     *,
@@ -89,9 +90,7 @@ def _named(nodes: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{operator} (`{names[0]}`)" for operator, names in nodes.items())
 
 
-def weak_outputs(
-    facts: ComparedOutputs, tolerances: Mapping[str, float], *, equal_share: float = 0.99
-) -> Sequence[str]:
+def weak_outputs(facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float = 0.99) -> Sequence[str]:
     """Return the outputs whose check could not fail at these tolerances.
 
     An empty name stands for the whole check: too few samples, or no output depends on the inputs. An output that

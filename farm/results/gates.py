@@ -14,13 +14,16 @@ Only a number whose whole interval is beyond the limit fails its cell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
-from farm.jobs.facts import AgainstFacts, ArtifactFacts
+from typing_extensions import TypedDict
+
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind
 from farm.matrix.planned import Baseline, CellPlan, Values
 from farm.results.speed import BAND, Comparison
 from farm.units import duration, rate, size
+from farm.wire.program import Against
 
 SHORT = 0.25
 """Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
@@ -77,7 +80,7 @@ class GateRow(TypedDict):
 
 
 class Judged(NamedTuple):
-    """What the gates say of a cell: all rows, and the failure that follows, if one does."""
+    """What the gates say about a cell: all rows, and the failure that follows, if one does."""
 
     rows: list[GateRow]
     kind: FailureKind | None = None
@@ -157,7 +160,7 @@ def improvements(rows: Sequence[GateRow]) -> list[str]:
 
 
 def undecided(rows: Sequence[GateRow]) -> list[str]:
-    """Return a sentence for each number that could not be judged: nobody shall believe that it was."""
+    """Return a sentence for each number that could not be judged, so that nobody believes it was."""
     return [sentence(row) for row in rows if row["outcome"] in ("unclear", "not compared")]
 
 
@@ -185,7 +188,7 @@ def _limited(
         return _in_turns(row, facts, baseline, hit=hit)
     if measure.how == "exact":
         return _apart(row, values, baseline["values"])
-    row = _apart(row, values, _on_this_node(baseline, values))
+    row = _apart(row, values, _on_this_node(baseline, values), baseline.get("unread", ""))
     return {**row, "why": "; ".join(filter(None, (row["why"], _of_a_hit(facts) if hit else "")))}
 
 
@@ -194,7 +197,7 @@ def runs_alike(facts: ArtifactFacts, baseline: Baseline) -> bool:
     return bool(ours := facts.get("runs_as")) and ours == baseline.get("runs_as")
 
 
-def turns_with(baseline: Baseline, facts: ArtifactFacts) -> AgainstFacts | None:
+def turns_with(baseline: Baseline, facts: ArtifactFacts) -> Against | None:
     """Return how a program compared with its baseline when they last took turns; None if they never did.
 
     A measurement for this build goes before one of an earlier build, and that before the one of its compile.
@@ -208,10 +211,10 @@ def _on_this_node(baseline: Baseline, values: Values) -> Values | None:
     return baseline["values"] if baseline["values"].get("node") == node else baseline["by_node"].get(node)
 
 
-def _apart(row: GateRow, values: Values, theirs: Values | None) -> GateRow:
-    """Compare two numbers that were measured apart; None: there is none of this node."""
+def _apart(row: GateRow, values: Values, theirs: Values | None, unread: str = "") -> GateRow:
+    """Compare two numbers that were measured apart; None: there is none of this node, as far as that was read."""
     if theirs is None:
-        return {**row, "why": "the baseline was made on another node"}
+        return {**row, "why": "; ".join(filter(None, ("the baseline was made on another node", unread)))}
     value, base = row["value"], _value(theirs, row["measure"])
     row = {**row, "base": base}
     if not value or not base:

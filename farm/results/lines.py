@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from farm.jobs.state import FailureKind, State
+from farm.matrix.planned import CellPlan
 from farm.results.report import JudgedCell
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
@@ -22,26 +23,26 @@ class CellLine(NamedTuple):
     precision: str
     shape: str
     look: Look
-    kind: str
-    by_farm: bool
-    message: str
-    detail: str
-    advice: str
-    phase: str
-    worker: str
-    elapsed: float | None
-    waiting: str
-    warning: str
-    job: str
-    key: str
-    published: bool
-    size: int | None
-    latency: float | None
-    shared: bool
-    device: str
-    expected_reason: str
-    expected_link: str
-    reason: str
+    kind: str = ""
+    by_farm: bool = False
+    message: str = ""
+    detail: str = ""
+    advice: str = ""
+    phase: str = ""
+    worker: str = ""
+    elapsed: float | None = None
+    waiting: str = ""
+    warning: str = ""
+    job: str = ""
+    key: str = ""
+    published: bool = False
+    size: int | None = None
+    latency: float | None = None
+    shared: bool = False
+    device: str = ""
+    expected_reason: str = ""
+    expected_link: str = ""
+    reason: str = ""
     """Why its plan said that it has to be compiled."""
 
     @classmethod
@@ -54,7 +55,7 @@ class CellLine(NamedTuple):
             target=cell["target"],
             precision=cell["precision"],
             shape=cell["shape"],
-            look=_look(cell),
+            look=look_of(cell),
             kind=cell["kind"] or "",
             by_farm=cell["fault"] == "farm",
             message=cell["message"],
@@ -77,6 +78,16 @@ class CellLine(NamedTuple):
             reason=cell.get("reason", ""),
         )
 
+    @classmethod
+    def planned(cls, cell: CellPlan, state: str) -> CellLine:
+        """Return the line of a cell in a state, before anything is judged.
+
+        What its gates will refuse counts as compiled, and nothing has a speed.
+        """
+        look = _LOOKS.get(state) or ("hit" if cell["state"] == "hit" else "compiled")
+        place = (cell["identifier"], cell["model"], cell["target"], cell["precision"], cell["shape"])
+        return cls(*place, look, key=cell["key"], reason=cell.get("reason") or "")
+
     @property
     def is_gate(self) -> bool:
         """Whether its program is there, and a gate of the build refused it."""
@@ -88,26 +99,37 @@ class CellLine(NamedTuple):
         return self.look in ("compiled", "hit")
 
 
-class CellColumns(NamedTuple):
-    """What a comparison of many builds needs of their cells: one sequence for each field of the lines."""
+class CellEnd(NamedTuple):
+    """How a cell ended: what comparisons of builds need of it. The fields are as in its line."""
 
-    identifier: Sequence[str]
-    look: Sequence[Look | None]
-    """None for a cell that the build does not have."""
-    kind: Sequence[str]
-    phase: Sequence[str]
-    key: Sequence[str]
-    latency: Sequence[float | None]
-    shared: Sequence[bool]
-    device: Sequence[str]
+    identifier: str
+    look: Look
+    kind: str = ""
+    phase: str = ""
+    key: str = ""
+    latency: float | None = None
+    shared: bool = False
+    device: str = ""
 
     @classmethod
-    def of(cls, lines: Iterable[CellLine]) -> CellColumns:
-        """Return the columns of lines."""
-        return cls._make(zip(*map(attrgetter(*cls._fields), lines), strict=True) or [()] * len(cls._fields))
+    def of(cls, line: CellLine) -> CellEnd:
+        """Return the end of a line's cell."""
+        return cls._make(_END(line))
 
 
-def _look(cell: JudgedCell) -> Look:
+_END = attrgetter(*CellEnd._fields)
+
+
+_LOOKS: Mapping[str, Look] = {
+    State.QUEUED: "queued",
+    State.RUNNING: "running",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+}
+
+
+def look_of(cell: JudgedCell) -> Look:
+    """Return how a judged cell looks."""
     match State(cell["state"]):
         case State.SUCCEEDED:
             return "hit" if cell["hit"] else "compiled"

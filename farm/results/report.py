@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.jobs.facts import ArtifactFacts
@@ -116,7 +118,7 @@ class SweepResult(TypedDict):
 
 
 class Remark(TypedDict):
-    """A cell, and what is said of it."""
+    """A cell, and what is said about it."""
 
     identifier: str
     text: str
@@ -127,7 +129,7 @@ class Changes(TypedDict):
 
     `new_failures` passed before, or are new; `still_failing` failed before too. Cells that fail as expected are in
     neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely.
-    `recompiled` says of each cell why it was no hit.
+    `recompiled` says about each cell why it was not a hit.
     """
 
     new_failures: list[Remark]
@@ -141,7 +143,7 @@ class Changes(TypedDict):
 
 
 class Report(TypedDict):
-    """A build with its cells; `shadow` says of a shadow build what it is compared with."""
+    """A build with its cells; `shadow` says about a shadow build what it is compared with."""
 
     schema: int
     build: BuildView
@@ -166,12 +168,17 @@ class BuildChange(TypedDict):
 
 
 class CellDifference(TypedDict):
-    """A cell in which two builds differ: None for a build without it; `changes` of the key if both are published."""
+    """A cell in which two builds differ: None for a build without it; `changes` of the key if both are published.
+
+    `effect` is what happened to it, `share` how much longer a run takes now (0.25: 25 %), if that can be compared.
+    """
 
     identifier: str
     left: JudgedCell | None
     right: JudgedCell | None
     changes: list[str]
+    effect: str | None
+    share: float | None
 
 
 class LeftOut(TypedDict):

@@ -7,7 +7,7 @@ question, so it is asked when a build is read (`docs/decisions/0002-judged-at-re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
 
@@ -15,9 +15,11 @@ from farm.errors import ExitCode
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State
-from farm.matrix.planned import CellPlan, ExpectedFailure
+from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
 from farm.results import accuracy
+from farm.results.changes import Effect, change
 from farm.results.gates import improvements, judge_gates, undecided
+from farm.results.lines import CellEnd, look_of
 from farm.results.report import Changes, JudgedCell, Remark
 from farm.targets.compilers import default_equal_share
 
@@ -41,6 +43,13 @@ def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     if planned["expected"] and not entry and cell["state"] == State.FAILED:
         cell["message"] += f" (expected until {planned['expected']['until']}, which is over)"
     return cell
+
+
+def judge_instead(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> JudgedCell:
+    """Return a cell that passed as it would be with another program, which an earlier build made."""
+    other: JudgedCell = {**cell, "facts": facts, "hit": True, "warning": "", "compared": []}
+    _judge(planned, other, facts)
+    return other
 
 
 def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
@@ -177,17 +186,16 @@ def _spent(row: CellRow) -> float:
 
 
 def changes_of(cells: Sequence[JudgedCell]) -> Changes:
-    """Return what judged cells (`farm.results.verdict.judge_cell`) say of a build, each list in the manifest's order.
+    """Return what judged cells (`farm.results.verdict.judge_cell`) say about a build, in the manifest's order.
 
-    Of a report by a farm before 0.2.0, which kept neither reasons nor what was before, every failure is a new one.
+    Of a cell whose build before is not read yet nothing is said to be new or fixed: its failure is undecided.
     """
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
-    before = {cell["identifier"]: past["state"] if (past := cell.get("before")) else None for cell in cells}
-    new = [cell for cell in failed if before[cell["identifier"]] != State.FAILED]
+    effects = {cell["identifier"]: effect_of(cell) for cell in cells}
     return {
-        "new_failures": [_failure(cell) for cell in new],
-        "still_failing": [_failure(cell) for cell in failed if before[cell["identifier"]] == State.FAILED],
+        "new_failures": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "newly failed"],
+        "still_failing": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "still failing"],
         "regressions": [_failure(cell) for cell in failed if cell["kind"] == FailureKind.REGRESSION],
         "improvements": [
             _remark(cell, "; ".join(said)) for cell in succeeded if (said := improvements(cell.get("compared") or []))
@@ -195,14 +203,28 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
         "fixed": [
             _remark(cell, f"failed before: {past['kind']}")
             for cell in succeeded
-            if (past := cell.get("before")) and past["state"] == State.FAILED
+            if (past := cell.get("before")) and effects[cell["identifier"]] == "fixed"
         ],
-        "undecided": [
-            _remark(cell, "; ".join(said)) for cell in cells if (said := undecided(cell.get("compared") or []))
-        ],
+        "undecided": [_remark(cell, "; ".join(said)) for cell in cells if (said := list(_undecided(cell)))],
         "hits": [cell["identifier"] for cell in cells if cell["hit"]],
         "recompiled": [_remark(cell, cell["reason"]) for cell in cells if cell.get("reason") and not cell["hit"]],
     }
+
+
+def effect_of(cell: JudgedCell) -> Effect:
+    """Return what happened to a cell since the build before; `open` if that is not known."""
+    past, after = cell.get("before"), CellEnd(cell["identifier"], look_of(cell), cell["kind"] or "")
+    if past and past["state"] == UNKNOWN:
+        return "open"
+    before = after._replace(look="failed" if past["state"] == State.FAILED else "compiled") if past else None
+    return change(before, after).effect
+
+
+def _undecided(cell: JudgedCell) -> Iterator[str]:
+    past = cell.get("before")
+    if cell["state"] == State.FAILED and past and past["state"] == UNKNOWN:
+        yield f"{cell['kind']}: {cell['message']}; it is not known if it failed before: {past['kind']}"
+    yield from undecided(cell.get("compared") or [])
 
 
 def _failure(cell: JudgedCell) -> Remark:

@@ -70,9 +70,16 @@ class BuildRecords:
         """Return a build; the submitter's own `created_at` wins over that of the store."""
         return _build(self._link.ask("HGETALL", key("build", build_id)))
 
-    def list(self, namespace: str) -> BuildRows:
-        """Return the builds of a namespace, newest first by submission, also after the store was restored."""
-        ids = self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1)
+    def ids(self, namespace: str) -> Names:
+        """Return the ids of the builds of a namespace, the one that the store got last first."""
+        return list(self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1))
+
+    def list(self, namespace: str, only: Sequence[str] | None = None) -> BuildRows:
+        """Return the builds of a namespace, or those with these ids, newest first by submission.
+
+        That order stays after the store was restored.
+        """
+        ids = self.ids(namespace) if only is None else only
         rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
         builds = [build for row in rows if (build := _build(row))]
         return sorted(builds, key=itemgetter("created_at"), reverse=True)

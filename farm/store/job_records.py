@@ -46,7 +46,7 @@ the job."""
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What an attempt says of itself when its lease is renewed; `log_tail` is kept until the next renewal.
+    """What an attempt says about itself when its lease is renewed; `log_tail` is kept until the next renewal.
 
     `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
     after the last renewal, whatever happens to the worker.

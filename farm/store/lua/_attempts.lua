@@ -4,8 +4,8 @@ local EXCLUDED = 60000  -- how long a node that failed a job is asked last
 local LOSSES = 3  -- so many workers that were lost with a job quarantine it; one less, and no worker has two such jobs
 
 local function end_attempt(job, how, outcome)
-  job.spent = call("HINCRBY", key("job", job.id), "spent", NOW - job.started_at)
-  call("HSET", key("job", job.id, "attempts"), job.number .. ":end", ending({["end"] = how}, outcome))
+  job.spent = call("HINCRBY", JOB .. job.id, "spent", NOW - job.started_at)
+  call("HSET", JOB .. job.id .. ":attempts", job.number .. ":end", ending({["end"] = how}, outcome))
 end
 
 -- Start the next attempt: queue the job again; for a while, `node` gets it only if no other node does.
@@ -15,9 +15,9 @@ local function requeue(job, cells, delay, node, kind)
   if node then excluded[node] = NOW + delay + EXCLUDED end
   job.state, job.queued_at = "queued", NOW
   job.number = string.format("%d", job.number + 1)
-  call("HSET", key("job", job.id), "state", "queued", "number", job.number, "queued_at", NOW,
+  call("HSET", JOB .. job.id, "state", "queued", "number", job.number, "queued_at", NOW,
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
-  call("HDEL", key("job", job.id), "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
+  call("HDEL", JOB .. job.id, "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
        "refused", "kept")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
@@ -26,7 +26,7 @@ end
 -- Keep how long an artifact took, as `farm/store/index_records.py` does.
 local function remember(namespace, facts)
   if type(facts.work) ~= "table" then return end
-  local history = key("history", namespace, facts.work.like)
+  local history = FARM .. "history:" .. namespace .. ":" .. facts.work.like
   local when = (facts.created:gsub("%D", "")):sub(1, 14)
   local size = string.format("%d", facts.work.size)
   call("ZADD", history, when, table.concat({facts.key, facts.work.model, size, facts.seconds}, " "))
@@ -47,8 +47,8 @@ local function charge(job, cells, kind, outcome)
     end_job(job, cells, "cancelled", outcome)
   elseif job.charged >= (ATTEMPTS[kind] or 1) or job.losses >= LOSSES then
     if job.losses >= LOSSES then
-      call("HSET", key("job", job.id), "quarantined", "1")
-      call("SET", key("quarantined", job.namespace, job.job_key), job.id, "PX", KEEP)
+      call("HSET", JOB .. job.id, "quarantined", "1")
+      call("SET", FARM .. "quarantined:" .. job.namespace .. ":" .. job.job_key, job.id, "PX", KEEP)
       local lost = job.charged < LOSSES and "it was in quarantine before, and another worker was lost with it"
         or "three workers were lost with this job"
       local document = cjson.decode(outcome)
@@ -56,7 +56,7 @@ local function charge(job, cells, kind, outcome)
         .. "` writes what it was"
       outcome = cjson.encode(document)
     end
-    call("HSET", key("job", job.id), "charged", job.charged, "losses", job.losses)
+    call("HSET", JOB .. job.id, "charged", job.charged, "losses", job.losses)
     end_job(job, cells, "failed", outcome, kind)
   else
     local delay = delays < 0 and 0 or RETRY * 2 ^ delays

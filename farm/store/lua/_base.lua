@@ -8,15 +8,16 @@ local call = redis.call
 local TIME = call("TIME")
 local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
 
-local function key(...)
-  return "{farm}:" .. table.concat({...}, ":")
-end
+-- How names of keys begin.
+local FARM = "{farm}:"
+local BUILD, JOB, NODE = FARM .. "build:", FARM .. "job:", FARM .. "node:"
+local POOL, WORKER = FARM .. "pool:", FARM .. "worker:"
 
-local function wake(pool) call("ZADD", key("wake", "pools"), NOW, pool) end
+local function wake(pool) call("ZADD", FARM .. "wake:pools", NOW, pool) end
 
-local function wake_build(build) call("ZADD", key("wake", "builds"), NOW, build) end
+local function wake_build(build) call("ZADD", FARM .. "wake:builds", NOW, build) end
 
 -- One event in a build's stream; `fields` is a flat list of names and values.
 local function event(build, fields)
-  call("XADD", key("build", build, "events"), "MAXLEN", "~", EVENTS, "*", unpack(fields))
+  call("XADD", BUILD .. build .. ":events", "MAXLEN", "~", EVENTS, "*", unpack(fields))
 end

@@ -2,24 +2,24 @@
 
 -- End a build if all its lots are there and its last cell has ended.
 local function close(build)
-  if call("EXISTS", key("build", build, "live")) == 1 then return end
-  local record = key("build", build)
+  if call("EXISTS", BUILD .. build .. ":live") == 1 then return end
+  local record = BUILD .. build
   local found = call("HMGET", record, "state", "cells", "accepted")
   if found[1] ~= "open" or tonumber(found[3]) < tonumber(found[2]) then return end
   call("HSET", record, "state", "ended", "ended_at", NOW)
-  call("SADD", key("unreported"), build)
-  call("SREM", key("stopping"), build)
+  call("SADD", FARM .. "unreported", build)
+  call("SREM", FARM .. "stopping", build)
   event(build, {"type", "build", "state", "ended"})
   wake_build(build)
 end
 
 -- A cell failed. Unless that was expected, a build with fail_fast ends its other cells: the control plane cancels them.
 local function failed(build, identifier, kind)
-  if call("HGET", key("build", build), "fail_fast") == "1" then
-    local expected = cjson.decode(call("HGET", key("build", build, "cells"), identifier)).expected
+  if call("HGET", BUILD .. build, "fail_fast") == "1" then
+    local expected = cjson.decode(call("HGET", BUILD .. build .. ":cells", identifier)).expected
     if type(expected) == "table" and expected.kind == kind and NOW < expected.before then return end
-    call("HSET", key("build", build), "stop", "1")
-    call("SADD", key("stopping"), build)
+    call("HSET", BUILD .. build, "stop", "1")
+    call("SADD", FARM .. "stopping", build)
     wake_build(build)
   end
 end
@@ -31,10 +31,10 @@ local function ending(about, outcome)
 end
 
 local function end_cell(build, identifier, from, to, job, document, kind)
-  local record = key("build", build)
-  call("SREM", key("build", build, "live"), identifier)
-  call("HSET", key("build", build, "states"), identifier, to)
-  call("HSET", key("build", build, "ends"), identifier, document)
+  local record = BUILD .. build
+  call("SREM", BUILD .. build .. ":live", identifier)
+  call("HSET", BUILD .. build .. ":states", identifier, to)
+  call("HSET", BUILD .. build .. ":ends", identifier, document)
   call("HINCRBY", record, "n:" .. from, -1)
   call("HINCRBY", record, "n:" .. to, 1)
   event(build, {"type", "cell", "identifier", identifier, "state", to, "job", job.id, "attempt", job.number,
@@ -45,13 +45,13 @@ end
 
 -- Whether a build has as many jobs under way as it may have.
 local function is_full(build)
-  local most = tonumber(call("HGET", key("build", build), "max_parallel") or 0)
-  return most > 0 and call("SCARD", key("build", build, "flying")) >= most
+  local most = tonumber(call("HGET", BUILD .. build, "max_parallel") or 0)
+  return most > 0 and call("SCARD", BUILD .. build .. ":flying") >= most
 end
 
 -- A build has one running job less: if the number is bounded, its pools may hand out another one.
 local function landed(build)
-  if (tonumber(call("HGET", key("build", build), "max_parallel") or 0)) > 0 then
-    for _, pool in ipairs(call("SMEMBERS", key("build", build, "pools"))) do wake(pool) end
+  if (tonumber(call("HGET", BUILD .. build, "max_parallel") or 0)) > 0 then
+    for _, pool in ipairs(call("SMEMBERS", BUILD .. build .. ":pools")) do wake(pool) end
   end
 end

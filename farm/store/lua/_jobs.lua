@@ -6,7 +6,7 @@ local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priori
 
 -- Return a job's fields without its order, or nil if there is no such job.
 local function read(job)
-  local values = call("HMGET", key("job", job), unpack(FIELDS))
+  local values = call("HMGET", JOB .. job, unpack(FIELDS))
   if not values[1] then return nil end
   local found = {id = job}
   for i, name in ipairs(FIELDS) do found[name] = values[i] end
@@ -16,11 +16,11 @@ end
 
 -- Every cell that joined a job: {build, identifier, time, memory, priority, live}.
 local function cells_of(job)
-  local flat, found = call("HGETALL", key("job", job.id, "cells")), {}
+  local flat, found = call("HGETALL", JOB .. job.id .. ":cells"), {}
   for i = 1, #flat, 2 do
     local build, identifier = flat[i]:match("^([^|]+)|(.*)$")
     local time, memory, priority = flat[i + 1]:match("^(%S+) (%S+) (%S+)$")
-    local live = call("SISMEMBER", key("build", build, "live"), identifier) == 1
+    local live = call("SISMEMBER", BUILD .. build .. ":live", identifier) == 1
     found[#found + 1] = {build = build, identifier = identifier, time = tonumber(time), memory = tonumber(memory),
                          priority = tonumber(priority), live = live}
   end
@@ -34,11 +34,11 @@ end
 
 -- What is paused so that a job rests: its pool, or every build that wants it (the first of them); else nil.
 local function paused_by(job, cells)
-  if call("SISMEMBER", key("paused"), job.pool) == 1 then return job.pool end
+  if call("SISMEMBER", FARM .. "paused", job.pool) == 1 then return job.pool end
   local first = nil
   for _, cell in ipairs(cells) do
     if cell.live then
-      if call("HGET", key("build", cell.build), "paused") ~= "1" then return nil end
+      if call("HGET", BUILD .. cell.build, "paused") ~= "1" then return nil end
       first = first or cell.build
     end
   end
@@ -55,8 +55,8 @@ end
 local function move_cells(cells, job, from, to, kind)
   for _, cell in ipairs(cells) do
     if cell.live then
-      local record = key("build", cell.build)
-      call("HSET", key("build", cell.build, "states"), cell.identifier, to)
+      local record = BUILD .. cell.build
+      call("HSET", BUILD .. cell.build .. ":states", cell.identifier, to)
       call("HINCRBY", record, "n:" .. from, -1)
       call("HINCRBY", record, "n:" .. to, 1)
       event(cell.build, {"type", "cell", "identifier", cell.identifier, "state", to, "job", job.id,
@@ -68,19 +68,19 @@ end
 -- Move a job in its pool: "waiting" (to be handed out), "handed" (to the broker), "running", "" (ended).
 -- Callers write `where` with the job's other fields; it says the same.
 local function place(job, where, cells)
-  if job.where ~= "" then call("ZREM", key("pool", job.pool, job.where), job.id) end
+  if job.where ~= "" then call("ZREM", POOL .. job.pool .. ":" .. job.where, job.id) end
   if where ~= "" then
-    call("ZADD", key("pool", job.pool, where), where == "waiting" and job.queued_at or NOW, job.id)
+    call("ZADD", POOL .. job.pool .. ":" .. where, where == "waiting" and job.queued_at or NOW, job.id)
   end
   if job.where == "running" then
-    call("ZREM", key("leases"), job.id)
-    call("ZREM", key("kept"), job.id)
+    call("ZREM", FARM .. "leases", job.id)
+    call("ZREM", FARM .. "kept", job.id)
   end
-  if where == "running" then call("ZADD", key("leases"), NOW + LEASE, job.id) end
+  if where == "running" then call("ZADD", FARM .. "leases", NOW + LEASE, job.id) end
   for _, cell in ipairs(cells) do
     if where == "handed" and cell.live then
-      call("SADD", key("build", cell.build, "flying"), job.id)
-    elseif (where == "waiting" or where == "") and call("SREM", key("build", cell.build, "flying"), job.id) == 1 then
+      call("SADD", BUILD .. cell.build .. ":flying", job.id)
+    elseif (where == "waiting" or where == "") and call("SREM", BUILD .. cell.build .. ":flying", job.id) == 1 then
       landed(cell.build)
     end
   end
@@ -90,9 +90,9 @@ end
 -- Put a job back to waiting, until `delay` has passed if there is one.
 local function put_back(job, cells, delay)
   place(job, "waiting", cells)
-  call("HSET", key("job", job.id), "where", "waiting")
+  call("HSET", JOB .. job.id, "where", "waiting")
   if delay > 0 then
-    call("ZADD", key("delayed"), NOW + delay, job.id)
+    call("ZADD", FARM .. "delayed", NOW + delay, job.id)
   else
     offer(job, cells)
   end
@@ -105,10 +105,10 @@ local function set_priority(job, cells)
     if cell.live and (not priority or cell.priority > priority) then priority = cell.priority end
   end
   if not priority or priority == tonumber(job.priority) then return end
-  local offered = job.where == "waiting" and not call("ZSCORE", key("delayed"), job.id)
+  local offered = job.where == "waiting" and not call("ZSCORE", FARM .. "delayed", job.id)
   if offered then withdraw(job, cells) end
   job.priority = string.format("%d", priority)
-  call("HSET", key("job", job.id), "priority", job.priority)
+  call("HSET", JOB .. job.id, "priority", job.priority)
   if offered then offer(job, cells) end
 end
 
@@ -117,11 +117,11 @@ local function end_job(job, cells, to, outcome, kind)
   local from = job.state
   if job.where == "waiting" then
     withdraw(job, cells)
-    call("ZREM", key("delayed"), job.id)
+    call("ZREM", FARM .. "delayed", job.id)
   end
   place(job, "", cells)
-  call("HSET", key("job", job.id), "state", to, "where", "", "ended_at", NOW, "outcome", outcome)
-  local active = key("active", job.namespace, job.job_key)
+  call("HSET", JOB .. job.id, "state", to, "where", "", "ended_at", NOW, "outcome", outcome)
+  local active = FARM .. "active:" .. job.namespace .. ":" .. job.job_key
   if call("GET", active) == job.id then call("DEL", active) end
   local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
                  started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
@@ -130,7 +130,7 @@ local function end_job(job, cells, to, outcome, kind)
     if cell.live then end_cell(cell.build, cell.identifier, from, to, job, document, kind) end
   end
   for _, part in ipairs({"", ":cells", ":attempts", ":log"}) do
-    call("PEXPIRE", key("job", job.id) .. part, KEEP)
+    call("PEXPIRE", JOB .. job.id .. part, KEEP)
   end
 end
 
@@ -147,7 +147,7 @@ local function cancel_cell(build, identifier, job, outcome)
   if any_live(cells) then
     set_priority(job, cells)
   elseif job.state == "running" then
-    call("HSET", key("job", job.id), "cancelling", "1")
+    call("HSET", JOB .. job.id, "cancelling", "1")
   else
     end_job(job, cells, "cancelled", outcome)
   end

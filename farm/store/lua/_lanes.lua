@@ -14,28 +14,28 @@ local function level_of(job)
 end
 
 -- The levels of a pool that have lanes, in the order in which they are handed out.
-local function levels_of(pool) return call("ZREVRANGE", key("pool", pool, "levels"), 0, -1) end
+local function levels_of(pool) return call("ZREVRANGE", POOL .. pool .. ":levels", 0, -1) end
 
 -- Whether the jobs of a level were started before.
 local function is_again(level) return level:match(":again$") ~= nil end
 
-local function lane_of(pool, level, build) return key("pool", pool, "ready", level, build) end
+local function lane_of(pool, level, build) return POOL .. pool .. ":ready:" .. level .. ":" .. build end
 
 -- Let a build wait behind the others in a queue of its level: "firsts" or "turns".
 local function queue_up(pool, level, queue, build)
-  local builds = key("pool", pool, queue, level)
+  local builds = POOL .. pool .. ":" .. queue .. ":" .. level
   local last = call("ZRANGE", builds, -1, -1, "WITHSCORES")[2] or 0
   call("ZADD", builds, last + 1, build)
 end
 
 -- The lane of a build is empty: the build waits at that level no longer.
 local function step_out(pool, level, build)
-  local firsts, turns = key("pool", pool, "firsts", level), key("pool", pool, "turns", level)
+  local firsts, turns = POOL .. pool .. ":firsts:" .. level, POOL .. pool .. ":turns:" .. level
   call("ZREM", firsts, build)
   call("ZREM", turns, build)
   if call("EXISTS", firsts, turns) == 0 then
-    call("ZREM", key("pool", pool, "levels"), level)
-    call("HDEL", key("pool", pool, "row"), level)
+    call("ZREM", POOL .. pool .. ":levels", level)
+    call("HDEL", POOL .. pool .. ":row", level)
   end
 end
 
@@ -46,7 +46,7 @@ local function offer(job, cells)
     if cell.live then
       local lane = lane_of(job.pool, level, cell.build)
       if call("EXISTS", lane) == 0 then
-        call("ZADD", key("pool", job.pool, "levels"), place, level)
+        call("ZADD", POOL .. job.pool .. ":levels", place, level)
         queue_up(job.pool, level, is_again(level) and "turns" or "firsts", cell.build)
       end
       call("ZADD", lane, job.rank, job.id)
@@ -67,9 +67,9 @@ end
 -- is empty at first, keeps how far that went in each queue.
 local function next_build(pool, level, held, passed)
   local queues = {"firsts", "turns"}
-  if tonumber(call("HGET", key("pool", pool, "row"), level) or 0) >= FIRSTS then queues = {"turns", "firsts"} end
+  if tonumber(call("HGET", POOL .. pool .. ":row", level) or 0) >= FIRSTS then queues = {"turns", "firsts"} end
   for _, queue in ipairs(queues) do
-    local builds = key("pool", pool, queue, level)
+    local builds = POOL .. pool .. ":" .. queue .. ":" .. level
     while true do
       local build, score = unpack(call("ZRANGEBYSCORE", builds, passed[builds] or "-inf", "+inf", "WITHSCORES",
                                        "LIMIT", 0, 1))
@@ -85,10 +85,10 @@ end
 local function take_turn(pool, level, build)
   local lane = lane_of(pool, level, build)
   local id = call("ZPOPMIN", lane)[1]
-  if call("ZREM", key("pool", pool, "firsts", level), build) == 1 then
-    call("HINCRBY", key("pool", pool, "row"), level, 1)
+  if call("ZREM", POOL .. pool .. ":firsts:" .. level, build) == 1 then
+    call("HINCRBY", POOL .. pool .. ":row", level, 1)
   else
-    call("HDEL", key("pool", pool, "row"), level)
+    call("HDEL", POOL .. pool .. ":row", level)
   end
   if call("EXISTS", lane) == 1 then
     queue_up(pool, level, "turns", build)

@@ -6,30 +6,30 @@ local TROUBLE = 600000  -- a node that failed in the same way so shortly before 
 
 -- A worker began or ended an attempt. If its registration has expired, the worker registers again.
 local function note_busy(worker)
-  local record = key("worker", worker)
+  local record = WORKER .. worker
   if call("EXISTS", record) == 1 then call("HSET", record, "busy_at", NOW) end
 end
 
 -- The jobs whose attempts a worker runs.
 local function running_of(worker)
   local found = {}
-  for _, id in ipairs(call("ZRANGE", key("leases"), 0, -1)) do
-    if call("HGET", key("job", id), "worker") == worker then found[#found + 1] = read(id) end
+  for _, id in ipairs(call("ZRANGE", FARM .. "leases", 0, -1)) do
+    if call("HGET", JOB .. id, "worker") == worker then found[#found + 1] = read(id) end
   end
   return found
 end
 
 -- Why a worker on a node takes no jobs for now, or "".
 local function rests(worker, node)
-  local reason = call("HGET", key("worker", worker), "resting") or ""
-  return reason ~= "" and reason or call("HGET", key("node", node), "fenced") or ""
+  local reason = call("HGET", WORKER .. worker, "resting") or ""
+  return reason ~= "" and reason or call("HGET", NODE .. node, "fenced") or ""
 end
 
 -- The slots of those workers of a pool that take jobs, and their nodes; a draining worker takes none.
 local function live_slots(pool)
   local slots, nodes = 0, {}
-  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
-    local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
+  for _, worker in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":workers", NOW, "+inf")) do
+    local found = call("HMGET", WORKER .. worker, "slots", "node", "draining")
     if found[1] and found[3] ~= "1" and rests(worker, found[2]) == "" then
       slots = slots + tonumber(found[1])
       nodes[found[2]] = true
@@ -42,8 +42,8 @@ end
 -- is the whole farm's trouble, and costs no job.
 local function unserved_because(pool)
   local why = "none is live"
-  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
-    local found = call("HMGET", key("worker", worker), "slots", "node", "draining")
+  for _, worker in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":workers", NOW, "+inf")) do
+    local found = call("HMGET", WORKER .. worker, "slots", "node", "draining")
     if found[1] then
       local reason = found[3] == "1" and "it drains" or rests(worker, found[2])
       if reason == "" or reason:find("^object storage") then return nil end
@@ -55,22 +55,22 @@ end
 
 -- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
 local function fence(node, reason)
-  local record = key("node", node)
+  local record = NODE .. node
   if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
   call("HSET", record, "fenced", reason)
   call("HDEL", record, "row", "let_back")
-  call("DEL", key("node", node, "passed"))
+  call("DEL", NODE .. node .. ":passed")
   call("PEXPIRE", record, KEEP)
 end
 
 local function unfence(node)
-  local record = key("node", node)
+  local record = NODE .. node
   call("HDEL", record, "fenced", "fenced_at", "row")
   call("HSET", record, "let_back", NOW)
   call("PEXPIRE", record, KEEP)
-  call("DEL", key("node", node, "passed"), key("node", node, "blamed"))
-  for _, worker in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
-    local found = call("HMGET", key("worker", worker), "node", "pools")
+  call("DEL", NODE .. node .. ":passed", NODE .. node .. ":blamed")
+  for _, worker in ipairs(call("ZRANGEBYSCORE", FARM .. "workers", NOW, "+inf")) do
+    local found = call("HMGET", WORKER .. worker, "node", "pools")
     if found[1] == node then
       for _, pool in ipairs(cjson.decode(found[2])) do wake(pool) end
     end
@@ -80,24 +80,24 @@ end
 -- A job failed in a way that may be its node's doing: how often in a row, and when last in this way.
 local function note_failure(job, kind)
   if not BLAMES_NODE[kind] then return end
-  local record = key("node", job.node)
+  local record = NODE .. job.node
   call("HINCRBY", record, "row", 1)
   call("HSET", record, "failed:" .. kind, NOW)
   call("PEXPIRE", record, KEEP)
 end
 
 -- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the
--- same trouble then: what failed everywhere for a while, such as object storage, was no node's doing.
+-- same trouble then: what failed everywhere for a while, such as object storage, was not a node's doing.
 local function note_success(job)
-  local record = key("node", job.node)
+  local record = NODE .. job.node
   call("HDEL", record, "row")
   for number = 1, job.number - 1 do
-    local past = call("HMGET", key("job", job.id, "attempts"), number .. ":start", number .. ":end")
+    local past = call("HMGET", JOB .. job.id .. ":attempts", number .. ":start", number .. ":end")
     local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
     local kind = over and over["end"] == "failed" and over.outcome.kind
     if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
        and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE then
-      local blamed = key("node", start.node, "blamed")
+      local blamed = NODE .. start.node .. ":blamed"
       call("ZADD", blamed, NOW, job.id)
       call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
       call("PEXPIRE", blamed, COUNTS)

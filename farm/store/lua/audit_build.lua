@@ -2,7 +2,7 @@
 -- keys: build:<build> with :cells :states :jobs :ends :live, unreported
 -- arguments: build
 -- answer: list of sentences
-local record = key("build", build)
+local record = BUILD .. build
 local found = call("HMGET", record, "state", "cells", "accepted")
 local problems = {}
 local function wrong(...) problems[#problems + 1] = string.format(...) end
@@ -24,7 +24,7 @@ for i = 1, #states, 2 do
     open = open + 1
     if not live then wrong("%s is %s, but nobody waits for it", identifier, state) end
     if ended then wrong("%s is %s, but has ended", identifier, state) end
-    local there = job and call("HGET", key("job", job), "state")
+    local there = job and call("HGET", JOB .. job, "state")
     if there ~= state then wrong("%s is %s, but its job is %s", identifier, state, there or "gone") end
   else
     if live then wrong("%s is %s, but is waited for", identifier, state) end
@@ -38,7 +38,7 @@ end
 if open ~= call("SCARD", record .. ":live") then wrong("waits for cells that it does not have") end
 if found[1] == "open" and accepted >= expected and open == 0 then wrong("has no live cell, but did not end") end
 if found[1] ~= "open" and open > 0 then wrong("is %s, but has live cells", found[1]) end
-if found[1] == "ended" and call("SISMEMBER", key("unreported"), build) == 0 then
+if found[1] == "ended" and call("SISMEMBER", FARM .. "unreported", build) == 0 then
   wrong("ended, but nobody will write its report")
 end
 return problems

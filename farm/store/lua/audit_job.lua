@@ -10,32 +10,32 @@ local function wrong(...) problems[#problems + 1] = string.format(...) end
 if not job then return problems end
 
 for _, where in ipairs({"waiting", "handed", "running"}) do
-  local listed = call("ZSCORE", key("pool", job.pool, where), id) and true or false
+  local listed = call("ZSCORE", POOL .. job.pool .. ":" .. where, id) and true or false
   if listed ~= (job.where == where) then
     wrong("is %s, but %s among its pool's %s", job.where == "" and job.state or job.where,
           listed and "listed" or "not listed", where)
   end
 end
-local leased = (call("ZSCORE", key("leases"), id) or call("ZSCORE", key("kept"), id)) and true or false
+local leased = (call("ZSCORE", FARM .. "leases", id) or call("ZSCORE", FARM .. "kept", id)) and true or false
 if leased ~= (job.state == "running") then wrong("is %s %s a lease", job.state, leased and "with" or "without") end
 
 -- Whether a lane of the job's level will have its turn.
 local level = level_of(job)
 local function queued(build)
-  return call("ZSCORE", key("pool", job.pool, "levels"), level)
-    and (call("ZSCORE", key("pool", job.pool, "firsts", level), build)
-         or call("ZSCORE", key("pool", job.pool, "turns", level), build))
+  return call("ZSCORE", POOL .. job.pool .. ":levels", level)
+    and (call("ZSCORE", POOL .. job.pool .. ":firsts:" .. level, build)
+         or call("ZSCORE", POOL .. job.pool .. ":turns:" .. level, build))
 end
 
 local cells, lanes = cells_of(job), 0
 for _, cell in ipairs(cells) do
-  local state = call("HGET", key("build", cell.build, "states"), cell.identifier)
+  local state = call("HGET", BUILD .. cell.build .. ":states", cell.identifier)
   if cell.live and state ~= job.state then
     wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
   end
   if call("ZSCORE", lane_of(job.pool, level, cell.build), id) and queued(cell.build) then lanes = lanes + 1 end
 end
-local named = call("GET", key("active", job.namespace, job.job_key)) == id
+local named = call("GET", FARM .. "active:" .. job.namespace .. ":" .. job.job_key) == id
 if job.state == "queued" or job.state == "running" then
   if not job.cancelling and not named then wrong("is %s, but is not the one of its key", job.state) end
   if not job.cancelling and not any_live(cells) then wrong("is %s, but nobody wants it", job.state) end
@@ -43,11 +43,11 @@ else
   if named then wrong("is %s, but still the one of its key", job.state) end
   if any_live(cells) then wrong("is %s, but has live cells", job.state) end
 end
-if job.where == "waiting" and lanes == 0 and not call("ZSCORE", key("delayed"), id) then
+if job.where == "waiting" and lanes == 0 and not call("ZSCORE", FARM .. "delayed", id) then
   wrong("waits, but will never be handed out")
 end
 
-local published, attempts = 0, call("HGETALL", key("job", id, "attempts"))
+local published, attempts = 0, call("HGETALL", JOB .. id .. ":attempts")
 for i = 1, #attempts, 2 do
   local over = attempts[i]:match(":end$") and cjson.decode(attempts[i + 1])
   if over and over["end"] == "succeeded" then published = published + 1 end

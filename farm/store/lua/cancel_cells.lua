@@ -4,14 +4,14 @@
 --   leases, delayed, stopping, unreported, wake:…
 -- arguments: build, limit, reason
 -- answer: the number of cells that were ended (call again until 0); -1 if there is no such build
-local state = call("HGET", key("build", build), "state")
+local state = call("HGET", BUILD .. build, "state")
 if not state then return -1 end
 if state ~= "open" then return 0 end
-call("HSET", key("build", build), "stop", "1")
+call("HSET", BUILD .. build, "stop", "1")
 local outcome = cjson.encode({["end"] = "cancelled", message = reason})
-local identifiers = call("SRANDMEMBER", key("build", build, "live"), limit)
+local identifiers = call("SRANDMEMBER", BUILD .. build .. ":live", limit)
 for _, identifier in ipairs(identifiers) do
-  cancel_cell(build, identifier, read(call("HGET", key("build", build, "jobs"), identifier)), outcome)
+  cancel_cell(build, identifier, read(call("HGET", BUILD .. build .. ":jobs", identifier)), outcome)
 end
-if #identifiers == 0 then call("SREM", key("stopping"), build) end
+if #identifiers == 0 then call("SREM", FARM .. "stopping", build) end
 return #identifiers

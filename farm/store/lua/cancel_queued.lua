@@ -7,8 +7,8 @@
 local outcome = cjson.encode({["end"] = "cancelled", message = reason})
 local count = 0
 for _, identifier in ipairs(cjson.decode(identifiers)) do
-  if call("SISMEMBER", key("build", build, "live"), identifier) == 1 then
-    local job = read(call("HGET", key("build", build, "jobs"), identifier))
+  if call("SISMEMBER", BUILD .. build .. ":live", identifier) == 1 then
+    local job = read(call("HGET", BUILD .. build .. ":jobs", identifier))
     if job.state == "queued" then
       cancel_cell(build, identifier, job, outcome)
       count = count + 1

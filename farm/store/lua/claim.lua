@@ -19,15 +19,15 @@ if not job then return {"stale"} end
 -- How long a refused job waits: twice as long each time, so that refused jobs leave this worker time for others; but no
 -- longer than necessary, because another node can become free at any moment.
 local function refusal(job, most)
-  local crowd = math.max(LONE, CROWDED * call("ZCARD", key("delayed")))
-  return math.min(AGAIN * 2 ^ (call("HINCRBY", key("job", job.id), "refused", 1) - 1), crowd, most)
+  local crowd = math.max(LONE, CROWDED * call("ZCARD", FARM .. "delayed"))
+  return math.min(AGAIN * 2 ^ (call("HINCRBY", JOB .. job.id, "refused", 1) - 1), crowd, most)
 end
 
 local function run()
-  local answer = {"run", job.token, call("HGET", key("job", id), "order"), job.time, job.memory, job.namespace, job.key,
+  local answer = {"run", job.token, call("HGET", JOB .. id, "order"), job.time, job.memory, job.namespace, job.key,
                   job.build}
   for number = 1, job.number - 1 do
-    local past = call("HGET", key("job", id, "attempts"), number .. ":end")
+    local past = call("HGET", JOB .. id .. ":attempts", number .. ":end")
     answer[#answer + 1] = past and cjson.decode(past).outcome.kind or ""
   end
   for i, value in ipairs(answer) do if value == cjson.null then answer[i] = "" end end
@@ -42,7 +42,7 @@ if paused_by(job, cells) then  -- since it was handed out
   put_back(job, cells, 0)
   return {"elsewhere"}
 end
-if rests(worker, node) ~= "" or call("HGET", key("worker", worker), "draining") == "1" then
+if rests(worker, node) ~= "" or call("HGET", WORKER .. worker, "draining") == "1" then
   put_back(job, cells, AGAIN)
   return {"elsewhere"}
 end
@@ -77,18 +77,18 @@ for _, cell in ipairs(cells) do
 end
 job.time, job.memory = tostring(time or 0), string.format("%.0f", memory or 0)
 job.token, job.worker, job.node = token, worker, node
-call("HSET", key("job", id), "state", "running", "where", "running", "token", token, "nonce", nonce, "worker", worker,
+call("HSET", JOB .. id, "state", "running", "where", "running", "token", token, "nonce", nonce, "worker", worker,
      "node", node, "started_at", NOW, "time", job.time, "memory", job.memory)
-call("HSET", key("job", id, "attempts"), job.number .. ":token", token, job.number .. ":start",
+call("HSET", JOB .. id .. ":attempts", job.number .. ":token", token, job.number .. ":start",
      cjson.encode({worker = worker, node = node, started_at = NOW, time = time or 0, memory = memory or 0}))
 place(job, "running", cells)
 note_busy(worker)
-call("HDEL", key("unserved"), job.pool)
+call("HDEL", FARM .. "unserved", job.pool)
 move_cells(cells, job, "queued", "running")
 -- Jobs that were started before may have waited for this one to be taken.
 local first = levels_of(job.pool)[1]
 if first and (is_again(first)
-   or call("ZCARD", key("pool", job.pool, "handed")) <= tonumber(call("GET", key("pool", job.pool, "low")) or 0)) then
+   or call("ZCARD", POOL .. job.pool .. ":handed") <= tonumber(call("GET", POOL .. job.pool .. ":low") or 0)) then
   wake(job.pool)
 end
 return run()

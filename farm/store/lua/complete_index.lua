@@ -3,6 +3,6 @@
 -- arguments: namespace, begun
 --   begun: the epoch in which filling began
 -- answer: 1 if it is complete, else 0
-if call("HGET", key("epoch"), "epoch") ~= begun then return 0 end
-call("SET", key("index", namespace, "complete"), 1)
+if call("HGET", FARM .. "epoch", "epoch") ~= begun then return 0 end
+call("SET", FARM .. "index:" .. namespace .. ":complete", 1)
 return 1

@@ -3,6 +3,6 @@
 -- keys: worker:<worker>
 -- arguments: worker
 -- answer: 1; 0 if there is no such worker
-if call("EXISTS", key("worker", worker)) == 0 then return 0 end
-call("HSET", key("worker", worker), "drain", "1", "draining", "1")
+if call("EXISTS", WORKER .. worker) == 0 then return 0 end
+call("HSET", WORKER .. worker, "drain", "1", "draining", "1")
 return 1

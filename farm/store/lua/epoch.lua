@@ -3,7 +3,7 @@
 -- arguments: server, fresh
 --   server: the run id of the server that answers; fresh: the epoch to begin if the run id is another one than before
 -- answer: the epoch
-local found = call("HMGET", key("epoch"), "server", "epoch")
+local found = call("HMGET", FARM .. "epoch", "server", "epoch")
 if found[1] == server then return found[2] end
-call("HSET", key("epoch"), "server", server, "epoch", fresh)
+call("HSET", FARM .. "epoch", "server", server, "epoch", fresh)
 return fresh

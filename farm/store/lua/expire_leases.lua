@@ -7,7 +7,7 @@
 --   wake:…
 -- arguments: reaper, limit
 -- answer: ids of the jobs whose attempts were lost
-local mark = key("reaper", reaper)
+local mark = FARM .. "reaper:" .. reaper
 local seen = call("HMGET", mark, "since", "last")
 local since = tonumber(seen[1] or NOW)
 if not seen[2] or math.abs(NOW - tonumber(seen[2])) > LEASE / 2 then since = NOW end
@@ -15,23 +15,23 @@ call("HSET", mark, "since", since, "last", NOW)
 call("PEXPIRE", mark, LEASE)
 if NOW - since < LEASE then return {} end
 
-for _, id in ipairs(call("ZRANGEBYSCORE", key("leases"), NOW + LEASE + 1, "+inf")) do
-  call("ZADD", key("leases"), NOW + LEASE, id)  -- given before the clock was set back
+for _, id in ipairs(call("ZRANGEBYSCORE", FARM .. "leases", NOW + LEASE + 1, "+inf")) do
+  call("ZADD", FARM .. "leases", NOW + LEASE, id)  -- given before the clock was set back
 end
-local lost = call("ZRANGEBYSCORE", key("leases"), "-inf", NOW, "LIMIT", 0, limit)
+local lost = call("ZRANGEBYSCORE", FARM .. "leases", "-inf", NOW, "LIMIT", 0, limit)
 for _, id in ipairs(lost) do
   local job = read(id)
   if not job or job.state ~= "running" then
-    call("ZREM", key("leases"), id)
+    call("ZREM", FARM .. "leases", id)
   else
     lose(job, "stopped renewing its lease")
   end
 end
-local gone = call("ZRANGEBYSCORE", key("kept"), "-inf", NOW, "LIMIT", 0, limit)
+local gone = call("ZRANGEBYSCORE", FARM .. "kept", "-inf", NOW, "LIMIT", 0, limit)
 for _, id in ipairs(gone) do
   local job = read(id)
   if not job or job.state ~= "running" then
-    call("ZREM", key("kept"), id)
+    call("ZREM", FARM .. "kept", id)
   else
     local hours = string.format("%g", HOLD / 3600000)
     give_back(job, "node " .. job.node .. " did not bring the finished program within " .. hours .. " h")

@@ -11,10 +11,10 @@
 -- The live workers of a pool, the slots of those that take jobs, and the reason if none of them does.
 local function service(pool)
   local live, works, reason = 0, false, nil
-  for _, worker in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "workers"), NOW, "+inf")) do
-    local node, resting = unpack(call("HMGET", key("worker", worker), "node", "resting"))
+  for _, worker in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":workers", NOW, "+inf")) do
+    local node, resting = unpack(call("HMGET", WORKER .. worker, "node", "resting"))
     if node then
-      local fenced, why = call("HGET", key("node", node), "fenced"), nil
+      local fenced, why = call("HGET", NODE .. node, "fenced"), nil
       if fenced then
         why = "node " .. node .. " is fenced: " .. fenced
       elseif resting and resting ~= "" then
@@ -32,7 +32,7 @@ local function lanes_of(pool)
   for _, level in ipairs(levels_of(pool)) do
     local sizes = {}
     for _, queue in ipairs({"firsts", "turns"}) do
-      for _, build in ipairs(call("ZRANGE", key("pool", pool, queue, level), 0, -1)) do
+      for _, build in ipairs(call("ZRANGE", POOL .. pool .. ":" .. queue .. ":" .. level, 0, -1)) do
         sizes[build] = call("ZCARD", lane_of(pool, level, build))
       end
     end
@@ -51,7 +51,7 @@ local function ahead(job, cells, lanes)
   end
   if not rank then return 0 end
   -- Jobs in the broker go first, too, but not before a job that was started before.
-  local count = is_again(level) and rank or rank + call("ZCARD", key("pool", job.pool, "handed"))
+  local count = is_again(level) and rank or rank + call("ZCARD", POOL .. job.pool .. ":handed")
   for _, one in ipairs(lanes) do
     for build, size in pairs(one.sizes) do
       if one.name ~= level then
@@ -75,7 +75,7 @@ for position, id in ipairs(cjson.decode(jobs)) do
     for name, value in pairs(pool.service) do found[name] = value end
     found.ahead = ahead(job, cells, pool.lanes)
     found.handed_out = job.where == "handed"
-    found.delayed_until = tonumber(call("ZSCORE", key("delayed"), id))
+    found.delayed_until = tonumber(call("ZSCORE", FARM .. "delayed", id))
     found.paused = paused_by(job, cells)
     for _, cell in ipairs(cells) do
       if cell.live and not found.bounded_by and is_full(cell.build) then found.bounded_by = cell.build end
@@ -83,7 +83,7 @@ for position, id in ipairs(cjson.decode(jobs)) do
     found.before = {}
     for _, part in ipairs({":start", ":end"}) do
       local name = string.format("%d", job.number - 1) .. part
-      found.before[name] = call("HGET", key("job", id, "attempts"), name) or nil
+      found.before[name] = call("HGET", JOB .. id .. ":attempts", name) or nil
     end
     answers[position] = cjson.encode(found)
   else

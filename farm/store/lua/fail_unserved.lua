@@ -6,14 +6,14 @@
 -- answer: the number of jobs that failed
 local why = unserved_because(pool)
 if not why then
-  call("HDEL", key("unserved"), pool)
+  call("HDEL", FARM .. "unserved", pool)
   return 0
 end
-call("HSETNX", key("unserved"), pool, NOW)
-if NOW - call("HGET", key("unserved"), pool) < tonumber(timeout) then return 0 end
+call("HSETNX", FARM .. "unserved", pool, NOW)
+if NOW - call("HGET", FARM .. "unserved", pool) < tonumber(timeout) then return 0 end
 local count = 0
 for _, where in ipairs({"waiting", "handed"}) do
-  for _, id in ipairs(call("ZRANGEBYSCORE", key("pool", pool, where), "-inf", NOW - timeout, "LIMIT", 0, limit)) do
+  for _, id in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":" .. where, "-inf", NOW - timeout, "LIMIT", 0, limit)) do
     local job = read(id)
     local seconds = math.floor(timeout / 1000)
     local message = "no worker has taken jobs of pool " .. pool .. " for " .. seconds .. " s: " .. why

@@ -11,7 +11,7 @@ local job = read(id)
 if not job then return "superseded" end
 if job.state ~= "running" or job.token ~= token then
   local number = token:match("^(%d+)-")
-  local attempts = key("job", id, "attempts")
+  local attempts = JOB .. id .. ":attempts"
   if number and call("HGET", attempts, number .. ":token") == token then
     local past = call("HGET", attempts, number .. ":end")
     local over = past and cjson.decode(past)["end"] or "lost"
@@ -31,12 +31,12 @@ if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
   local known = cjson.decode(facts)
-  call("DEL", key("quarantined", job.namespace, job.job_key))
+  call("DEL", FARM .. "quarantined:" .. job.namespace .. ":" .. job.job_key)
   if hit ~= "1" then
     note_success(job)
     remember(index ~= "" and index or job.namespace, known)
   end
-  call("HSET", key("index", index ~= "" and index or job.namespace), known.key or job.key, facts)
+  call("HSET", FARM .. "index:" .. (index ~= "" and index or job.namespace), known.key or job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then
   end_job(job, cells, "cancelled", outcome)

@@ -5,8 +5,8 @@
 -- answer: the number of them that are still unclaimed
 local count = 0
 for _, job in ipairs(cjson.decode(jobs)) do
-  if call("ZSCORE", key("pool", pool, "handed"), job) then
-    call("ZADD", key("pool", pool, "handed"), NOW, job)
+  if call("ZSCORE", POOL .. pool .. ":handed", job) then
+    call("ZADD", POOL .. pool .. ":handed", NOW, job)
     count = count + 1
   end
 end

@@ -7,20 +7,20 @@
 -- arguments: pool, per_slot
 --   per_slot: most unclaimed jobs in the broker for each live slot
 -- answer: flat list of job, attempt
-if call("SISMEMBER", key("paused"), pool) == 1 then return {} end
+if call("SISMEMBER", FARM .. "paused", pool) == 1 then return {} end
 local most = live_slots(pool) * tonumber(per_slot)
 local low = math.floor(most / 2)
-call("SET", key("pool", pool, "low"), low)
+call("SET", POOL .. pool .. ":low", low)
 local room, spare, urgent = most, most, -math.huge
-for _, id in ipairs(call("ZRANGE", key("pool", pool, "handed"), 0, -1)) do
-  local found = call("HMGET", key("job", id), "number", "priority")
+for _, id in ipairs(call("ZRANGE", POOL .. pool .. ":handed", 0, -1)) do
+  local found = call("HMGET", JOB .. id, "number", "priority")
   if tonumber(found[1] or 1) > 1 then spare = spare - 1 else room = room - 1 end
   urgent = math.max(urgent, tonumber(found[2] or urgent))
 end
 if most - room > low then room = 0 end
 
 local function held(build)
-  local found = call("HMGET", key("build", build), "stop", "paused")
+  local found = call("HMGET", BUILD .. build, "stop", "paused")
   return found[1] == "1" or found[2] == "1" or is_full(build)
 end
 
@@ -37,7 +37,7 @@ for _, level in ipairs(levels_of(pool)) do
       local cells = cells_of(job)
       if #cells > 1 then withdraw(job, cells) end
       place(job, "handed", cells)
-      call("HSET", key("job", id), "where", "handed")
+      call("HSET", JOB .. id, "where", "handed")
       chosen[#chosen + 1] = id
       chosen[#chosen + 1] = job.number
       if again then spare = spare - 1 else room = room - 1 end

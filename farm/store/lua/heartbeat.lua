@@ -5,7 +5,7 @@
 -- answer: ["ok" or "drain" or "unknown" (register again), its running attempts, milliseconds for which it has left a
 --   job of its pools unclaimed, why its node is fenced or "", jobs that failed there in a row in ways that the node
 --   may have caused]
-local record = key("worker", worker)
+local record = WORKER .. worker
 local found = call("HMGET", record, "ttl", "pools", "drain", "node", "resting", "busy_at")
 if not found[1] then return {"unknown", 0, 0, "", 0} end
 local dies = NOW + tonumber(found[1])
@@ -14,19 +14,19 @@ call("HSET", record, "resting", resting)
 if draining == "1" then call("HSET", record, "draining", "1") end
 call("HSET", record, "seen_at", NOW)
 call("PEXPIRE", record, found[1])
-call("ZADD", key("workers"), dies, worker)
+call("ZADD", FARM .. "workers", dies, worker)
 local running, oldest = 0, NOW
 for _, pool in ipairs(cjson.decode(found[2])) do
-  call("ZREMRANGEBYSCORE", key("pool", pool, "workers"), "-inf", NOW)
-  call("ZADD", key("pool", pool, "workers"), dies, worker)
-  for _, job in ipairs(call("ZRANGE", key("pool", pool, "running"), 0, -1)) do
-    if call("HGET", key("job", job), "worker") == worker then running = running + 1 end
+  call("ZREMRANGEBYSCORE", POOL .. pool .. ":workers", "-inf", NOW)
+  call("ZADD", POOL .. pool .. ":workers", dies, worker)
+  for _, job in ipairs(call("ZRANGE", POOL .. pool .. ":running", 0, -1)) do
+    if call("HGET", JOB .. job, "worker") == worker then running = running + 1 end
   end
   if rested and resting == "" then wake(pool) end
-  local first = call("ZRANGE", key("pool", pool, "handed"), 0, 0, "WITHSCORES")
+  local first = call("ZRANGE", POOL .. pool .. ":handed", 0, 0, "WITHSCORES")
   if first[2] then oldest = math.min(oldest, tonumber(first[2])) end
 end
-local node = call("HMGET", key("node", found[4]), "fenced", "row")
+local node = call("HMGET", NODE .. found[4], "fenced", "row")
 -- A job may wait for hours behind others: only the time since the worker's last attempt counts.
 oldest = math.max(oldest, tonumber(found[6] or 0))
 return {found[3] == "1" and "drain" or "ok", running, NOW - oldest, node[1] or "", tonumber(node[2] or 0)}

@@ -2,7 +2,7 @@
 -- keys: leader
 -- arguments: process, ttl
 -- answer: 1 for the leader, else 0
-local leader = call("GET", key("leader"))
+local leader = call("GET", FARM .. "leader")
 if leader and leader ~= process then return 0 end
-call("SET", key("leader"), process, "PX", ttl)
+call("SET", FARM .. "leader", process, "PX", ttl)
 return 1

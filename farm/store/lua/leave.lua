@@ -9,8 +9,8 @@ for _, job in ipairs(running_of(worker)) do
   give_back(job, "worker " .. worker .. " on node " .. job.node .. " was stopped before the attempt had ended")
   back[#back + 1] = job.id
 end
-local pools = call("HGET", key("worker", worker), "pools")
-call("ZREM", key("workers"), worker)
-for _, pool in ipairs(cjson.decode(pools or "[]")) do call("ZREM", key("pool", pool, "workers"), worker) end
-call("DEL", key("worker", worker))
+local pools = call("HGET", WORKER .. worker, "pools")
+call("ZREM", FARM .. "workers", worker)
+for _, pool in ipairs(cjson.decode(pools or "[]")) do call("ZREM", POOL .. pool .. ":workers", worker) end
+call("DEL", WORKER .. worker)
 return back

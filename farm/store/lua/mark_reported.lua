@@ -3,15 +3,15 @@
 -- arguments: build, verdict
 --   verdict: JSON
 -- answer: 1; 0 if the build has live cells or is gone
-local record = key("build", build)
+local record = BUILD .. build
 local state = call("HGET", record, "state")
 if not state or call("EXISTS", record .. ":live") == 1 then return 0 end
 if state ~= "reported" then
   call("HSET", record, "state", "reported", "verdict", verdict)
   event(build, {"type", "build", "state", "reported"})
 end
-call("SREM", key("unreported"), build)
-call("ZREM", key("incomplete"), build)
+call("SREM", FARM .. "unreported", build)
+call("ZREM", FARM .. "incomplete", build)
 for _, part in ipairs({"", ":cells", ":states", ":jobs", ":ends", ":live", ":flying", ":pools", ":events"}) do
   call("PEXPIRE", record .. part, KEEP)
 end

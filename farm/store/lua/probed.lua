@@ -7,8 +7,8 @@
 
 local PASSES = 2  -- so many health probes in a row let a fenced node back
 
-if call("EXISTS", key("worker", worker)) == 0 then return false end
-local record, passed = key("node", node), key("node", node, "passed")
+if call("EXISTS", WORKER .. worker) == 0 then return false end
+local record, passed = NODE .. node, NODE .. node .. ":passed"
 if wrong ~= "" then
   fence(node, "its health probe failed: " .. wrong)
   call("HDEL", passed, worker)
@@ -18,8 +18,8 @@ else
   call("HSET", passed, worker, row)
   call("PEXPIRE", passed, KEEP)
   local all = true
-  for _, other in ipairs(call("ZRANGEBYSCORE", key("workers"), NOW, "+inf")) do
-    if call("HGET", key("worker", other), "node") == node then
+  for _, other in ipairs(call("ZRANGEBYSCORE", FARM .. "workers", NOW, "+inf")) do
+    if call("HGET", WORKER .. other, "node") == node then
       all = all and tonumber(call("HGET", passed, other) or 0) >= PASSES
     end
   end

@@ -3,9 +3,9 @@
 --   wake:pools
 -- arguments: limit
 -- answer: the number of jobs that were offered
-local due = call("ZRANGEBYSCORE", key("delayed"), "-inf", NOW, "LIMIT", 0, limit)
+local due = call("ZRANGEBYSCORE", FARM .. "delayed", "-inf", NOW, "LIMIT", 0, limit)
 for _, id in ipairs(due) do
-  call("ZREM", key("delayed"), id)
+  call("ZREM", FARM .. "delayed", id)
   local job = read(id)
   if job and job.where == "waiting" then offer(job, cells_of(job)) end
 end

@@ -9,15 +9,15 @@
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
   names[#names + 1] = pool[1]
-  call("HSET", key("pools"), pool[1], pool[2])
-  call("ZADD", key("pool", pool[1], "workers"), NOW + ttl, worker)
+  call("HSET", FARM .. "pools", pool[1], pool[2])
+  call("ZADD", POOL .. pool[1] .. ":workers", NOW + ttl, worker)
   wake(pool[1])
 end
-call("HSET", key("worker", worker), "node", node, "slots", slots, "ttl", ttl, "document", document,
+call("HSET", WORKER .. worker, "node", node, "slots", slots, "ttl", ttl, "document", document,
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
-call("PEXPIRE", key("worker", worker), ttl)
-call("ZADD", key("workers"), NOW + ttl, worker)
+call("PEXPIRE", WORKER .. worker, ttl)
+call("ZADD", FARM .. "workers", NOW + ttl, worker)
 -- Redis may have lost the fence with its data. If the fence was lifted since the worker's last heartbeat, it stays
 -- lifted.
-if fenced ~= "" and call("HEXISTS", key("node", node), "let_back") == 0 then fence(node, fenced) end
+if fenced ~= "" and call("HEXISTS", NODE .. node, "let_back") == 0 then fence(node, fenced) end
 return 1

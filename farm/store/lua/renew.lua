@@ -9,14 +9,14 @@ local job = read(id)
 if not job or job.state ~= "running" or job.token ~= token then return "lost" end
 if kept == "1" or job.kept then
   -- The program outlives its worker: the process that finds it on that disk publishes it and ends the attempt.
-  call("ZREM", key("leases"), id)
-  call("ZADD", key("kept"), NOW + HOLD, id)
-  call("HSET", key("job", id), "kept", "1")
+  call("ZREM", FARM .. "leases", id)
+  call("ZADD", FARM .. "kept", NOW + HOLD, id)
+  call("HSET", JOB .. id, "kept", "1")
 else
-  call("ZADD", key("leases"), NOW + LEASE, id)
+  call("ZADD", FARM .. "leases", NOW + LEASE, id)
 end
-if log ~= "" then call("SET", key("job", id, "log"), log) end
-call("HSET", key("job", id), "phase", phase, "progress", progress, "detail", detail)
+if log ~= "" then call("SET", JOB .. id .. ":log", log) end
+call("HSET", JOB .. id, "phase", phase, "progress", progress, "detail", detail)
 if job.cancelling then return "cancel" end
 if phase ~= (job.phase or "") then
   for _, cell in ipairs(cells_of(job)) do

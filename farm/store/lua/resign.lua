@@ -2,5 +2,5 @@
 -- keys: leader
 -- arguments: process
 -- answer: 1 if it was the leader, else 0
-if call("GET", key("leader")) ~= process then return 0 end
-return call("DEL", key("leader"))
+if call("GET", FARM .. "leader") ~= process then return 0 end
+return call("DEL", FARM .. "leader")

@@ -4,8 +4,8 @@
 --   age: milliseconds
 -- answer: flat list of job, attempt
 local found = {}
-for _, job in ipairs(call("ZRANGEBYSCORE", key("pool", pool, "handed"), "-inf", NOW - age)) do
+for _, job in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":handed", "-inf", NOW - age)) do
   found[#found + 1] = job
-  found[#found + 1] = call("HGET", key("job", job), "number") or "0"
+  found[#found + 1] = call("HGET", JOB .. job, "number") or "0"
 end
 return found

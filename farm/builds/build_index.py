@@ -1,0 +1,437 @@
+"""The index of finished builds: an SQLite file with one row for a build and one for each of its cells.
+
+It is made of the reports in object storage and of nothing else: each control plane has its own, fills it in the
+background, and makes it again if it is lost, damaged or of another release. What a ref names is never read from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from math import inf, nextafter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from farm.artifacts import build_key, builds_prefix
+from farm.artifacts.s3 import S3Store
+from farm.errors import FarmFault
+from farm.jobs.facts import TurnsFacts
+from farm.logging import get_logger
+from farm.matrix.planned import Values
+from farm.results.gates import values_of
+from farm.results.lines import CellEnd, CellLine
+from farm.results.report import BuildView, JudgedCell, PastCell, Report
+from farm.store import Store
+from farm.store.link import lots
+
+log = get_logger(__name__)
+
+KEPT = 500
+"""Builds of one name whose cells are kept; older ones are read again when somebody asks for them."""
+
+LOT = 5000
+"""Cells that are written at once: another writer waits for so many."""
+
+AT_ONCE = 20
+"""Reports that one question reads at most before it is answered; the rest is read in the background."""
+
+PATIENCE = 5.0
+"""Seconds that one question reads reports at most."""
+
+_VERSION = 2
+"""Of the tables: a file of another version is made again."""
+
+_TABLES = (
+    # `state`: its cells are being written ("reading"), all there, or not kept ("dropped").
+    "CREATE TABLE builds (number INTEGER PRIMARY KEY, namespace, id, name, aside, ended, state, document)",
+    "CREATE INDEX builds_by_name ON builds (namespace, name, ended)",
+    f"CREATE TABLE cells (build INTEGER, place INTEGER, {', '.join(CellLine._fields)}, hit, toolchain, node, error,"
+    " numbers, PRIMARY KEY (build, place)) WITHOUT ROWID",
+    "CREATE INDEX cells_by_name ON cells (identifier, build)",
+    "CREATE VIEW past AS SELECT cells.*, namespace, id, name, aside, ended FROM cells"
+    " JOIN builds ON number = build WHERE state = 'there'",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_WIDE = len(CellLine._fields)
+_ADD = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 7))})"  # noqa: S608 - only question marks
+
+_BY_NODE = """
+WITH wanted AS (
+    SELECT json_extract(value, '$[0]') AS identifier, json_extract(value, '$[1]') AS name,
+        json_extract(value, '$[2]') AS toolchain, json_extract(value, '$[3]') AS program,
+        strftime('%s', json_extract(value, '$[4]')) AS made
+    FROM json_each(?)
+)
+SELECT identifier, node, numbers, MIN(ABS(ended - made)) FROM wanted JOIN past USING (identifier, name, toolchain)
+WHERE made IS NOT NULL AND namespace = ? AND NOT aside AND look = 'compiled' AND node != '' AND key != program
+GROUP BY identifier, node
+"""
+
+
+class StandIn(NamedTuple):
+    """Which programs of a cell may stand in for a baseline: those of its `manifest` and `toolchain`.
+
+    `program` is the key of the one that is compared; `made` is when the baseline was, as its sidecar says it.
+    """
+
+    manifest: str
+    toolchain: str
+    program: str
+    made: str
+
+
+class EndedCells(NamedTuple):
+    """A build with its cells in short."""
+
+    build: BuildView
+    cells: list[CellLine]
+
+
+class Reach(NamedTuple):
+    """How far the index goes back for some manifests: it has all of their builds that ended after `since`.
+
+    Unix seconds; minus infinity if it has all. `share` is how much of the namespace it has, from 0 to 1.
+    """
+
+    since: float
+    share: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.since == -inf
+
+    def __str__(self) -> str:
+        return f"the index is at {min(99, int(self.share * 100))} %"
+
+
+class BuildIndex:
+    """The index of finished builds. Thread-safe."""
+
+    def __init__(self, path: Path, store: Store, artifacts: S3Store) -> None:
+        self._path = path
+        self._store = store
+        self._artifacts = artifacts
+        self._unread: dict[str, set[str]] = {}
+        """The builds in object storage that may have a report which is not in the file, by namespace."""
+        self._listed: dict[str, int] = {}
+        self._filling = threading.Lock()
+        """One thread fills the index at a time; no question waits for it."""
+
+    # --- what it has --------------------------------------------------------------------------------------------
+
+    def lines(self, namespace: str, build_id: str) -> EndedCells | None:
+        """Return a finished build with its cells; None if the index does not have it."""
+        found = self._build(namespace, build_id, "SELECT * FROM cells WHERE build = ? ORDER BY place")
+        return EndedCells(found[0], [CellLine._make(row[2 : 2 + _WIDE]) for row in found[1]]) if found else None
+
+    def ends(self, namespace: str, build_id: str) -> tuple[BuildView, list[CellEnd]] | None:
+        """Return a finished build with how its cells ended; None if the index does not have it."""
+        columns = "SELECT identifier, look, kind, phase, key, latency, shared, device FROM cells"
+        found = self._build(namespace, build_id, columns + " WHERE build = ? ORDER BY place")
+        return (found[0], list(map(CellEnd._make, found[1]))) if found else None
+
+    def builds(self, namespace: str) -> dict[str, BuildView]:
+        """Return the finished builds of a namespace, by id."""
+        with self._open() as database:
+            found = database.execute(
+                "SELECT id, document FROM builds WHERE namespace = ? AND document NOT NULL", (namespace,)
+            )
+            return {row["id"]: json.loads(row["document"]) for row in found}
+
+    def of(self, namespace: str, identifier: str, limit: int = 50) -> list[PastCell]:
+        """Return how a cell ended, the newest build first."""
+        with self._open() as database:
+            found = database.execute(
+                "SELECT * FROM past WHERE identifier = ? AND namespace = ? ORDER BY ended DESC LIMIT ?",
+                (identifier, namespace, limit),
+            )
+            return [_past(row) for row in found]
+
+    def last(
+        self, namespace: str, manifest: str, identifiers: Collection[str], since: float = -inf
+    ) -> dict[str, PastCell]:
+        """Return how cells ended in the newest build of a manifest that had them and did not cancel them.
+
+        Builds that ended up to `since` (Unix seconds) are left out, and follow-ups and shadow builds, which say nothing
+        of how the manifest does.
+        """
+        missing, found = set(identifiers), dict[str, PastCell]()
+        with self._open() as database:
+            builds = database.execute(
+                "SELECT number FROM builds WHERE namespace = ? AND name = ? AND ended > ? AND NOT aside"
+                " ORDER BY ended DESC",
+                (namespace, manifest, since),
+            ).fetchall()
+            for (number,) in builds:
+                rows = database.execute(
+                    "SELECT * FROM past WHERE build = ? AND look != 'cancelled'"
+                    " AND identifier IN (SELECT value FROM json_each(?))",
+                    (number, json.dumps(list(missing))),
+                )
+                found |= {row["identifier"]: _past(row) for row in rows}
+                missing -= found.keys()
+                if not missing:
+                    break
+        return found
+
+    def by_node(self, namespace: str, wanted: Mapping[str, StandIn]) -> dict[str, dict[str, Values]]:
+        """Return numbers that may stand in for baselines that other nodes made, by identifier and node.
+
+        Of each node it is the program that passed in the build nearest in time to the baseline: one that is compared
+        with it later cannot take its place, so many small steps do not pass together. Hits are left out.
+        """
+        rows = [[name, *each] for name, each in wanted.items()]
+        found: dict[str, dict[str, Values]] = {}
+        with self._open() as database:
+            for row in database.execute(_BY_NODE, (json.dumps(rows), namespace)):
+                found.setdefault(row["identifier"], {})[row["node"]] = json.loads(row["numbers"])
+        return found
+
+    def turns(self, namespace: str, pairs: Mapping[str, tuple[str, str]]) -> dict[str, TurnsFacts]:
+        """Return how hits compared when a build last let them take turns with their baselines, by identifier.
+
+        `pairs` has the cells, each with the cache keys of its program and of the baseline.
+        """
+        with self._open() as database:
+            rows = database.execute(
+                "SELECT identifier, key, json_extract(numbers, '$.turns') AS turns FROM past"
+                " WHERE identifier IN (SELECT value FROM json_each(?)) AND namespace = ? AND hit AND turns NOT NULL"
+                " ORDER BY ended",
+                (json.dumps(list(pairs)), namespace),
+            )
+            found = [(row["identifier"], row["key"], json.loads(row["turns"])) for row in rows]
+        return {name: turns for name, key, turns in found if pairs[name] == (key, turns["key"])}
+
+    # --- how it is filled ---------------------------------------------------------------------------------------
+
+    def add(self, report: Report) -> EndedCells:
+        """Take a build's report, and return the build. Repeating it changes nothing."""
+        build, lines = report["build"].copy(), [CellLine.of(cell) for cell in report["cells"]]
+        build.pop("outlook", None)
+        number, cells = _number(build["namespace"], build["id"]), zip(lines, report["cells"], strict=True)
+        rows = ((number, place, *line, *_more(cell)) for place, (line, cell) in enumerate(cells))
+        for some in lots(() if self._is_there(build) else rows, LOT):
+            with self._open(write=True) as database:
+                database.executemany(_ADD, some)
+        with self._open(write=True) as database:
+            database.execute("UPDATE builds SET state = 'there' WHERE number = ?", (number,))
+            for (old,) in database.execute(
+                "UPDATE builds SET state = 'dropped' WHERE state = 'there' AND number IN (SELECT number"
+                " FROM builds WHERE namespace = ? AND name = ? ORDER BY ended DESC LIMIT -1 OFFSET ?) RETURNING number",
+                (build["namespace"], build["name"], KEPT),
+            ).fetchall():
+                database.execute("DELETE FROM cells WHERE build = ?", (old,))
+        self._unread.get(build["namespace"], set()).discard(build["id"])
+        return EndedCells(build, lines)
+
+    def _is_there(self, build: BuildView) -> bool:
+        """Whether all of a build is in the index; else add it without its cells."""
+        number = _number(build["namespace"], build["id"])
+        ended = float(build.get("ended_at") or build.get("created_at") or 0.0)
+        aside = bool(build.get("follows") or build.get("shadows"))
+        with self._open(write=True) as database:
+            database.execute(
+                "INSERT INTO builds VALUES (?, ?, ?, ?, ?, ?, 'reading', ?) ON CONFLICT (number) DO UPDATE SET"
+                " state = 'reading', name = excluded.name, aside = excluded.aside, ended = excluded.ended,"
+                " document = excluded.document WHERE state != 'there'",
+                (number, build["namespace"], build["id"], build["name"], aside, ended, json.dumps(build)),
+            )
+            found = database.execute("SELECT state FROM builds WHERE number = ?", (number,)).fetchone()
+            return bool(found["state"] == "there")
+
+    def catch_up(self, namespace: str, manifests: Collection[str] | None = None) -> Reach:
+        """Read the reports of some manifests (by default of all) that are not in the index yet, the newest first.
+
+        That is bounded (`AT_ONCE`, `PATIENCE`). Return how far the index then goes back.
+        """
+        ids, known = self._store.builds.ids(namespace), self._known(namespace)
+        unread = self._unread.get(namespace)
+        if unread is None:
+            unread = self._look(namespace)
+        rows = self._store.builds.list(namespace, [each for each in ids if each not in known])
+        ended = {
+            row["id"]: row["ended_at"] or 0.0
+            for row in rows
+            if row["state"] == "reported" and (manifests is None or row["name"] in manifests)
+        }
+        # The store forgets the oldest builds first, or all of them: what it does not know ended before what it knows.
+        older = unread - set(ids)
+        wanted = sorted(ended, key=lambda each: -ended[each]) + (sorted(older) if manifests is None else [])
+        until, since = time.monotonic() + PATIENCE, -inf
+        for count, build_id in enumerate(wanted):
+            if count == AT_ONCE or time.monotonic() > until:
+                since = ended.get(build_id, 0.0)
+                break
+            self._read(namespace, build_id, ended=build_id in ended)
+        if missing := self._unread.get(namespace, older) & older:
+            known = self._known(namespace)
+            first = min((known[each] for each in ids if each in known), default=inf)
+            since = max(since, nextafter(first, -inf))
+        return Reach(since, 1 - len(missing) / max(1, self._listed.get(namespace, 0), len(missing)))
+
+    def fill(self) -> None:
+        """Read all reports that are not in the index yet."""
+        # While a connection is open, no other one writes the log back to the file when it is closed.
+        with self._filling, closing(self._connected()):
+            for namespace in self._artifacts.list_folders("ns/"):
+                for build_id in sorted(self._look(namespace)):
+                    self._read(namespace, build_id)
+
+    def rebuild(self) -> int:
+        """Make the file again of all reports in object storage; return how many there are."""
+        self._forget()
+        self.fill()
+        with self._open() as database:
+            return int(database.execute("SELECT COUNT(*) FROM builds WHERE document NOT NULL").fetchone()[0])
+
+    def _look(self, namespace: str) -> set[str]:
+        """Find out which builds in object storage are not in the index; return them."""
+        listed = set(self._artifacts.list_folders(builds_prefix(namespace)))
+        unread = listed - self._known(namespace).keys()
+        self._listed[namespace], self._unread[namespace] = len(listed), unread
+        return set(unread)
+
+    def _known(self, namespace: str) -> dict[str, float]:
+        """Return when the builds that were read ended, by id."""
+        with self._open() as database:
+            found = database.execute(
+                "SELECT id, ended FROM builds WHERE namespace = ? AND state != 'reading'", (namespace,)
+            )
+            return {row["id"]: row["ended"] for row in found}
+
+    def _read(self, namespace: str, build_id: str, *, ended: bool = False) -> None:
+        """Read a build's report, if there is one. That of a build that has `ended` is never looked for again."""
+        stored = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
+        readable = not ended
+        try:
+            if stored:
+                self.add(from_json(stored.data))
+                readable = True
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("report unreadable, it is not in the index", build=build_id, error=repr(error))
+            readable = False
+        if not readable:
+            with self._open(write=True) as database:
+                database.execute(
+                    "INSERT OR REPLACE INTO builds VALUES (?, ?, ?, NULL, NULL, 0, 'dropped', NULL)",
+                    (_number(namespace, build_id), namespace, build_id),
+                )
+        self._unread.get(namespace, set()).discard(build_id)
+
+    # --- the file -----------------------------------------------------------------------------------------------
+
+    def _build(self, namespace: str, build_id: str, cells: str) -> tuple[BuildView, list[tuple[Any, ...]]] | None:
+        """Return a build with the rows of its cells, which a statement selects."""
+        number = (_number(namespace, build_id),)
+        with self._open() as database:
+            database.row_factory = None
+            found = database.execute("SELECT document FROM builds WHERE number = ? AND state = 'there'", number)
+            document = found.fetchone()
+            return (json.loads(document[0]), database.execute(cells, number).fetchall()) if document else None
+
+    @contextmanager
+    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction; one that is found damaged is made again, and filled at the next look.
+
+        Raises FarmFault if it cannot be used.
+        """
+        try:
+            with closing(self._connected()) as database:
+                database.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield database
+                database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            hint = f"look at {self._path} and the room on its disk"
+            raise FarmFault(f"the index of builds cannot be used: {error}", hint=hint) from None
+        except sqlite3.DatabaseError as error:
+            log.warning("the index of builds is damaged, it is made again", error=str(error))
+            self._forget()
+            raise FarmFault("the index of builds was damaged and is made again", hint="try again") from None
+
+    def _connected(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return self._connect()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            log.warning("the index of builds cannot be read, it is made again", error=str(error))
+            self._forget()
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+        try:
+            database.row_factory = sqlite3.Row
+            # What a crash loses is read again from the reports.
+            database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
+            if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+                _make_tables(database)
+                self._unread.clear()
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+    def _forget(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._unread.clear()
+
+
+def _number(namespace: str, build_id: str) -> int:
+    """Return the number of a build, the same in every file: if one is lost, no build gets another one's cells."""
+    return int(hashlib.sha256(f"{namespace} {build_id}".encode()).hexdigest()[:15], 16)
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    """Make the tables. Raises DatabaseError if the file has others: of another version, or of something else."""
+    database.execute("BEGIN IMMEDIATE")
+    if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+        if database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError("it has other tables")
+        for statement in _TABLES:
+            database.execute(statement)
+    database.execute("COMMIT")
+
+
+def _more(cell: JudgedCell) -> tuple[object, ...]:
+    """Return what a cell's history has besides its line."""
+    facts = cell.get("facts")
+    if not facts:
+        return bool(cell["hit"]), "", "", None, "{}"
+    values = values_of(facts)
+    if turns := facts.get("turns"):
+        values["turns"] = turns
+    error = max(facts["errors"].values(), default=None)
+    return bool(cell["hit"]), facts["toolchain"], facts.get("node") or "", error, json.dumps(values)
+
+
+def _past(row: sqlite3.Row) -> PastCell:
+    return {
+        "identifier": row["identifier"],
+        "ended": row["ended"],
+        "build": row["id"],
+        "manifest": "" if row["aside"] else row["name"],
+        "state": _STATES.get(row["look"], row["look"]),
+        "kind": row["kind"],
+        "expected": row["look"] == "expected",
+        "hit": bool(row["hit"]),
+        "key": row["key"],
+        "toolchain": row["toolchain"],
+        "device": row["device"],
+        "node": row["node"],
+        "error": row["error"],
+        "values": json.loads(row["numbers"]),
+    }
+
+
+_STATES = {"compiled": "succeeded", "hit": "succeeded", "expected": "failed"}

@@ -1,0 +1,241 @@
+"""Plans builds: a submission is read and its matrix expanded once, for its plan and for the build that follows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farm.artifacts import readable
+from farm.artifacts.refs import Refs, SnapshotCell
+from farm.artifacts.s3 import S3Store
+from farm.builds.bucket_models import BucketModels
+from farm.builds.known import KnownArtifacts
+from farm.builds.latest import LATEST, PROD
+from farm.builds.plan import Plan, make_plan
+from farm.errors import ManifestError, NotPlanned, UsageError
+from farm.jobs.estimate import Compile, estimate_all
+from farm.jobs.order import keys_of
+from farm.jobs.state import AttemptLimits
+from farm.manifest import Manifest, parse_manifest
+from farm.matrix.cells import Cell, expand
+from farm.matrix.combinations import Combinations, combine
+from farm.matrix.planned import SubmissionDocument
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
+from farm.settings import Settings
+from farm.spec import Device, comparable, digest_of
+from farm.store import Store
+from farm.targets.pools import Pool, in_use
+
+KEPT_BYTES = 128 << 20
+"""Memory that kept submissions may take, roughly, but for the last one; a matrix of 10,000 cells takes 50 MB."""
+
+KEPT_SECONDS = 900.0
+"""Seconds for which a planned submission is kept: its inputs are uploaded meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSubmission:
+    """A submission with what was made of it: its matrix, the models in buckets, and its cells.
+
+    The cells are for the pools that were `used`, of all that were `known`, with `slots` by name.
+    """
+
+    submission: SubmissionDocument
+    matrix: Combinations
+    in_buckets: Mapping[str, FrozenModel]
+    known: Sequence[Pool]
+    used: Sequence[Pool]
+    slots: Mapping[str, int]
+    cells: Sequence[Cell]
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory that it takes, roughly."""
+        return 10 * len(json.dumps(self.submission)) + 5_000 * len(self.cells)
+
+
+Asked = tuple[str, str, str]
+"""Who asked for what: namespace, caller, and `kept_as` of the submission."""
+
+
+class KeptSubmissions:
+    """The submissions that were planned last; safe for threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Asked, tuple[float, int, ReadSubmission]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, asked: Asked) -> ReadSubmission | None:
+        """Return what was kept; None if it was not, or no longer is."""
+        with self._lock:
+            since, _, found = self._kept.get(asked, (0.0, 0, None))
+        return found if found and time.monotonic() - since < KEPT_SECONDS else None
+
+    def keep(self, asked: Asked, read: ReadSubmission) -> None:
+        """Keep a submission; the oldest ones go if they are too many together."""
+        now, weight = time.monotonic(), read.weight
+        with self._lock:
+            self._kept.pop(asked, None)
+            self._kept[asked] = now, weight, read
+            while len(self._kept) > 1 and (
+                sum(each for _, each, _ in self._kept.values()) > KEPT_BYTES
+                or now - next(iter(self._kept.values()))[0] > KEPT_SECONDS
+            ):
+                self._kept.popitem(last=False)
+
+
+class Planner:
+    """Plans submissions. Writes nothing."""
+
+    def __init__(self, store: Store, artifacts: S3Store, settings: Settings, known: KnownArtifacts) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._settings = settings
+        self._known = known
+        self._refs = Refs(artifacts)
+        self._bucket_models = BucketModels(artifacts, settings.s3_sources)
+        self._kept = KeptSubmissions()
+
+    def plan(self, namespace: str, submission: SubmissionDocument, by: str) -> tuple[Plan, Manifest]:
+        """Return the plan of a submission, and its manifest. Keeps the submission for this caller.
+
+        Raises ManifestError with every problem found.
+        """
+        self._known.require_index(namespace)
+        read = self._read(namespace, submission, by)
+        cells = read.cells
+        whole = self._known.whole(namespace, {cell.job: keys_of(cell.order, cell.key) for cell in cells})
+        missing = list(dict.fromkeys(cell.job for cell in cells if cell.job not in whole))
+        last = self._last_passed(namespace) if missing else {}
+        compiles = {
+            cell.identifier: _compile(cell, last.get(cell.identifier)) for cell in cells if cell.job not in whole
+        }
+        plan = make_plan(
+            cells,
+            known=whole,
+            running=self._store.jobs.unfinished(namespace, missing),
+            last=last,
+            read_spec=lambda key: self._known.read_spec(namespace, key),
+            live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
+            estimates=estimate_all(
+                compiles, self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
+            ),
+        )
+        return plan, read.matrix.manifest
+
+    def planned(self, namespace: str, build_id: str, kept: str, by: str) -> SubmissionDocument:
+        """Return a submission that this caller had planned here; `kept` is its `kept_as`.
+
+        Raises NotPlanned if it is not kept.
+        """
+        if read := self._kept.find((namespace, by, kept)):
+            return {**read.submission, "build_id": build_id}
+        hint = "send the whole submission to POST /v1/builds"
+        raise NotPlanned(f"this server keeps no plan of the build {build_id}", hint=hint)
+
+    def _read(self, namespace: str, submission: SubmissionDocument, by: str) -> ReadSubmission:
+        """Read a submission and expand its matrix, or return what was kept if pools and buckets are still the same."""
+        asked = namespace, by, kept_as(submission)
+        before, file = self._kept.find(asked), submission.get("file") or "manifest"
+        matrix = before.matrix if before else combine(parse_manifest(submission["manifest"], file))
+        in_buckets = self._in_buckets(matrix.manifest)  # Objects change; unchanged ones are not read again.
+        rows = self._store.workers.pools()
+        known, slots = [Pool.from_dict(row["pool"]) for row in rows], {row["name"]: row["slots"] for row in rows}
+        used = in_use(zip(known, (row["live_workers"] for row in rows), strict=True), self._settings.toolchains)
+        used = self._as_named(namespace, used)
+        if before and (before.in_buckets, before.known, before.used, before.slots) == (in_buckets, known, used, slots):
+            return before
+        cells = expand(
+            matrix,
+            {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()} | dict(in_buckets),
+            {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
+            used,
+            known=known,
+            slots=slots,
+            files=submission.get("files") or {},
+            limits=AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit),
+        )
+        read = ReadSubmission(submission, matrix, in_buckets, known, used, slots, cells)
+        self._kept.keep(asked, read)
+        return read
+
+    def _as_named(self, namespace: str, pools: Sequence[Pool]) -> list[Pool]:
+        """Return the pools to plan for, without those of toolchains that readers do not get yet.
+
+        If several toolchains of a target are in use, it is the one whose programs `prod`
+        (else `latest`) gives to readers: a new toolchain on some workers changes no build until it is promoted.
+        """
+        groups: dict[tuple[str, Device], set[str]] = {}
+        for pool in pools:
+            groups.setdefault((str(pool.target), pool.device), set()).add(pool.toolchain)
+        open_ones = {place: toolchains for place, toolchains in groups.items() if len(toolchains) > 1}
+        chosen: dict[tuple[str, Device], str] = {}
+        for tag in (PROD, LATEST) if open_ones else ():
+            named = sorted(self._given(namespace, tag), key=lambda cell: cell.get("submitted", 0.0))
+            for place, toolchains in open_ones.items():
+                fitting = [
+                    cell["toolchain"]
+                    for cell in named
+                    if cell["target"] == place[0]
+                    and cell["toolchain"] in toolchains
+                    and cell["device"].partition(":")[0] == place[1].arch.partition(":")[0]
+                ]
+                if fitting:
+                    chosen.setdefault(place, fitting[-1])
+        return [pool for pool in pools if chosen.get((str(pool.target), pool.device), pool.toolchain) == pool.toolchain]
+
+    def _given(self, namespace: str, tag: str) -> list[SnapshotCell]:
+        """Return what readers get of a tag."""
+        cells = self._refs.read_through(namespace, tag)["cells"].values()
+        return [cell for cell in cells if not cell.get("superseded")]
+
+    def _in_buckets(self, manifest: Manifest) -> dict[str, FrozenModel]:
+        """Read the models that the manifest leaves to the farm. Raises ManifestError with every problem found."""
+        models: dict[str, FrozenModel] = {}
+        problems = []
+        for index, entry in enumerate(manifest.models):
+            if entry.source.s3:
+                try:
+                    models[entry.name] = self._bucket_models.freeze(
+                        entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
+                    )
+                except UsageError as error:
+                    problems.append(manifest.written.problem(error.message, "models", index, "source", hint=error.hint))
+        if problems:
+            raise ManifestError(problems)
+        return models
+
+    def _last_passed(self, namespace: str) -> dict[str, SnapshotCell]:
+        cells = self._refs.read_through(namespace, LATEST)["cells"].values()
+        return {cell["identifier"]: cell for cell in sorted(cells, key=lambda cell: cell.get("submitted", 0.0))}
+
+
+def kept_as(submission: SubmissionDocument) -> str:
+    """Return the digest of all that a submission says but its build's id: builds of the same share the work."""
+    return digest_of({name: value for name, value in submission.items() if name != "build_id"})
+
+
+def digest_of_request(submission: SubmissionDocument) -> str:
+    """Return the digest of what a submission asks for, whatever release its client is of."""
+    return digest_of(
+        {
+            "manifest": submission["manifest"],
+            "models": {name: model["digest"] for name, model in submission["models"].items()},
+            "data": {name: data["digest"] for name, data in submission["data"].items()},
+            "files": {path: file["digest"] for path, file in (submission.get("files") or {}).items()},
+            "labels": submission.get("labels") or {},
+            "gates": submission.get("gates"),
+        }
+    )
+
+
+def _compile(cell: Cell, before: SnapshotCell | None) -> Compile:
+    """Return what the duration of a cell's compile is estimated from; `before` is the cell as it last passed."""
+    spec, size = cell.order["spec"], sum(file["size"] for file in cell.order["model"]["files"])
+    seconds = before.get("seconds", 0.0) if before else 0.0
+    return Compile(comparable(spec), spec["model"]["digest"], size, seconds)
