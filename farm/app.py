@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from farm.errors import UsageError
 from farm.settings import Settings, load_settings
@@ -11,24 +12,22 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from celery import Celery
 
+    from farm.artifacts.refs import SnapshotCell
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
     from farm.builds.acknowledged import AcknowledgedFailures
-    from farm.builds.cell_history import CellHistory
+    from farm.builds.admission import Admission
+    from farm.builds.build_index import BuildIndex
     from farm.builds.finishing import BuildFinisher
-    from farm.builds.firing import TriggerRounds
     from farm.builds.job_views import JobViews
     from farm.builds.known import KnownArtifacts
     from farm.builds.reading import BuildReader
     from farm.builds.service import BuildService
-    from farm.builds.stored_builds import StoredBuilds
-    from farm.builds.stored_manifests import StoredManifests
-    from farm.builds.toolchains import Toolchains
+    from farm.extension import Extension
     from farm.node.executor import Executor
-    from farm.signing.notary import Notary, Promotions
     from farm.store import Store
-    from farm.webhooks.hooks import Webhooks
-    from farm.webhooks.sending import DeliveryRounds
+
+P = TypeVar("P")
 
 _current: Farm | None = None
 
@@ -38,6 +37,7 @@ class Farm:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._parts: dict[Callable[[Farm], object], object] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Farm:
@@ -51,6 +51,34 @@ class Farm:
         if _current is None:
             _current = cls(load_settings())
         return _current
+
+    @cached_property
+    def extensions(self) -> tuple[Extension[Farm], ...]:
+        """What other packages add to this farm. Raises UsageError for one that cannot be imported."""
+        from farm.extension import installed
+
+        return installed()
+
+    def start(self) -> None:
+        """Let extensions check the settings before a server answers. Raises UsageError."""
+        from farm.extension import require_readers
+
+        require_readers(self.settings)
+        for each in self.extensions:
+            if each.on_start:
+                each.on_start(self)
+
+    def check_named(self, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> None:
+        """Let extensions check what a tag is to name. Raises what they refuse it with."""
+        for each in self.extensions:
+            if each.on_named:
+                each.on_named(self, namespace, tag, cells)
+
+    def part(self, make: Callable[[Farm], P]) -> P:
+        """Return what `make` returned for this farm when it was first asked for: a part that an extension adds."""
+        if make not in self._parts:
+            self._parts.setdefault(make, make(self))
+        return cast(P, self._parts[make])
 
     @cached_property
     def store(self) -> Store:
@@ -80,20 +108,6 @@ class Farm:
         return Tokens(self.artifacts)
 
     @cached_property
-    def notary(self) -> Notary | None:
-        """Signs what this process says of programs; None if it has no key."""
-        from farm.signing.notary import Notary
-
-        return Notary.from_settings(self.settings)
-
-    @cached_property
-    def promotions(self) -> Promotions:
-        """Checks what refs are to name."""
-        from farm.signing.notary import Promotions
-
-        return Promotions.from_settings(self.artifacts, self.settings)
-
-    @cached_property
     def celery(self) -> Celery:
         """The Celery application that carries messages to workers."""
         from farm.broker import make_celery
@@ -110,57 +124,22 @@ class Farm:
             self.artifacts,
             self.settings,
             reader=self.build_reader,
-            known=self._known_artifacts,
-            history=self.cell_history,
+            known=self.known,
+            index=self.build_index,
             acknowledged=self.acknowledged,
+            admission=self.admission,
         )
 
     @cached_property
-    def stored_manifests(self) -> StoredManifests:
-        """The manifests that are stored under a name."""
-        from farm.builds.stored_manifests import StoredManifests
+    def admission(self) -> Admission:
+        """Accepts planned builds, and restores those that the store has lost."""
+        from farm.builds.admission import Admission
 
-        return StoredManifests(self.artifacts, self.store.now)
-
-    @cached_property
-    def stored_builds(self) -> StoredBuilds:
-        """Builds stored manifests."""
-        from farm.builds.stored_builds import StoredBuilds
-
-        return StoredBuilds(self.stored_manifests, self.builds)
-
-    @cached_property
-    def webhooks(self) -> Webhooks:
-        """The webhooks of all namespaces."""
-        from farm.webhooks.hooks import Webhooks
-
-        return Webhooks(self.artifacts, self.store.now)
-
-    @cached_property
-    def delivery_rounds(self) -> DeliveryRounds:
-        """Sends what webhooks get."""
-        from farm.webhooks.sending import DeliveryRounds
-
-        return DeliveryRounds(self.webhooks, self.store.now, self.settings.webhook_networks)
-
-    @cached_property
-    def trigger_rounds(self) -> TriggerRounds:
-        """Builds stored manifests when their triggers say so."""
-        from farm.builds.firing import TriggerRounds
-
-        return TriggerRounds(
-            self.store,
-            self.artifacts,
-            self.settings,
-            manifests=self.stored_manifests,
-            builds=self.stored_builds,
-            tokens=self.tokens,
-            webhooks=self.webhooks,
-        )
+        return Admission(self.store, self.artifacts, self.settings, reader=self.build_reader, known=self.known)
 
     @cached_property
     def acknowledged(self) -> AcknowledgedFailures:
-        """What is known of failing cells."""
+        """What is known about failing cells."""
         from farm.builds.acknowledged import AcknowledgedFailures
 
         return AcknowledgedFailures(self.artifacts)
@@ -170,51 +149,35 @@ class Farm:
         """Reads builds and their reports."""
         from farm.builds.reading import BuildReader
 
-        return BuildReader(self.store, self.artifacts, self.jobs)
+        return BuildReader(self.store, self.artifacts, self.jobs, self.build_index)
 
     @cached_property
     def build_finisher(self) -> BuildFinisher:
         """Finishes the builds that have ended."""
         from farm.builds.finishing import BuildFinisher
+        from farm.extension import notify
 
         return BuildFinisher(
             self.store,
             self.artifacts,
-            builds=self.builds,
+            admission=self.admission,
             reader=self.build_reader,
-            known=self._known_artifacts,
-            history=self.cell_history,
-            webhooks=self.webhooks,
-            notary=self.notary,
+            known=self.known,
+            index=self.build_index,
+            on_finished=lambda report: notify(self.extensions, "on_finished", self, report),
+            on_judged=lambda report: notify(self.extensions, "on_judged", self, report),
         )
 
     @cached_property
-    def toolchains(self) -> Toolchains:
-        """Shadow builds, and which toolchain's programs refs give to readers."""
-        from farm.artifacts.refs import Refs
-        from farm.builds.baselines import Baselines
-        from farm.builds.toolchains import Toolchains
+    def build_index(self) -> BuildIndex:
+        """The index of finished builds."""
+        from farm.builds.build_index import BuildIndex
 
-        return Toolchains(
-            self.store,
-            self.artifacts,
-            builds=self.builds,
-            reader=self.build_reader,
-            finisher=self.build_finisher,
-            known=self._known_artifacts,
-            baselines=Baselines(Refs(self.artifacts), self._known_artifacts, self.cell_history),
-            promotions=self.promotions,
-        )
+        return BuildIndex(self.settings.data_dir / "builds.sqlite3", self.store, self.artifacts)
 
     @cached_property
-    def cell_history(self) -> CellHistory:
-        """How each cell ended in each build."""
-        from farm.builds.cell_history import CellHistory
-
-        return CellHistory(self.settings.data_dir / "history.sqlite3", self.artifacts)
-
-    @cached_property
-    def _known_artifacts(self) -> KnownArtifacts:
+    def known(self) -> KnownArtifacts:
+        """What is known about programs that are there."""
         from farm.builds.known import KnownArtifacts
 
         return KnownArtifacts(self.store, self.artifacts)

@@ -19,7 +19,7 @@ CellName = Annotated[str, Query(description="A cell's identifier.", min_length=1
 
 @router.get("/acknowledged", response_model=schemas.Items[Acknowledged])
 def acknowledged(caller: ReaderCaller, farm: FarmDep) -> Listed[Acknowledged]:
-    """List the failures that somebody acknowledged, those that end first in front."""
+    """List the failures that somebody acknowledged; those that end first come first."""
     return {"items": farm.acknowledged.list(caller.namespace)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +11,15 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from farm.api import schemas
-from farm.api.auth import Admin, Caller, FarmDep, ReaderCaller, Submitter
+from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
-from farm.artifacts import REVOCATIONS, Artifact, blob_key, sidecar_key
+from farm.artifacts import Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
 from farm.artifacts.s3_uploads import client_parts
-from farm.artifacts.storage import Missing, Put, Upload
+from farm.artifacts.storage import Missing, Put, SignedSidecar, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.signing.bundles import SignedSidecar
-from farm.signing.revocations import keep
+from farm.wire.asked import BUILD_ID, BlobSize
 
 router = APIRouter(tags=["artifacts"])
 blobs = APIRouter(tags=["blobs"])
@@ -35,7 +33,7 @@ READERS = 8
 MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
 
-BUILD = re.compile(schemas.BUILD_ID)
+BUILD = re.compile(BUILD_ID)
 
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
@@ -89,22 +87,6 @@ def _found(key: str, caller: Caller, farm: Farm) -> Artifact:
         message = f"the artifact {key} is damaged: its sidecar is unreadable or a blob is missing"
         raise ArtifactGone(message, hint=_AGAIN)
     raise NotFound(f"no artifact has the key {key}", hint=_AGAIN)
-
-
-@router.get("/revocations")
-def revocations(_: ReaderCaller, farm: FarmDep) -> schemas.Document:
-    """Return the newest revocation document, a signed Sigstore bundle. 404 if there is none."""
-    found = farm.artifacts.get_object(REVOCATIONS)
-    if found is None:
-        raise NotFound("no revocation document is published", hint="`farm key publish` does")
-    document: schemas.Document = json.loads(found.data)
-    return document
-
-
-@router.post("/revocations/issue", status_code=204)
-def issue(document: schemas.Document, _: Admin, farm: FarmDep) -> None:
-    """Publish a signed revocation document. 409 unless its number is higher than that of the published one."""
-    keep(farm.artifacts, json.dumps(document).encode())
 
 
 @router.get("/refs")
@@ -171,7 +153,7 @@ def point(
     refs, source = Refs(farm.artifacts), pointing.source
 
     def check(cells: Iterable[SnapshotCell]) -> None:
-        farm.promotions.check(caller.namespace, tag, cells)
+        farm.check_named(caller.namespace, tag, list(cells))
 
     if BUILD.fullmatch(source) and refs.find(caller.namespace, source) is None:
         cells = farm.build_finisher.snapshot(caller.namespace, source)
@@ -206,7 +188,7 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     A single PUT accepts exactly the blob's bytes. A large blob is sent in parts; parts that are there already are left
     out, and a separate request finishes and checks the blob.
     """
-    wanted = {blob.digest: blob.size for blob in query.blobs}
+    wanted = {blob["digest"]: blob["size"] for blob in query.blobs}
     missing = lacking(farm.artifacts, wanted)
     parts = sum(client_parts(wanted[digest]) for digest in missing if wanted[digest] > MAX_PUT)
     if parts > MAX_PERMISSIONS:
@@ -228,13 +210,13 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     return {"missing": uploads}
 
 
-@blobs.post("/blobs/{digest}/finish", response_model=schemas.BlobQuery)
+@blobs.post("/blobs/{digest}/finish", response_model=BlobSize)
 def finish_upload(
     digest: Annotated[str, Path(pattern=schemas.DIGEST)], query: schemas.Finish, caller: Submitter, farm: FarmDep
-) -> schemas.BlobQuery:
+) -> BlobSize:
     """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
     farm.artifacts.uploads.finish(caller.namespace, digest, query.size)
-    return schemas.BlobQuery(digest=digest, size=query.size)
+    return {"digest": digest, "size": query.size}
 
 
 @blobs.get("/blobs/{digest}", response_model=schemas.Location, status_code=307, response_class=JSONResponse)

@@ -68,9 +68,9 @@ class Unauthenticated(NotAllowed):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who made a request: the namespace he works in, his role there, and his name in records.
+    """Who made a request: the namespace they work in, their role there, and their name in records.
 
-    `max_cells` is how many unfinished cells his builds may have; 0 is no bound.
+    `max_cells` is how many unfinished cells their builds may have; 0 means no bound.
     """
 
     namespace: str
@@ -80,7 +80,7 @@ class Caller:
 
     @property
     def readable(self) -> list[str]:
-        """The namespaces he reads, the one that is asked first in front."""
+        """The namespaces that the caller reads, in the order in which they are asked."""
         return list(dict.fromkeys(["main", self.namespace]))
 
 
@@ -237,7 +237,7 @@ def require(role: Role) -> Callable[[Request, Caller], Caller]:
     """Return a dependency that lets only callers of that role, or a higher one, through."""
 
     def check(request: Request, caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
-        request.state.caller = caller  # The log of changes names him.
+        request.state.caller = caller  # The log of changes names the caller.
         if caller.role < role:
             raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
         return caller

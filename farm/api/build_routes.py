@@ -20,7 +20,7 @@ from farm.builds.reading import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
 from farm.jobs.rows import BuildEvent, CancelledCells, ReproductionDocument
 from farm.jobs.state import State
-from farm.matrix.planned import ShownPlan
+from farm.matrix.planned import ShownPlan, SubmissionDocument
 from farm.results.report import AcceptedBuild, BuildChange, BuildView, JudgedCell, Report
 
 router = APIRouter(tags=["builds"])
@@ -43,14 +43,17 @@ BuildReference = Annotated[
 
 
 @router.post("/plan", response_model=schemas.PlanView)
-def plan(submission: schemas.Submission, caller: Submitter, farm: FarmDep) -> ShownPlan:
-    """Return what a submission would do: cells, hits, misses and why, and missing blobs. Changes nothing."""
-    return farm.builds.plan(caller.namespace, submission.document())
+def plan(submission: SubmissionDocument, caller: Submitter, farm: FarmDep) -> ShownPlan:
+    """Return what a submission would do: cells, hits, misses and why, and missing blobs. Changes nothing.
+
+    This server keeps the submission for a quarter of an hour: `POST /v1/builds/{build_id}` accepts it.
+    """
+    return farm.builds.plan(caller.namespace, submission, by=caller.name)
 
 
 @router.post("/builds", response_model=schemas.Build, status_code=201)
 def submit(
-    submission: schemas.Submission,
+    submission: SubmissionDocument,
     caller: Submitter,
     farm: FarmDep,
     request: Request,
@@ -58,9 +61,30 @@ def submit(
     idempotency_key: Annotated[str | None, Header(description="The build id again, for clients that send one.")] = None,
 ) -> AcceptedBuild:
     """Accept a build. The same build id again is answered with the build that is there."""
-    if idempotency_key not in (None, submission.build_id):
+    if idempotency_key not in (None, submission["build_id"]):
         raise UsageError("Idempotency-Key differs from build_id", hint="leave it out, or send the build id")
-    build = farm.builds.submit(caller.namespace, submission.document(), by=caller.name, max_cells=caller.max_cells)
+    build = farm.builds.submit(caller.namespace, submission, by=caller.name, max_cells=caller.max_cells)
+    return _created(build, request, response)
+
+
+@router.post("/builds/{build_id}", response_model=schemas.Build, status_code=201)
+def submit_planned(
+    build_id: Annotated[str, Path(pattern=schemas.BUILD_ID)],
+    kept: Annotated[str, Query(pattern=schemas.DIGEST, description="`kept` of the plan, or of InputsMissing.")],
+    caller: Submitter,
+    farm: FarmDep,
+    request: Request,
+    response: Response,
+) -> AcceptedBuild:
+    """Accept the build of a submission that this token has sent already, to be planned or without all of its inputs.
+
+    404 of type `NotPlanned`: this server does not keep it, send the whole submission to `POST /v1/builds`.
+    """
+    build = farm.builds.submit_planned(caller.namespace, build_id, kept, by=caller.name, max_cells=caller.max_cells)
+    return _created(build, request, response)
+
+
+def _created(build: AcceptedBuild, request: Request, response: Response) -> AcceptedBuild:
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
 
@@ -100,7 +124,7 @@ def cells(
     return page_of_rows(wanted, "identifier", after, limit or NO_END)
 
 
-@router.post("/builds/{build_id}/cancel", response_model=schemas.Cancelled)
+@router.post("/builds/{build_id}/cancel", response_model=CancelledCells)
 def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> CancelledCells:
     """End every cell of a build that has not ended. Repeating it is harmless."""
     return farm.builds.cancel(caller.namespace, build_id)
@@ -147,14 +171,6 @@ def reproduction(
 ) -> ReproductionDocument:
     """Return all that is needed to rerun a cell's last attempt elsewhere, even if its job is no longer known."""
     return farm.build_reader.reproduction_of_cell(caller.namespace, build_id, cell)
-
-
-@router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})
-def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep, request: Request) -> Response:
-    """Return a build's report as JUnit XML."""
-    found = farm.build_reader.resolve(caller.namespace, build_id)
-    link = f"{request.base_url}ui/ns/{caller.namespace}/builds/{found}"
-    return Response(farm.build_reader.junit(caller.namespace, found, link), media_type="application/xml")
 
 
 def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> str:

@@ -20,7 +20,7 @@ from farm.logging import get_logger
 log = get_logger(__name__)
 
 _NOTHING = ("/v1/plan", "/v1/blobs", "/ui/sign-", "/v1/health")
-"""Starts of paths of which no request changes anything but bytes that are named by their hash."""
+"""Starts of paths whose requests change nothing but bytes that are named by their hash."""
 
 
 class Change(TypedDict):

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Query
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
+from farm.errors import StoreUnavailable
 from farm.jobs.rows import Listed
 from farm.results.report import PastCell
 
 router = APIRouter(tags=["history"])
 
 
-@router.get("/history", response_model=schemas.Items[schemas.PastCellView])
+@router.get("/history", response_model=schemas.Items[PastCell])
 def history(
     caller: ReaderCaller,
     farm: FarmDep,
@@ -22,10 +23,14 @@ def history(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Listed[PastCell]:
     """Return how a cell ended in the newest builds that had it, with its numbers, the newest first."""
-    return {"items": farm.cell_history.of(caller.namespace, cell, limit)}
+    reach = farm.build_index.catch_up(caller.namespace)
+    found = farm.build_index.of(caller.namespace, cell, limit)
+    if not found and not reach.is_whole:
+        raise StoreUnavailable(f"{reach}: no build with {cell} is read yet", hint="try again in a minute")
+    return {"items": found}
 
 
 @router.post("/history/rebuild", response_model=schemas.Rebuilt)
 def rebuild(_: Admin, farm: FarmDep) -> dict[str, int]:
-    """Make this server's history again, of all reports in object storage. Repeating it is harmless."""
-    return {"reports": farm.cell_history.rebuild()}
+    """Make this server's history again from all reports in object storage. Repeating it is harmless."""
+    return {"reports": farm.build_index.rebuild()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypedDict, TypeVar, cast
+from typing import Generic, TypeVar, cast
+
+from typing_extensions import TypedDict
 
 from farm.errors import UsageError
 

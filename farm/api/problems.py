@@ -35,6 +35,8 @@ def problem(error: FarmError) -> ProblemDetails:
         document["problems"] = [each.as_dict() for each in error.problems]
     if isinstance(error, InputsMissing):
         document["missing_blobs"] = error.blobs
+        if error.kept:
+            document["kept"] = error.kept
     return document
 
 
@@ -104,7 +106,7 @@ def _wrong(problem: Mapping[str, Any]) -> str:
     """What is wrong with one value; of names, which callers type, the value itself."""
     place = problem["loc"]
     if problem["type"] == "string_pattern_mismatch" and isinstance(place[-1], str):
-        wrong = f"{str(problem['input'])[:100]!r} is no {place[-1].replace('_', ' ')}"
+        wrong = f"{str(problem['input'])[:100]!r} is not a {place[-1].replace('_', ' ')}"
         return wrong if place[0] == "path" else f"{wrong}, which has to match {problem['ctx']['pattern']}"
     return f"{'.'.join(map(str, place))}: {problem['msg']}"
 

@@ -27,7 +27,7 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 def sign_in(scope: Scope, secret: str) -> None:
-    """Put the token of the user whom the proxy names into a request; what others say about themselves is left out.
+    """Put the token of the user that the proxy names into a request; what others say about themselves is left out.
 
     A request with a token of its own (`Authorization`) is that token's. An empty `secret` trusts nobody.
     """
@@ -43,7 +43,7 @@ def sign_in(scope: Scope, secret: str) -> None:
 
 
 def _token(headers: Headers, secret: str) -> str:
-    """Return the token of the user whom the proxy names; empty if it names none, or one that cannot be."""
+    """Return the token of the user that the proxy names; empty if it names none, or one that cannot be."""
     user = headers.get(USER, "")
     role = headers.get(ROLE, "reader").lower()
     namespace = headers.get(OWN_NAMESPACE, "main")

@@ -16,7 +16,7 @@ router = APIRouter(tags=["tokens"])
 TokenName = Annotated[str, Path(pattern=schemas.TAG)]
 
 
-@router.get("/tokens", response_model=schemas.Items[schemas.TokenView])
+@router.get("/tokens", response_model=schemas.Items[TokenDocument])
 def tokens(_: Admin, farm: FarmDep) -> Listed[TokenDocument]:
     """List the tokens; their secrets are known to nobody but their owners."""
     return {"items": [token.as_dict() for token in farm.tokens.list()]}

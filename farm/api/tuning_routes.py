@@ -18,21 +18,20 @@ from farm.jobs.rows import Listed
 from farm.targets.compilers import COMPILERS
 from farm.targets.pools import Pool
 from farm.tuning import text
-from farm.tuning.brought import read_brought
 from farm.tuning.database import TuningDatabase, databases, device_name
+from farm.tuning.importing import fitting
+from farm.tuning.offered import read_offered
 from farm.tuning.records import (
     LARGEST_DATABASE,
     Record,
     RecordSource,
     Snapshot,
     TuningDatabaseView,
-    TuningDay,
     TuningDayView,
     TuningImported,
     TuningMerged,
     TuningPruned,
     TuningStats,
-    TuningWorkView,
 )
 
 router = APIRouter(tags=["tuning"])
@@ -87,8 +86,9 @@ def tuning_snapshot(database: There) -> Response:
 def tuning_stats(database: There) -> TuningStats:
     """Return what the database holds, and what tuning cost and saved: in total and per day."""
     snapshot = database.read().snapshot
-    days: list[TuningDayView] = [{"date": date, **_sum(day)} for date, day in snapshot.log.by_day().items()]
-    return {"database": database.name, "records": snapshot.counts(), "total": _sum(snapshot.log.total()), "days": days}
+    log = snapshot.log
+    days: list[TuningDayView] = [{"date": date, **work.view()} for date, work in log.by_day().items()]
+    return {"database": database.name, "records": snapshot.counts(), "total": log.total().view(), "days": days}
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/import", response_model=TuningImported)
@@ -121,22 +121,18 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     if known_now.size > LARGEST_DATABASE:
         raise UsageError(f"{database.name} is full", hint=f"`farm tuning prune {database.name}` makes room")
     source = RecordSource(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain)
-    found = read_brought(snapshot, known_now, pool.device, pool.toolchain, miopen, source)
-    if found.delta:
-        database.commit_packed(found.delta, sum(found.records.values()))
-    return {"records": dict(found.records), "added": found.added, "refused": dict(found.refused)}
+    found = fitting(read_offered(snapshot, source), known_now, pool.device, pool.toolchain, miopen)
+    if found.snapshot:
+        database.commit(found.snapshot)
+    known = known_now.tables
+    added = sum(len(table.keys() - known.get(place, {}).keys()) for place, table in found.snapshot.tables.items())
+    return {"records": found.snapshot.counts(), "added": added, "refused": dict(found.refused)}
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=TuningMerged)
 def tuning_merge(_: Submitter, database: There) -> TuningMerged:
     """Merge what attempts committed into the head now; the control plane also does so after a while."""
-    merged = database.merge()
-    return {
-        "generation": merged.generation,
-        "deltas": merged.deltas,
-        "records": merged.records,
-        "unreadable": list(merged.unreadable),
-    }
+    return database.merge()
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=TuningPruned)
@@ -148,7 +144,7 @@ def tuning_prune(
     everything: Annotated[bool, Query(description="The whole database.")] = False,
     dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,
 ) -> TuningPruned:
-    """Remove records, so that they are measured again. Of several conditions all must hold.
+    """Remove records, so that they are measured again. If there are several conditions, all must hold.
 
     `everything` also works for a damaged database; records that cannot be read are not counted.
     """
@@ -188,18 +184,6 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
         return []
     family = pool.cpu_family if compiler.tuning_binds else None
     return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
-
-
-def _sum(day: TuningDay) -> TuningWorkView:
-    work = day.work
-    return {
-        "sessions": day.sessions,
-        "known": work.known,
-        "tuned": work.tuned,
-        "untunable": work.untunable,
-        "seconds": work.seconds,
-        "saved": work.saved,
-    }
 
 
 def _described(database: TuningDatabase) -> TuningDatabaseView:

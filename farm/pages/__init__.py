@@ -1,3 +1,1 @@
-"""The pages that people look at: what they show, and how. Pure: documents in, HTML out; `farm.api.page_routes` serves
-them.
-"""
+"""The pages that people look at: `…_pages.py` answer requests, pure modules next to them decide what is shown."""

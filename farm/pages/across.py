@@ -1,48 +1,32 @@
 """Several builds next to each other: one row for each cell, one column for each build, oldest first. Pure.
 
-Twelve builds may have 100,000 cells each, so cells are compared as columns, and only those that are shown become rows.
+Twelve builds may have 50,000 cells each, so only the cells that are shown become rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from farm.pages.comparison import BAND
-from farm.results.lines import CellColumns, Look
+from farm.results.changes import change
+from farm.results.lines import CellEnd
 from farm.results.report import BuildView
 
 MOST = 12
 """Builds on one page."""
 
-_PASSED = frozenset({"compiled", "hit"})
-
-
-class BuildColumns(NamedTuple):
-    """A build with its cells as columns."""
-
-    build: BuildView
-    cells: CellColumns
-
-
-class Place(NamedTuple):
-    """A cell in one build."""
-
-    look: Look
-    kind: str
-    phase: str
-    latency: float | None
-    change: float | None
-    """How much longer it takes than in the build before, as a share, if that is more than the noise and can be said."""
-
 
 class AcrossRow(NamedTuple):
-    """One cell in all builds; None for a build that has no such cell."""
+    """One cell in all builds: how it ended in each, None where a build has no such cell.
+
+    `shares` is how much longer it takes than in the build before, if that is more than the noise and can be said.
+    """
 
     identifier: str
-    places: Sequence[Place | None]
+    ends: Sequence[CellEnd | None]
+    shares: Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +43,7 @@ class Across:
     _names: Sequence[str]
     _differing: Sequence[int]
     """The rows of cells that all builds have, and that end differently or moved."""
-    _cells: Sequence[CellColumns]
-    _changes: Sequence[Sequence[float | None]]
+    _rows: Sequence[Sequence[CellEnd | None]]
 
     def found(self, text: str = "", *, everything: bool = False) -> Sequence[int]:
         """Return the rows of cells that differ and have `text` in their names, or of all such cells."""
@@ -69,94 +52,50 @@ class Across:
 
     def rows(self, found: Iterable[int]) -> list[AcrossRow]:
         """Return some rows, as they are shown."""
-        return [
-            AcrossRow(self._names[row], [self._place(build, row) for build in range(len(self.builds))]) for row in found
-        ]
-
-    def _place(self, build: int, row: int) -> Place | None:
-        cells = self._cells[build]
-        look = cells.look[row]
-        if look is None:
-            return None
-        return Place(look, cells.kind[row], cells.phase[row], cells.latency[row], self._changes[build][row])
+        return [AcrossRow(self._names[row], self._rows[row], list(_shares(self._rows[row]))) for row in found]
 
 
-def across(builds: Sequence[BuildColumns]) -> Across:
+def across(builds: Sequence[tuple[BuildView, Sequence[CellEnd]]]) -> Across:
     """Put builds next to each other, the oldest first."""
-    names, cells = _aligned([build.cells for build in builds])
-    none: list[float | None] = [None] * len(names)
-    changes: list[Sequence[float | None]] = [none, *(_changes(before, after) for before, after in pairwise(cells))]
-    ends = [_ends(each) for each in cells]
-    partly = {row for each in cells if None in each.look for row, look in enumerate(each.look) if look is None}
-    differing = {
-        row
-        for before, after, moved in zip(ends, ends[1:], changes[1:], strict=False)
-        for row, (one, other, change) in enumerate(zip(before, after, moved, strict=True))
-        if one != other or change is not None
-    } - partly
+    names, rows = _aligned([ends for _, ends in builds])
+    partly = sum(None in row for row in rows)
+    differing = [number for number, row in enumerate(rows) if None not in row and _differs(row)]
     return Across(
-        [build.build for build in builds],
-        same=len(names) - len(differing) - len(partly),
-        partly=len(partly),
-        worse=_worse(cells, changes),
+        [build for build, _ in builds],
+        same=len(names) - len(differing) - partly,
+        partly=partly,
+        worse=sum(_is_worse(*row[-2:]) for row in rows) if len(builds) > 1 else 0,
         _names=names,
-        _differing=sorted(differing),
-        _cells=cells,
-        _changes=changes,
+        _differing=differing,
+        _rows=rows,
     )
 
 
-def _aligned(builds: Sequence[CellColumns]) -> tuple[Sequence[str], list[CellColumns]]:
-    """Return the names of all cells, and each build's columns in their order: without look for a cell it lacks."""
-    names = builds[-1].identifier
-    if all(each.identifier == names for each in builds):
-        return names, [each._replace(identifier=names) for each in builds]
-    names = list(dict.fromkeys(name for each in reversed(builds) for name in each.identifier))
-    return names, [_in_order(each, names) for each in builds]
+def _aligned(builds: Sequence[Sequence[CellEnd]]) -> tuple[list[str], Sequence[Sequence[CellEnd | None]]]:
+    """Return the names of all cells, and each one's ends; most builds of a manifest have the same cells."""
+    names = [end.identifier for end in builds[-1]]
+    if all([end.identifier for end in each] == names for each in builds):
+        return names, list(zip(*builds, strict=True))
+    cells = [{end.identifier: end for end in each} for each in builds]
+    names = list(dict.fromkeys(name for each in reversed(cells) for name in each))
+    return names, [[each.get(name) for each in cells] for name in names]
 
 
-def _in_order(cells: CellColumns, names: Sequence[str]) -> CellColumns:
-    places = dict(zip(cells.identifier, range(len(names)), strict=False))
-    absent = len(cells.identifier)
-    order = [places.get(name, absent) for name in names]
-    return CellColumns._make(
-        names if column is cells.identifier else list(map([*column, None].__getitem__, order)) for column in cells
+def _differs(row: Sequence[CellEnd | None]) -> bool:
+    return any(
+        now and (before is None or before.key != now.key or before.look != now.look) and change(before, now).is_noticed
+        for before, now in pairwise(row)
     )
 
 
-def _ends(cells: CellColumns) -> list[str | None]:
-    """Return how cells ended, as texts: whether a program was there already makes no difference."""
-    looks = ("compiled" if look in _PASSED else look for look in cells.look)
-    return [f"{look} {kind}" if kind else look for look, kind in zip(looks, cells.kind, strict=True)]
+def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
+    if before is None or now is None or (before.key == now.key and before.look == now.look):
+        return False
+    effect = change(before, now).effect
+    return effect == "worse" or (effect == "newly failed" and before.look in ("compiled", "hit"))
 
 
-def _changes(before: CellColumns, after: CellColumns) -> list[float | None]:
-    """Return for each cell the change of its speed, if it is more than noise and both builds measured it alike."""
-    compared = zip(
-        before.latency, after.latency, before.look, after.look, before.key, after.key, before.shared, after.shared,
-        before.device, after.device, strict=True,
-    )  # fmt: skip
-    return [
-        change
-        if then
-        and now
-        and key != other_key
-        and not shared
-        and not other_shared
-        and device == other_device
-        and look in _PASSED
-        and other_look in _PASSED
-        and not -BAND <= (change := now / then - 1) <= BAND
-        else None
-        for then, now, look, other_look, key, other_key, shared, other_shared, device, other_device in compared
-    ]
-
-
-def _worse(cells: Sequence[CellColumns], changes: Sequence[Sequence[float | None]]) -> int:
-    if len(cells) < 2:
-        return 0
-    looks = zip(cells[-2].look, cells[-1].look, changes[-1], strict=True)
-    return sum(
-        (before in _PASSED and after == "failed") or (change is not None and change > BAND)
-        for before, after, change in looks
-    )
+def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:
+    for before, now in pairwise((None, *row)):
+        found = change(before, now) if before and now else None
+        yield found.share if found and found.effect in ("worse", "better") else None

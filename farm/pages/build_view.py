@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from farm.pages.quantities import duration, milliseconds, plural
-from farm.results.lines import CellLine, Look
+from farm.results.lines import CellEnd, CellLine, Look
 from farm.results.report import BuildView
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
@@ -31,32 +31,12 @@ PAGE = 1000
 """Cells on one page."""
 
 
-class Looking(Protocol):
-    """A cell, as far as its place in a matrix shows it."""
-
-    @property
-    def look(self) -> Look:
-        """How it is doing."""
-
-    @property
-    def kind(self) -> str:
-        """How it failed."""
-
-    @property
-    def phase(self) -> str:
-        """What runs now."""
-
-    @property
-    def latency(self) -> float | None:
-        """Median, in seconds."""
-
-
-def sign(cell: Looking) -> str:
+def sign(cell: CellLine | CellEnd) -> str:
     """Return the sign of a cell's look."""
     return SIGNS[cell.look][0]
 
 
-def said(cell: Looking) -> str:
+def said(cell: CellLine | CellEnd) -> str:
     """Return what a cell's place in the matrix says: its sign, and its failure, phase or latency in ms."""
     match cell.look:
         case "failed" | "expected":
@@ -127,9 +107,9 @@ class Reason(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShownBuild:
-    """A build with its cells."""
+    """A build with its cells. It equals only itself, so what is remembered for it holds as long as it is kept."""
 
     build: BuildView
     cells: Sequence[CellLine]
@@ -176,7 +156,7 @@ class ShownBuild:
 
     @cached_property
     def failed(self) -> list[CellLine]:
-        """What failed unexpectedly, by the farm's fault first, then what is no gate."""
+        """What failed unexpectedly, by the farm's fault first, then what is not a gate."""
         found = [cell for cell in self.cells if cell.look == "failed"]
         return sorted(found, key=lambda cell: (not cell.by_farm, cell.is_gate))
 

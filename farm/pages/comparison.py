@@ -7,24 +7,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from farm.pages.build_view import ShownBuild
+from farm.results.changes import SAME, CellChange, Effect, change
 from farm.results.lines import CellLine
-
-BAND = 0.10
-"""Relative difference of two medians below which nothing is said: they were measured at different times, perhaps on
-different nodes. `farm bench` measures two programs in turns, and sees smaller ones."""
 
 
 class Pair(NamedTuple):
-    """The same cell in both builds."""
+    """The same cell in both builds, and what changed."""
 
     before: CellLine
     after: CellLine
+    found: CellChange
 
     @property
     def change(self) -> float:
         """How much longer a run takes now, as a share of before: 0.25 is 25 % slower."""
-        assert self.before.latency and self.after.latency
-        return self.after.latency / self.before.latency - 1
+        return self.found.share or 0.0
 
 
 class NotCompared(NamedTuple):
@@ -57,44 +54,22 @@ class ComparedBuilds:
 
 def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     """Compare the ended cells that both builds have."""
-    pairs = [
-        Pair(before.by_identifier[cell.identifier], cell)
-        for cell in after.cells
-        if cell.identifier in before.by_identifier
-    ]
-    pairs = [pair for pair in pairs if not {pair.before.look, pair.after.look} & {"running", "queued", "cancelled"}]
-    passed = [pair for pair in pairs if pair.before.succeeded and pair.after.succeeded]
-    fair = [pair for pair in passed if not unfair(pair)]
-    slower = sorted((pair for pair in fair if pair.change > BAND), key=lambda pair: -pair.change)
-    faster = sorted((pair for pair in fair if 1 / (1 + pair.change) - 1 > BAND), key=lambda pair: pair.change)
-    reasons = [unfair(pair) for pair in passed]
+    both = [(old, cell) for cell in after.cells if (old := before.by_identifier.get(cell.identifier))]
+    pairs: dict[Effect, list[Pair]] = {}
+    for old, cell in both:
+        pairs.setdefault((found := change(old, cell)).effect, []).append(Pair(old, cell, found))
+    ended = [pair for some in pairs.values() for pair in some if pair.before.succeeded and pair.after.succeeded]
+    reasons = [pair.found.left_out for pair in ended]
     return ComparedBuilds(
         before,
         after,
-        newly_failed=[pair for pair in pairs if pair.before.succeeded and pair.after.look == "failed"],
-        still_failed=[pair for pair in pairs if pair.before.look == "failed" and pair.after.look == "failed"],
-        fixed=[pair for pair in pairs if pair.before.look == "failed" and pair.after.succeeded],
-        slower=slower,
-        faster=faster,
-        same=len(fair) - len(slower) - len(faster) + sum(reason == SAME for reason in reasons),
+        newly_failed=[pair for pair in pairs.get("newly failed", ()) if pair.before.succeeded],
+        still_failed=pairs.get("still failing", ()),
+        fixed=pairs.get("fixed", ()),
+        slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
+        faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
+        same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
         only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
         left_out=[NotCompared(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
     )
-
-
-SAME = "the program is the same"
-
-
-def unfair(pair: Pair) -> str:
-    """Return why two speeds cannot be compared; empty if they can."""
-    before, after = pair
-    if before.key == after.key:
-        return SAME
-    if not before.latency or not after.latency:
-        return "not measured in both builds"
-    if before.shared or after.shared:
-        return "measured while other work shared the node"
-    if before.device != after.device:
-        return "measured on different devices"
-    return ""

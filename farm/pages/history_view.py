@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from farm.pages import quantities
-from farm.pages.comparison import BAND
+from farm.results.changes import BAND
 from farm.results.lines import Look
 from farm.results.report import PastCell
 
@@ -38,7 +38,7 @@ _LOOKS: dict[str, Look] = {"succeeded": "compiled", "failed": "failed", "cancell
 
 
 class Band(NamedTuple):
-    """Between which latencies (seconds) nothing is said."""
+    """Latencies (seconds) between which no change is reported."""
 
     low: float
     high: float
@@ -94,6 +94,11 @@ class CellPast:
     """The past of one cell, oldest first."""
 
     points: Sequence[PastPoint]
+
+    def within(self, until: date, days: int) -> CellPast:
+        """Return the past in so many days until the end of a day, UTC; the first bands still know what was before."""
+        end = datetime(until.year, until.month, until.day, tzinfo=UTC).timestamp() + 86_400
+        return CellPast([point for point in self.points if end - days * 86_400 <= point.ended < end])
 
     @cached_property
     def drawn(self) -> list[PastPoint]:

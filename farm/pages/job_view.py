@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.artifacts.sidecar import Latency, Sidecar
+from farm.artifacts.sidecar import Sidecar
 from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind
 from farm.pages.drawing import Bar, Spread
 from farm.results.lines import CellLine
+from farm.wire.program import Latency
 
 DIGEST = 64
 
@@ -199,7 +200,13 @@ def spreads_of(sidecar: Sidecar) -> list[Spread]:
         ("untuned", measured.baseline),
     ]
     return [
-        Spread(label, each.minimum if each.minimum is not None else each.median, each.median, each.p90, each.p99)
+        Spread(
+            label,
+            each["minimum"] if each["minimum"] is not None else each["median"],
+            each["median"],
+            each["p90"],
+            each["p99"],
+        )
         for label, each in kinds
-        if each and each.p90 is not None and each.p99 is not None
+        if each and each["p90"] is not None and each["p99"] is not None
     ]

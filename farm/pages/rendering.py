@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from farm.pages.build_view import SIGNS, ranked, said
 
 FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
-STATIC = {
-    name: _TYPES[Path(name).suffix]
-    for name in ("farm.css", "farm.js", "history.js", "uplot/uPlot.min.css", "uplot/uPlot.iife.min.js")
-}
+STATIC = {name: _TYPES[Path(name).suffix] for name in ("farm.css", "farm.js")}
 """Files that pages ask browsers to fetch, with their types."""
+
+
+_folders = [str(FOLDER / "templates")]
 
 
 def render(template: str, **context: Any) -> str:
@@ -29,9 +30,14 @@ def render(template: str, **context: Any) -> str:
     return _environment().get_template(f"{template}.html").render(context)
 
 
+def add_templates(folders: Iterable[Path]) -> None:
+    """Let pages use templates of these folders, too."""
+    _folders.extend(str(folder) for folder in folders if str(folder) not in _folders)
+
+
 @cache
 def static(name: str) -> bytes:
-    """Return a file that pages use. Raises KeyError for a name that is none."""
+    """Return a file that pages use. Raises KeyError for an unknown name."""
     if name not in STATIC:
         raise KeyError(name)
     return (FOLDER / "static" / name).read_bytes()
@@ -58,8 +64,10 @@ def _marked(text: str) -> Markup:
 
 @cache
 def _environment() -> Environment:
+    loader = FileSystemLoader(())
+    loader.searchpath = _folders  # It may grow.
     environment = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_harmless,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from farm.artifacts.serving import Serving, serving_of
-from farm.artifacts.sidecar import Port, Sidecar
+from farm.artifacts.sidecar import Sidecar
+from farm.wire.program import Port
 
 _TRITON = {
     "float32": "TYPE_FP32",
@@ -179,19 +180,19 @@ def _appended(how: Serving) -> str:
 
 
 def _arrays(ports: list[Port]) -> str:
-    rows = "".join(f"    {port.name!r}: np.zeros({_sizes(port)}, {port.dtype!r}),\n" for port in ports)
+    rows = "".join(f"    {port['name']!r}: np.zeros({_sizes(port)}, {port['dtype']!r}),\n" for port in ports)
     return f"inputs = {{\n{rows}}}\n" if rows else "inputs = {}  # by name, see the sidecar\n"
 
 
 def _sizes(port: Port) -> str:
-    return str(tuple(each if isinstance(each, int) else 1 for each in port.shape))
+    return str(tuple(each if isinstance(each, int) else 1 for each in port["shape"]))
 
 
 def _triton(sidecar: Sidecar, backend: str) -> str:
     def ports(kind: str, found: list[Port]) -> str:
         rows = [
-            f"  {{ name: {json.dumps(port.name)}, data_type: {_TRITON.get(port.dtype, 'TYPE_INVALID')}, "
-            f"dims: [ {', '.join(str(each) if isinstance(each, int) else '-1' for each in port.shape)} ] }}"
+            f"  {{ name: {json.dumps(port['name'])}, data_type: {_TRITON.get(port['dtype'], 'TYPE_INVALID')}, "
+            f"dims: [ {', '.join(str(each) if isinstance(each, int) else '-1' for each in port['shape'])} ] }}"
             for port in found
         ]
         return f"{kind} [\n" + ",\n".join(rows) + "\n]\n" if rows else ""

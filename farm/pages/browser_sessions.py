@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import Depends, Request, Response
@@ -26,7 +27,7 @@ POLICY = (
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    # With `no-referrer`, browsers send forms without saying of which site they are.
+    # With `no-referrer`, browsers send forms without saying which site they belong to.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -34,7 +35,7 @@ _HEADERS = {
 
 
 class PageHeaders:
-    """Middleware that adds the headers of pages; pages are kept by nobody unless they say so."""
+    """Middleware that adds the headers of pages; nothing caches pages unless they say so."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,20 +86,35 @@ def knows(farm: Farm, token: str) -> bool:
 
 
 def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Caller:
-    """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace that is not his."""
+    """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace of others."""
     credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=token_of(request))
     caller = authenticate(farm, credentials, namespace or None)
     if caller.role < Role.READER:
         raise NotAllowed(f"pages need the role reader; the token has {caller.role.name.lower()}")
-    request.state.caller = caller  # The log of changes names him.
+    request.state.caller = caller  # The log of changes names the caller.
     return caller
 
 
 Visitor = Annotated[Caller, Depends(visitor)]
 
 
+def visitor_with(role: Role) -> Callable[[Caller], Caller]:
+    """Return a dependency that lets only visitors of that role, or a higher one, through."""
+
+    def check(caller: Visitor) -> Caller:
+        if caller.role < role:
+            raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
+        return caller
+
+    return check
+
+
+SubmittingVisitor = Annotated[Caller, Depends(visitor_with(Role.SUBMITTER))]
+AdminVisitor = Annotated[Caller, Depends(visitor_with(Role.ADMIN))]
+
+
 def own_form(request: Request) -> None:
-    """Let only forms of this site through: browsers say of which site a form is. Raises NotAllowed.
+    """Let only forms of this site through: browsers say which site a form belongs to. Raises NotAllowed.
 
     `OwnSite` has refused the origins of other sites; here something has to say that it is this one.
     """

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import anyio
 
-from farm.api.page_reading import BuildPages, order_of
 from farm.app import Farm
 from farm.errors import FarmError
 from farm.inert import one_line
 from farm.logging import get_logger
 from farm.pages.build_view import ShownBuild, said
+from farm.pages.page_reading import BuildPages, order_of
 from farm.pages.quantities import duration
 
 log = get_logger(__name__)
@@ -32,7 +32,7 @@ PAUSE = 0.5
 """Seconds at least between two messages about one build: people do not read faster."""
 
 SPARED = 4.0
-"""Of the time between two messages, reading the build takes one part of so many at most."""
+"""Reading a build takes at most this part (1 / n) of the time between two messages."""
 
 KEEP_ALIVE = 15.0
 """Seconds after which a connection without news gets a comment, so that no proxy closes it."""

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import Annotated, NamedTuple
+from datetime import date, timedelta
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from farm.api.auth import Caller, FarmDep
-from farm.api.browser_sessions import Visitor
-from farm.api.page_answers import BASE, JobName, KeyName, Namespace, Text, page_of
 from farm.app import Farm
 from farm.artifacts.sidecar import Sidecar, validate
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import LONGEST, today
-from farm.builds.cell_history import KEPT
+from farm.builds.build_index import KEPT
 from farm.errors import NotFound
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import FailureKind, State
 from farm.pages import drawing, history_view, job_view, log_view, usage
+from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
+from farm.pages.page_answers import BASE, JobName, KeyName, Namespace, Text, page_of
 from farm.results.lines import CellLine, Look
-from farm.signing import bundles, statements
-from farm.signing.statements import NoStatement
 
 router = APIRouter()
 
@@ -91,11 +89,12 @@ def past(
     namespace: Namespace,
     identifier: Annotated[str, Path(max_length=500)],
     days: Annotated[int, Query(ge=1, le=3650)] = 365,
+    until: date | None = None,
 ) -> Response:
-    """Show how a cell did in the builds of some time."""
-    since = time.time() - days * 86_400
-    rows = [row for row in farm.cell_history.of(caller.namespace, identifier, KEPT) if row["ended"] >= since]
-    found = history_view.past_of(rows)
+    """Show how a cell did in the builds of some time: so many days until the end of a day (UTC; default: today)."""
+    until = until or today()
+    reach = farm.build_index.catch_up(caller.namespace)
+    found = history_view.past_of(farm.build_index.of(caller.namespace, identifier, KEPT)).within(until, days)
     return page_of(
         request,
         caller,
@@ -103,8 +102,10 @@ def past(
         section="builds",
         identifier=identifier,
         past=found,
+        unread="" if reach.is_whole else str(reach),
         drawn=drawing.past(found),
         days=days,
+        until=until,
         looked_at=history_view.LOOKED_AT,
         learnt=history_view.LEARNT,
     )
@@ -123,7 +124,12 @@ def artifact(
         "artifact",
         section="models",
         made=made,
-        signed=list(_signed(farm, caller, made)),
+        more=[
+            fact
+            for extension in farm.extensions
+            if extension.artifact_facts
+            for fact in extension.artifact_facts(farm, caller.namespace, made)
+        ],
         ways=ways,
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
         ingredients=job_view.ingredients_of(made.spec),
@@ -151,24 +157,6 @@ def artifact_log(
 def raw_artifact_log(caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName) -> Response:
     """Return an artifact's log as text."""
     return _raw(_artifact_log(farm, known_sidecar(farm, caller, key)))
-
-
-class SignedLine(NamedTuple):
-    """A statement about an artifact: its kind, whose key signed it as it says, and when. A page checks none of it."""
-
-    kind: str
-    keyid: str
-    when: str
-
-
-def _signed(farm: Farm, caller: Caller, made: Sidecar) -> Iterator[SignedLine]:
-    namespaces = dict.fromkeys((made.namespace, caller.namespace))
-    for data in farm.artifacts.statements(namespaces, made.key)[: bundles.MOST]:
-        with suppress(bundles.Malformed, NoStatement):  # `farm verify` names what is wrong with it.
-            bundle = bundles.read(data)
-            statement = statements.read(bundle.payload)
-            when = f"{statement.signed_on:%Y-%m-%d %H:%M}" if statement.signed_on else ""
-            yield SignedLine(statement.kind or statement.predicate_type, bundle.keyid, when)
 
 
 def _log_page(

@@ -11,11 +11,11 @@ from fastapi import Depends, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from farm.api import schemas
-from farm.api.auth import Caller
-from farm.api.browser_sessions import has_cookie
-from farm.api.page_reading import BuildPages
+from farm.api.auth import Caller, get_farm
 from farm.app import Farm
 from farm.pages import rendering
+from farm.pages.browser_sessions import has_cookie
+from farm.pages.page_reading import BuildPages
 from farm.settings import NAMESPACE
 
 BASE = "/ui"
@@ -56,6 +56,7 @@ def page_of(
         "who": caller.name if caller else "",
         "signed_in": bool(caller and has_cookie(request)),
         "section": "",
+        "menu": tuple(entry for extension in get_farm(request).extensions for entry in extension.menu),
         "now": time.time(),
         "id": "",
     }

@@ -10,19 +10,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from farm.api.across_pages import news_of
 from farm.api.auth import Caller, FarmDep
-from farm.api.browser_sessions import Visitor
-from farm.api.event_hub import EventHub
-from farm.api.job_pages import cell_page, job_page, sidecar_of
-from farm.api.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, same_page
 from farm.app import Farm
 from farm.errors import NotFound, QuotaExceeded
 from farm.jobs.state import State
+from farm.pages.across_pages import news_of
+from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, matrix
-from farm.pages.comparison import BAND
+from farm.pages.event_hub import EventHub
+from farm.pages.job_pages import cell_page, job_page, sidecar_of
+from farm.pages.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, same_page
+from farm.results.changes import BAND
 from farm.results.lines import CellLine
-from farm.results.radar import RadarCell
 from farm.results.report import BuildView
 from farm.spec import CompileSpec, SpecDocument, changes
 
@@ -211,26 +210,6 @@ async def events(
             streams[caller.name] -= 1
 
     return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
-
-@router.get("/ns/{namespace}/builds/{build_id}/radar")
-def radar(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName) -> Response:
-    """Show what a shadow build found: what breaks, gets worse and gets better under another toolchain."""
-    found = farm.toolchains.radar(caller.namespace, build_id)
-    by_effect: dict[str, list[RadarCell]] = {effect: [] for effect in found["counts"]}
-    for cell in found["cells"]:
-        by_effect[cell["effect"]].append(cell)
-    return page_of(
-        request,
-        caller,
-        "radar",
-        section="builds",
-        id=found["build"],
-        build=farm.build_reader.get(caller.namespace, found["build"]),
-        radar=found,
-        by_effect=by_effect,
-        limit=COMPARED,
-    )
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/cells/{identifier:path}")

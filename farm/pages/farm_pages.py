@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from operator import itemgetter
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from farm.api.auth import Caller, FarmDep
-from farm.api.browser_sessions import Visitor
 from farm.api.change_log import read_changes
-from farm.api.page_answers import Namespace, Text, page_of, reading_of
-from farm.api.page_reading import BuildPages, StillReading
 from farm.app import Farm
 from farm.artifacts.ownership import collect
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import today
 from farm.errors import ArtifactGone, NotFound
 from farm.jobs.rows import PoolView, WorkerView
+from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import ShownBuild
+from farm.pages.page_answers import Namespace, Text, page_of, reading_of
+from farm.pages.page_reading import BuildPages, StillReading
 from farm.pages.quantities import plural
 from farm.results.report import BuildView
 from farm.tuning.database import databases
@@ -32,22 +33,6 @@ router = APIRouter()
 MODELS = 1000
 NAMESPACES = 100
 CHANGES_SHOWN = 50
-
-
-class NamedProgram(NamedTuple):
-    """A program that a ref names."""
-
-    identifier: str
-    model: str
-    target: str
-    precision: str
-    shape: str
-    device: str
-    toolchain: str
-    key: str
-    size: int
-    latency: float | None
-    """Median, in seconds; None if the index does not know it."""
 
 
 class ModelLine(NamedTuple):
@@ -93,11 +78,11 @@ def models(
     request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, ref: Text = "latest", text: Text = ""
 ) -> Response:
     """List the models that a ref names."""
-    programs = [program for program in _programs(farm, caller, ref) if text in program.model]
-    by_model: dict[str, list[NamedProgram]] = {}
-    for program in programs:
-        by_model.setdefault(program.model, []).append(program)
-    return _models_page(request, caller, farm, ref, "", text, [_model_line(*each) for each in by_model.items()])
+    by_model: dict[str, list[SnapshotCell]] = {}
+    for program in _programs(farm, caller, ref):
+        if text in program["model"]:
+            by_model.setdefault(program["model"], []).append(program)
+    return _models_page(request, caller, farm, ref, text=text, rows=[_model_line(*each) for each in by_model.items()])
 
 
 @router.get("/ns/{namespace}/models/{model}")
@@ -105,15 +90,12 @@ def one_model(
     request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, model: str, ref: Text = "latest"
 ) -> Response:
     """List the programs of one model."""
-    programs = [program for program in _programs(farm, caller, ref) if program.model == model]
+    programs = [program for program in _programs(farm, caller, ref) if program["model"] == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
-    facts = farm.store.index.get_many(_owner(farm, caller, ref), [program.key for program in programs])
-    measured = [
-        program._replace(latency=known["latency"] if (known := facts.get(program.key)) else None)
-        for program in programs
-    ]
-    return _models_page(request, caller, farm, ref, model, "", measured)
+    facts = farm.store.index.get_many(_owner(farm, caller, ref), [program["key"] for program in programs])
+    speeds = {key: known["latency"] for key, known in facts.items()}
+    return _models_page(request, caller, farm, ref, model=model, rows=programs, speeds=speeds)
 
 
 @router.get("/ns/{namespace}/workers")
@@ -190,33 +172,19 @@ def _owner(farm: Farm, caller: Caller, tag: str) -> str:
     return next((each for each in reversed(caller.readable) if refs.find(each, tag)), caller.namespace)
 
 
-def _programs(farm: Farm, caller: Caller, tag: str) -> list[NamedProgram]:
+def _programs(farm: Farm, caller: Caller, tag: str) -> list[SnapshotCell]:
     snapshot = Refs(farm.artifacts).read(_owner(farm, caller, tag), tag)
-    return [
-        NamedProgram(
-            cell["identifier"],
-            cell["model"],
-            cell["target"],
-            cell["precision"],
-            cell["shape"],
-            cell["device"],
-            cell["toolchain"],
-            cell["key"],
-            cell["program"]["size"],
-            None,
-        )
-        for cell in (snapshot["cells"].values() if snapshot else ())
-    ]
+    return sorted(snapshot["cells"].values(), key=itemgetter("identifier")) if snapshot else []
 
 
-def _model_line(model: str, programs: Sequence[NamedProgram]) -> ModelLine:
+def _model_line(model: str, programs: Sequence[SnapshotCell]) -> ModelLine:
     return ModelLine(
         model,
         len(programs),
-        sorted({program.target for program in programs}),
-        sorted({program.precision for program in programs}),
-        len({program.shape for program in programs}),
-        sum(program.size for program in programs),
+        sorted({program["target"] for program in programs}),
+        sorted({program["precision"] for program in programs}),
+        len({program["shape"] for program in programs}),
+        sum(program["program"]["size"] for program in programs),
     )
 
 
@@ -225,9 +193,11 @@ def _models_page(
     caller: Caller,
     farm: Farm,
     tag: str,
-    model: str,
-    text: str,
-    rows: Sequence[ModelLine] | Sequence[NamedProgram],
+    *,
+    rows: Sequence[ModelLine] | Sequence[SnapshotCell],
+    model: str = "",
+    text: str = "",
+    speeds: Mapping[str, float | None] | None = None,
 ) -> Response:
     refs, owner = Refs(farm.artifacts), _owner(farm, caller, tag)
     tags = sorted({each for namespace in caller.readable for each in refs.list(namespace)})
@@ -243,7 +213,8 @@ def _models_page(
         moved=found.moved if found else "",
         model=model,
         text=text,
-        rows=sorted(rows, key=lambda row: row[:5])[:MODELS],
+        rows=rows[:MODELS],
+        speeds=speeds or {},
         more=max(0, len(rows) - MODELS),
     )
 

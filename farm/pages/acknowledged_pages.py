@@ -8,12 +8,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from farm.api.auth import Caller, FarmDep
-from farm.api.browser_sessions import OwnForm, Visitor
-from farm.api.page_answers import BASE, Form, Namespace, page_of
+from farm.api.auth import FarmDep
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import today
-from farm.errors import NotAllowed, UsageError
+from farm.errors import UsageError
+from farm.pages.browser_sessions import OwnForm, SubmittingVisitor, Visitor
+from farm.pages.page_answers import BASE, Form, Namespace, page_of
 
 router = APIRouter()
 
@@ -27,12 +27,11 @@ def known(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace
 
 
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])
-def acknowledge(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+def acknowledge(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
     """Acknowledge a failure, and lead to the list."""
-    _require_submitter(caller)
     wanted = {name: form.get(name, "").strip() for name in ("cell", "kind", "reason", "until", "link")}
     if not wanted["cell"] or not wanted["reason"] or len(form.get("cell", "")) > 500 or len(wanted["reason"]) > 1000:
-        raise UsageError("a cell and a reason are needed", hint="go back, and say what is known of it")
+        raise UsageError("a cell and a reason are needed", hint="go back, and say what is known about it")
     if wanted["link"] and not wanted["link"].startswith(("https://", "http://")):
         raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
     farm.acknowledged.put(
@@ -51,13 +50,7 @@ def acknowledge(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form
 
 
 @router.post("/ns/{namespace}/known/forget", dependencies=[OwnForm])
-def forget(caller: Visitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
     """Expect nothing of a cell any more, and lead to the list."""
-    _require_submitter(caller)
     farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)
-
-
-def _require_submitter(caller: Caller) -> None:
-    if caller.role < Role.SUBMITTER:
-        raise NotAllowed(f"this needs the role submitter; the token has {caller.role.name.lower()}")

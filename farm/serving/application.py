@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from pkgutil import resolve_name
 
 import anyio
 from fastapi import APIRouter, FastAPI, Request
@@ -17,26 +18,22 @@ from farm.api import (
     build_routes,
     history_routes,
     job_routes,
-    manifest_routes,
     metrics_routes,
-    page_answers,
-    page_routes,
     problems,
     schemas,
     token_routes,
-    toolchain_routes,
     tuning_routes,
     upkeep_routes,
-    webhook_routes,
     worker_routes,
 )
 from farm.api.auth import LARGEST_BODY
-from farm.api.gate import Gate
-from farm.api.health_check import HealthCheck
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import UsageError
 from farm.manifest import manifest_schema
+from farm.pages import page_answers, page_routes
+from farm.serving.gate import Gate
+from farm.serving.health_check import HealthCheck
 from farm.settings import load_settings
 from farm.spec import JsonSchema
 
@@ -63,6 +60,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         version=package.__version__,
         description="Distributed batch compilation of models. Errors are Problem Details (RFC 9457).",
         openapi_url="/v1/openapi.json",
+        separate_input_output_schemas=False,
         # The interactive pages load scripts from elsewhere; a farm often has no way there.
         docs_url=None,
         redoc_url=None,
@@ -76,12 +74,11 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         HealthCheck("the job store", lambda: _ask_store(app.state.farm)),
         HealthCheck("object storage", lambda: _ask_storage(app.state.farm)),
     )
-    pages = page_routes.create_pages(app.state.watchers)
+    pages = page_routes.create_pages(app.state.watchers, farm.extensions)
     problems.install(app)
     for room in (
         router,
         build_routes.router,
-        manifest_routes.router,
         history_routes.router,
         acknowledged_routes.router,
         job_routes.router,
@@ -90,9 +87,8 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
         worker_routes.router,
         upkeep_routes.router,
         token_routes.router,
-        toolchain_routes.router,
         tuning_routes.router,
-        webhook_routes.router,
+        *(resolve_name(name) for extension in farm.extensions for name in extension.routes),
     ):
         app.include_router(room, prefix="/v1")
     app.include_router(metrics_routes.router)
@@ -124,13 +120,13 @@ class _Application(FastAPI):
     def openapi(self) -> JsonSchema:
         """Return the document; it is made once."""
         if not self.openapi_schema:
-            self.openapi_schema = json.loads(re.sub(r'View(?=["\]_])', "", json.dumps(super().openapi())))
+            self.openapi_schema = json.loads(re.sub(r'(?:View|Document)(?=["\]_])', "", json.dumps(super().openapi())))
         return self.openapi_schema
 
 
 @router.get("/health", response_model=schemas.HealthView)
 async def health(request: Request) -> schemas.HealthView:
-    """Say that the farm answers, and its store and object storage too; needs no token. 503 where one does not."""
+    """Check that the farm, its store and its object storage answer; needs no token. 503 if one does not."""
     for look in request.app.state.health:
         await look.answers()
     return schemas.HealthView(status="ok", version=package.__version__, store="ok", storage="ok")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, NamedTuple
 
@@ -11,18 +12,19 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from farm.api.auth import Caller, FarmDep
-from farm.api.browser_sessions import Visitor
-from farm.api.page_answers import BASE, Namespace, Text, page_of, reading_of, url_with
-from farm.api.page_reading import PATIENCE, BuildPages, StillReading
 from farm.api.schemas import BUILD_REFERENCE
 from farm.app import Farm
 from farm.builds.acknowledged import Acknowledged, today
 from farm.builds.reading import is_aside
 from farm.errors import NotFound, UsageError
 from farm.pages.across import MOST
+from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import PAGE
-from farm.pages.comparison import BAND, ComparedBuilds
+from farm.pages.comparison import ComparedBuilds
+from farm.pages.page_answers import BASE, Namespace, Text, page_of, reading_of, url_with
+from farm.pages.page_reading import PATIENCE, BuildPages, StillReading
 from farm.pages.quantities import plural
+from farm.results.changes import BAND
 from farm.results.lines import Look
 from farm.results.report import BuildView
 
@@ -118,19 +120,23 @@ def now(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) 
 
 
 def _lines(reading: BuildPages, caller: Caller, known: Sequence[BuildView]) -> Iterator[NameLine]:
-    newest: dict[str, BuildView] = {}
-    counts: dict[str, int] = {}
-    for build in known:
-        if build["state"] == "reported" and not is_aside(build):
-            newest.setdefault(build["name"], build)
-            counts[build["name"]] = counts.get(build["name"], 0) + 1
+    counts = Counter(build["name"] for build in known if build["state"] == "reported" and not is_aside(build))
     began = time.monotonic()
-    for build in list(newest.values())[:NAMES]:
+    for build in _newest(known)[:NAMES]:
         changes = None
         if time.monotonic() - began < PATIENCE:
             with suppress(StillReading, NotFound):
                 changes = reading.changes(caller.namespace, reading.view(caller.namespace, build["id"]))
         yield NameLine(build, changes, counts[build["name"]])
+
+
+def _newest(builds: Iterable[BuildView]) -> list[BuildView]:
+    """Return the newest build of each name that ended; `builds` has the newest first."""
+    newest: dict[str, BuildView] = {}
+    for build in builds:
+        if build["state"] == "reported" and not is_aside(build):
+            newest.setdefault(build["name"], build)
+    return list(newest.values())
 
 
 def _ends_soon(entry: Acknowledged) -> bool:
@@ -154,11 +160,8 @@ def news_of(farm: Farm, caller: Caller, builds: Sequence[BuildView]) -> News | N
     ]
     if stuck:
         return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
-    newest: dict[str, BuildView] = {}
-    for build in builds:
-        if build["state"] == "reported" and not is_aside(build):
-            newest.setdefault(build["name"], build)
-    red = [(build, verdict) for build in newest.values() if (verdict := build["verdict"]) and verdict["exit_code"]]
+    newest = _newest(builds)
+    red = [(build, verdict) for build in newest if (verdict := build["verdict"]) and verdict["exit_code"]]
     if red:
         build, verdict = red[0]
         more = f", and {len(red) - 1} more" if len(red) > 1 else ""

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import uvicorn
 from fastapi import FastAPI
 
-from farm.api.application import create_app
-from farm.api.connections import BoundedConnection, bounded
 from farm.api.sites import is_loopback
 from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import UsageError
 from farm.logging import configure
+from farm.serving.application import create_app
+from farm.serving.connections import BoundedConnection, bounded
 
 DRAIN_SECONDS = 3
 """Seconds that a stopping server waits for open requests; clients that follow events reconnect elsewhere."""
@@ -69,9 +69,9 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     app = create_app(farm, loopback=listening.is_loopback and not listening.proxy)
     listening.check()
     config = server_config(app, bounded(), listening)
+    farm.start()
     _ = farm.store
     farm.artifacts.bucket.check()
-    _ = farm.promotions  # A wrong key or trust policy ends the start.
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     listener = _bind(listening.host, listening.port)
     url = f"{'https' if config.is_ssl else 'http'}://{host}:{listener.getsockname()[1]}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from pkgutil import resolve_name
 from urllib.parse import quote
 
 import anyio
@@ -12,20 +14,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from farm.api import acknowledged_pages, across_pages, automation_pages, build_pages, farm_pages, job_pages
 from farm.api.auth import FarmDep, Unauthenticated, get_farm
-from farm.api.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
-from farm.api.event_hub import EventHub
-from farm.api.page_answers import BASE, Form, Text, page_of
-from farm.api.page_reading import StillReading
+from farm.app import Farm
 from farm.errors import FarmError, NotFound
+from farm.extension import Extension
 from farm.logging import get_logger
-from farm.pages import rendering
+from farm.pages import acknowledged_pages, across_pages, build_pages, farm_pages, job_pages, rendering
+from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
+from farm.pages.event_hub import EventHub
+from farm.pages.page_answers import BASE, Form, Text, page_of
+from farm.pages.page_reading import StillReading
 
 log = get_logger(__name__)
 
 
-def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
+def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[Farm]]) -> FastAPI:
     """Return the app of the pages. The app that mounts it shares its state, which has the farm.
 
     `limiter` bounds the threads in which builds are followed.
@@ -33,6 +36,7 @@ def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
     pages = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.add_middleware(PageHeaders)
     pages.state.hub = EventHub(limiter)
+    rendering.add_templates(each.templates for each in extensions if each.templates)
     _add_errors(pages)
     _add_entrance(pages)
     for room in (
@@ -41,7 +45,7 @@ def create_pages(limiter: anyio.CapacityLimiter) -> FastAPI:
         farm_pages.router,
         acknowledged_pages.router,
         across_pages.router,
-        automation_pages.router,
+        *(resolve_name(name) for extension in extensions for name in extension.pages),
     ):
         pages.include_router(room)
     return pages

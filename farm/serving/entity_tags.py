@@ -11,7 +11,7 @@ _KEPT = ("etag", "cache-control", "vary")
 
 
 class EntityTag:
-    """Gives a whole answer to a GET its ETag, unless it has one; who has that answer already gets 304."""
+    """Gives a whole answer to a GET its ETag, unless it has one; a caller that has that answer already gets 304."""
 
     def __init__(self, scope: Scope) -> None:
         self._wanted = scope["method"] == "GET" and scope["path"].startswith("/v1/")

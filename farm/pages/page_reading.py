@@ -14,10 +14,10 @@ from functools import lru_cache
 from farm.app import Farm
 from farm.builds.reading import is_aside
 from farm.errors import FarmError
-from farm.pages.across import Across, BuildColumns, across
+from farm.pages.across import Across, across
 from farm.pages.build_view import ShownBuild
 from farm.pages.comparison import ComparedBuilds, compare
-from farm.results.lines import CellColumns, CellLine
+from farm.results.lines import CellLine
 from farm.results.report import BuildView
 
 KEPT_CELLS = 400_000
@@ -33,7 +33,7 @@ PATIENCE = 1.2
 """Seconds that a page waits for a build that was never read."""
 
 IMPATIENCE = 0.3
-"""Seconds that a page waits for a build of which it has an older state, before it shows that."""
+"""Seconds that a page waits for a build, if it has an older state, before it shows that."""
 
 WHOLE = 10.0
 """An open build is read whole once in so many times what that takes; between, only the cells that changed are read."""
@@ -89,7 +89,7 @@ class BuildPages:
         self._under_way: dict[tuple[str, str], _Reading] = {}
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="pages")
         self._side_by_side: dict[tuple[str, ...], Across] = {}
-        self._compared = lru_cache(maxsize=8)(_Comparison)
+        self._compared = lru_cache(maxsize=8)(compare)
 
     def view(self, namespace: str, reference: str, patience: float = PATIENCE) -> ShownBuild:
         """Return a build with its cells, as it was a short time ago. Raises NotFound, StillReading.
@@ -154,27 +154,21 @@ class BuildPages:
         """Return how two builds differ."""
         if before.is_open or after.is_open:
             return compare(before, after)
-        return self._compared(_Same(before), _Same(after)).changes
+        return self._compared(before, after)
 
     def across(self, namespace: str, references: Sequence[str]) -> Across:
         """Return builds next to each other, the oldest first. Raises NotFound, StillReading."""
         ids = [self._farm.build_reader.resolve(namespace, each) for each in references]
         if found := self._side_by_side.get(key := (namespace, *sorted(ids))):
             return found
-        builds = [self._columns(namespace, each) for each in ids]
-        found = across(sorted(builds, key=lambda each: each.build["created_at"]))
-        if all(each.build["state"] == "reported" for each in builds):
+        builds = [self._farm.build_reader.ends(namespace, each) for each in ids]
+        found = across(sorted(builds, key=lambda each: each[0]["created_at"]))
+        if all(build["state"] == "reported" for build, _ in builds):
             with self._lock:
                 self._side_by_side[key] = found
                 while len(self._side_by_side) > ACROSS:
                     self._side_by_side.pop(next(iter(self._side_by_side)))
         return found
-
-    def _columns(self, namespace: str, build_id: str) -> BuildColumns:
-        if found := self._farm.build_reader.ended_columns(namespace, build_id):
-            return BuildColumns(*found)
-        view = self.view(namespace, build_id)
-        return BuildColumns(view.build, CellColumns.of(view.cells))
 
     def _find(self, key: tuple[str, str]) -> _Kept | None:
         with self._lock:
@@ -222,7 +216,8 @@ class BuildPages:
         whole = view is None
         if view is None:
             position = self.position(*key)
-            if kept is None and (found := self._farm.build_reader.unjudged_lines(*key)):
+            found = self._farm.build_reader.unjudged_lines(*key) if kept is None else None
+            if found and len(found.cells) >= SMALL:
                 first = ShownBuild(*found, position, judged=False)
                 self._remember(key, _Kept(first, began, 0.0, began, 0.0))
                 reading.first.set_result(first)
@@ -280,21 +275,3 @@ def order_of(position: str) -> tuple[str, int, int]:
     epoch, _, rest = position.partition(".")
     moment, _, count = rest.partition("-")
     return epoch, int(moment or 0) if moment.isdecimal() else 0, int(count) if count.isdecimal() else 0
-
-
-class _Same:
-    """A view that equals only itself: what is remembered for it holds as long as it is kept."""
-
-    def __init__(self, view: ShownBuild) -> None:
-        self.view = view
-
-    def __hash__(self) -> int:
-        return id(self.view)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.view is self.view
-
-
-class _Comparison:
-    def __init__(self, before: _Same, after: _Same) -> None:
-        self.changes = compare(before.view, after.view)

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api.auth import EVENTS, RoomForBodies, Turns
 from farm.api.change_log import may_change, write_change
-from farm.api.entity_tags import EntityTag
 from farm.api.problems import refusal
 from farm.api.proxy_sign_in import sign_in
 from farm.api.sites import OwnSite
@@ -20,6 +19,7 @@ from farm.app import Farm
 from farm.errors import FarmError
 from farm.logging import bound
 from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
+from farm.serving.entity_tags import EntityTag
 
 _NAMED = re.compile(r"/(build|job|worker)s/([A-Za-z0-9@._-]{1,100})(?=/|$)")
 _BUILD = re.compile(r"b-[0-9a-f]{16}")
