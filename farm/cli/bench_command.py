@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typing_extensions import TypedDict
 
 from farm.cli import completion, output, render
 from farm.cli.on_this_machine import compared, here, latency, say_all
@@ -140,6 +141,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
     if text.count("/") not in (2, 3):
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
         raise NotFound(f"{text!r} is neither a file nor the name of an artifact", hint=hint)
+    from farm.artifacts.refs import newest
     from farm.cli.connection import connect
     from farm.client.paths import split_ref
 
@@ -150,12 +152,8 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         if not cells:
             names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
-        newest: dict[str, SidecarDocument] = {}
-        for sidecar in sorted(
-            (client.artifacts.get(cell["key"]) for cell in cells), key=lambda found: found["created"]
-        ):
-            newest[sidecar["identifier"]] = sidecar
-        return sorted((_brought(client, each) for each in newest.values()), key=lambda found: _batch(found.sidecar))
+        found = [client.artifacts.get(cell["key"]) for cell in newest(cells).values()]
+        return sorted((_brought(client, each) for each in found), key=lambda one: _batch(one.sidecar))
 
 
 def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
@@ -179,7 +177,7 @@ def _cache(sidecar: SidecarDocument) -> Path:
 
 
 def _local(path: Path) -> list[BenchedProgram]:
-    from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
+    from farm.cli.inspect_command import sidecar_and_program, sidecars_in
 
     if path.is_dir():
         documents = sidecars_in(path)
@@ -237,7 +235,7 @@ def _same_shape(one: BenchedProgram, others: Sequence[BenchedProgram], name: str
 
 def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:
     """Return the PyTorch model from which an artifact's model was converted; only its submitter has it."""
-    from farm.client.conversion import libraries, source_digest
+    from farm.client.foreign_models import converter_of
     from farm.local.bench import torch_of
 
     conversion = one.sidecar.get("conversion")
@@ -246,9 +244,10 @@ def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Co
         raise UsageError(f"--against torch: {one.program.name} was not made from a PyTorch model", hint=hint)
     if not model:
         raise UsageError("--against torch needs the PyTorch model", hint=f"--model {conversion['name']}")
-    if not model.is_file() or source_digest(model) != conversion["source"]:
+    torch = converter_of("torch")
+    if not model.is_file() or torch.source_digest(model) != conversion["source"]:
         raise UsageError(f"{model} is not the PyTorch model that {one.program.name} was made from")
-    libraries("torch", settings.torch_python)
+    torch.libraries("torch", settings.torch_python)
     return torch_of(one.sidecar, model.resolve(), one.program, settings.torch_python)
 
 
@@ -277,7 +276,7 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
             if not place.resolve().is_relative_to(folder.resolve()):
                 raise ArtifactGone(f"the farm names a file {file['path']!r}, which the client refuses")
             place.parent.mkdir(parents=True, exist_ok=True)
-            client.artifacts.bring(file, place, alone=True)
+            client.artifacts.bring(file, place)
         return folder / str(files[0]["path"])
 
 

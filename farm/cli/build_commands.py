@@ -1,40 +1,32 @@
-"""Commands about builds: run, up, submit, plan, retry, watch, status, diff, logs, cancel."""
+"""Commands about builds: run, up, submit, plan, retry, watch, status, diff, cancel, pause, resume."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from farm.cli import completion, output, render
-from farm.cli.ci_servers import WantedReports, publish
-from farm.cli.ci_servers import labels as ci_labels
+from farm.cli import completion, output, render, report_files
 from farm.cli.connection import connect, connect_or_start
+from farm.cli.report_files import WantedReports, check_folder, wanted_reports
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
-from farm.inert import inert
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen
     from farm.client.submitted import SubmittedBuild
     from farm.matrix.planned import ShownPlan
-    from farm.results.report import BuildView, JudgedCell, Report
+    from farm.results.report import BuildView, Report
     from farm.settings import Settings
 
 LOOKED_AT = 20
-"""Open builds of which `run` asks whether the same manifest made them."""
-
-JOB = r"j-[0-9a-f]{16}"
-"""A job's id."""
+"""Open builds that `run` looks at, to find one of the same manifest."""
 
 SECOND_THOUGHT = 1.0
 """Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
@@ -50,12 +42,6 @@ BuildId = Annotated[
 ]
 BuildOrPool = Annotated[
     str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=completion.pools)
-]
-CellName = Annotated[
-    str,
-    typer.Argument(
-        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
-    ),
 ]
 Labels = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")
@@ -102,8 +88,7 @@ def run(
     settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run of
     the unchanged manifest goes on with it. After it has ended, a run is a new build, whose unchanged cells are hits.
     """
-    check_folder(junit)
-    check_folder(summary)
+    reports = wanted_reports(junit, summary, manifest)
     if folder and not (there := next(path for path in (folder, *folder.absolute().parents) if path.exists())).is_dir():
         raise UsageError(f"cannot write into {folder}: {there} is a file", hint="choose another folder")
     frozen = _freeze(manifest, label, gate, budget, baseline)
@@ -121,7 +106,6 @@ def run(
             f"  cancel:  farm cancel {build_id}",
         ]
         # Its pages go with the farm, so the result names none.
-        reports = WantedReports(junit, summary, manifest)
         code = _watch(client, build_id, gone_on, reports, as_json=as_json, pages=False)
         _bring_programs(client, build_id, folder)
     raise typer.Exit(code)
@@ -167,15 +151,13 @@ def submit(
 
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
-    check_folder(junit)
-    check_folder(summary)
+    wanted = wanted_reports(junit, summary, manifest)
     frozen = _freeze(manifest, label, gate, budget, baseline, untrusted=untrusted)
     with connect() as client:
         if dry_run:
             show_plan(client.plan(frozen), as_json=as_json)
             return
         build_id = _submit(client, frozen, quiet=as_json or detach)
-        wanted = WantedReports(junit, summary, manifest)
         code = follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
@@ -197,8 +179,7 @@ def retry(
     """
     from farm.client.client import new_build_id
 
-    check_folder(junit)
-    check_folder(summary)
+    wanted = wanted_reports(junit, summary)
     with connect() as client:
         before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, new_id=new_id)
@@ -210,7 +191,7 @@ def retry(
             typer.confirm("go on?", abort=True, err=True)
         client.retry(before, failed=failed, new_id=new_id)
         say_build(new_id, quiet=as_json or detach)
-        code = follow_to_verdict(client, new_id, WantedReports(junit, summary), detach=detach, as_json=as_json)
+        code = follow_to_verdict(client, new_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -232,7 +213,7 @@ def plan(
         if as_json:
             output.emit({"name": name, "cells": [{"identifier": cell} for cell in cells]})
         else:
-            _say_all(render.offline_plan(name, cells))
+            say_all(render.offline_plan(name, cells))
         return
     frozen = _freeze(manifest)
     with connect_or_start() as client:
@@ -243,11 +224,10 @@ def watch(
     build: BuildId = "@latest", junit: Junit = None, summary: Summary = None, as_json: output.Json = False
 ) -> None:
     """Follow a build to its verdict, and exit with it."""
-    check_folder(junit)
-    check_folder(summary)
+    wanted = wanted_reports(junit, summary)
     with connect() as client:
         build_id = client.find_build(build)
-        code = _watch(client, build_id, _goes_on(build_id), WantedReports(junit, summary), as_json=as_json)
+        code = _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -277,7 +257,7 @@ def status(
             if as_json:
                 output.emit({"items": builds})
             elif builds:
-                _say_all(render.builds(builds, output.width()))
+                say_all(render.builds(builds, output.width()))
             else:
                 output.note(f"no build has the label {label}" if label else "no builds yet: farm submit MANIFEST")
             return
@@ -289,11 +269,11 @@ def status(
         return
     cells, page = found["cells"], client.page_of(found["build"])
     if found["build"]["state"] == "reported":
-        _say_all(render.outcome(found, page, output.width()))
+        say_all(render.outcome(found, page, output.width()))
         return
-    _say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
-    _say_all(render.outlook(found["build"].get("outlook")))
-    _say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"], page)])
+    say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
+    say_all(render.outlook(found["build"].get("outlook")))
+    say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"], page)])
     output.note(f"page: {page}")
 
 
@@ -313,91 +293,7 @@ def diff(
         found = client.diff(client.find_build(left), client.find_build(right))
     if found["left"]["id"] == found["right"]["id"]:
         output.note(f"{left} and {right} are the same build: name two")
-    output.emit(found) if as_json else _say_all(render.differences(found, output.width()))
-
-
-def logs(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=completion.builds
-        ),
-    ],
-    cell: CellName = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    as_json: output.Json = False,
-) -> None:
-    """Print a job's log.
-
-    While the job runs, prints the log's last part; after that, all of it. With --follow it prints what is added, and
-    ends with the job.
-    """
-    if follow and as_json:
-        raise UsageError("--follow prints lines as they come: leave out --json")
-    with connect_or_start() as client:
-        if re.fullmatch(JOB, what):
-            _say_log(client, what, what, follow=follow, as_json=as_json)
-            return
-        row = _one_cell(client.cells(client.find_build(what)), cell)
-        identifier = str(row["identifier"])
-        if job := row.get("job"):
-            _say_log(client, job, identifier, follow=follow, as_json=as_json)
-        elif facts := row.get("facts"):
-            _print_log(identifier, client.artifacts.log(facts["key"]), as_json=as_json)
-        else:
-            raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
-
-
-def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: bool) -> None:
-    if follow:
-        from farm.cli.log_following import follow_log
-
-        with output.if_interrupted("the job goes on"):
-            for added in follow_log(client, job):
-                output.say(inert(added))
-        return
-    text = client.jobs.log(job)
-    if not text and (found := client.jobs.get(job))["state"] == "queued":
-        raise NotFound(f"{name} waits, and has no log yet", hint=f"`farm logs --follow {found['id']}` waits for it")
-    _print_log(name, text, as_json=as_json)
-
-
-def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
-    decoded = text.decode(errors="replace")
-    output.emit({"of": name, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
-
-
-def reproduce(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=completion.builds
-        ),
-    ],
-    cell: CellName = "",
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
-        "reproduction"
-    ),
-    as_json: output.Json = False,
-) -> None:
-    """Write a folder that reruns one attempt without the farm.
-
-    For a failed job or an artifact: spec, work order, every input and a copy of the code that runs the children.
-    `sh DIR/run.sh` repeats the attempt without the farm, and computes the cache key again.
-    """
-    from farm.settings import load_settings
-
-    settings = load_settings()
-    with connect_or_start() as client:
-        if not re.fullmatch(f"{JOB}|[0-9a-f]{{64}}", what):
-            what = client.find_build(what)
-            row = _one_cell(client.cells(what), cell)
-            what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
-        document = client.jobs.reproduce(what, folder, settings, cell)
-    if as_json:
-        output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
-        return
-    _say_all([f"{folder}: {document['order']['identifier']}, key {document['key']}", f"  rerun:  sh {folder}/run.sh"])
+    output.emit(found) if as_json else say_all(render.differences(found, output.width()))
 
 
 def cancel(
@@ -582,8 +478,8 @@ def _watch(
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
-        _say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
-    publish(build, cells, wanted, junit=partial(client.junit, build_id), link=client.page_of(build), quiet=as_json)
+        say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
+    report_files.publish(report, wanted, link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
@@ -636,7 +532,7 @@ def _freeze(
     from farm.settings import load_settings
 
     gates = read_gates(limits or (), budgets or (), baseline)
-    known = {**ci_labels(os.environ), **read_labels(labels)}
+    known = {**report_files.labels(), **read_labels(labels)}
     with output.if_interrupted("nothing was submitted"):
         return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
@@ -646,30 +542,7 @@ def show_plan(planned: ShownPlan, *, as_json: bool) -> None:
     if as_json:
         output.emit(planned)
     else:
-        _say_all(render.plan(planned))
-
-
-def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
-    found = [cell for cell in cells if cell["identifier"] == named]
-    found = found or [cell for cell in cells if named in cell["identifier"]]
-    if not found:
-        raise NotFound(f"no cell {named} in this build", hint="`farm status BUILD` lists its cells")
-    if len(found) > 1:
-        names = ", ".join(str(cell["identifier"]) for cell in found[:5])
-        raise UsageError(f"{len(found)} cells match: name one", hint=f"{names}{', …' if len(found) > 5 else ''}")
-    return found[0]
-
-
-def check_folder(file: Path | None) -> None:
-    """Refuse a file that cannot be written before hours of work, not after."""
-    if file and file.is_dir():
-        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
-    if file and file.parent.is_dir() and not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
-    if file and not file.parent.is_dir():
-        raise UsageError(
-            f"cannot write {file}: there is no folder {file.parent}", hint="make the folder, or choose another"
-        )
+        say_all(render.plan(planned))
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
@@ -713,6 +586,7 @@ def read_labels(given: Sequence[str] | None) -> dict[str, str]:
     return labels
 
 
-def _say_all(lines: Sequence[str]) -> None:
+def say_all(lines: Sequence[str]) -> None:
+    """Print lines of the result."""
     for line in lines:
         output.say(line)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from farm import entry_points
 from farm.cli import output
 from farm.cli.render import plural
 from farm.errors import FarmError
@@ -44,11 +45,11 @@ def run_checks() -> list[Check]:
     """Run all checks, even if some fail."""
     from farm.settings import load_settings
 
-    python = _guarded("python", _python)
+    python = [_guarded("python", _python), *_extensions()]
     try:
         settings = load_settings()
     except FarmError as error:
-        return [python, Check("settings", "broken", error.message, error.hint)]
+        return [*python, Check("settings", "broken", error.message, error.hint)]
     output.quiet_logs(settings)
     checks: dict[str, Callable[[Settings], Check]] = {
         "settings": _settings,
@@ -63,13 +64,12 @@ def run_checks() -> list[Check]:
         "disk": _disk,
     }
     found = [_guarded(name, partial(check, settings)) for name, check in checks.items()]
-    return [python, *found, *_node(settings)]
+    return [*python, *found, *_node(settings)]
 
 
 def check_provider_cache(folder: Path) -> list[Check]:
     """Compare the programs in a cache of ONNX Runtime's MIGraphX provider with their sidecars."""
-    from farm.client.provider_caches import wrong_files
-
+    wrong_files = entry_points.required(entry_points.CHECKS, "ort-cache")
     fix = "remove the file, and fetch a pack for it: `farm fetch --layout onnxruntime-cache`"
     found = [Check(one_line(name), "broken", one_line(why), fix) for name, why in wrong_files(folder)]
     return found or [Check("cache", "ok", f"{folder}: every program is the one that its sidecar says")]
@@ -95,6 +95,16 @@ def _settings(settings: Settings) -> Check:
     return Check(
         "settings", "ok", f"namespace {settings.namespace or 'of the token'}, data in {settings.data_dir.absolute()}"
     )
+
+
+def _extensions() -> list[Check]:
+    """List what other packages add to the farm, and what of it cannot be imported."""
+
+    def check(name: str, package: str) -> Check:
+        entry_points.find(entry_points.EXTENSIONS, name)
+        return Check(f"extension {name}", "ok", f"of {package}")
+
+    return [_guarded(f"extension {name}", partial(check, name, package)) for name, package in entry_points.packages()]
 
 
 def _api(settings: Settings) -> Check:

@@ -29,8 +29,8 @@ GROUPS = {
         "status": "build_commands",
         "diff": "build_commands",
         "history": "history_command",
-        "logs": "build_commands",
-        "reproduce": "build_commands",
+        "logs": "attempt_commands",
+        "reproduce": "attempt_commands",
         "cancel": "build_commands",
         "pause": "build_commands",
         "resume": "build_commands",
@@ -39,15 +39,12 @@ GROUPS = {
         "fetch": "artifact_commands",
         "ls": "artifact_commands",
         "tag": "artifact_commands",
-        "inspect": "artifact_commands",
-        "verify": "signing_commands",
-        "bisect": "toolchain_commands",
+        "inspect": "inspect_command",
     },
     "Manifests": {
         "init": "manifest_commands",
         "lint": "manifest_commands",
         "schema": "manifest_commands",
-        "manifest": "stored_commands",
     },
     "Without a farm": {"optimize": "optimize_command", "bench": "bench_command"},
     "The farm": {
@@ -60,10 +57,7 @@ GROUPS = {
         "drain": "operator_commands",
         "unfence": "operator_commands",
         "token": "token_commands",
-        "key": "signing_commands",
-        "webhook": "webhook_commands",
         "tuning": "tuning_commands",
-        "toolchain": "toolchain_commands",
     },
 }
 """The commands as `farm --help` lists them, and the module of each: a command line imports only the one it names."""
@@ -130,23 +124,23 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return [*MODULES, *self.commands.keys() - MODULES.keys()]
+        return list(dict.fromkeys([*MODULES, *self.commands, *_added()]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of that name."""
-        if cmd_name not in self.commands and cmd_name in MODULES:
-            self.commands[cmd_name] = _made(cmd_name)
+        if cmd_name not in self.commands and (made := _made(cmd_name)):
+            self.commands[cmd_name] = made
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is meant. Raises UsageError with commands of similar names."""
         if args[0] == "version":
             raise UsageError("no such command: version", hint="`farm --version` prints it")
-        if args[0] not in self.list_commands(ctx):
+        if self.get_command(ctx, args[0]) is None:
             from difflib import get_close_matches
 
             # Typer suggests from those that are made.
-            for name in get_close_matches(args[0], MODULES):
+            for name in get_close_matches(args[0], self.list_commands(ctx)):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
@@ -159,13 +153,19 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each with the first sentence about it."""
-        others = {"help": ""} | dict.fromkeys(self.commands.keys() - MODULES.keys(), "")
-        for title, names in {**GROUPS, "Help": others}.items():
+        added = [name for name in _added() if name not in MODULES]
+        for title, names in {**GROUPS, "Extensions": added, "Help": ["help"]}.items():
+            if not names:
+                continue
             rows = [(name, self._about(ctx, name)) for name in names]
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=12)
 
     def _about(self, ctx: Any, name: str) -> str:
+        if name not in MODULES and name not in self.commands:
+            from farm import entry_points
+
+            return _first_sentence(entry_points.about(entry_points.COMMANDS, name))
         function = getattr(import_module(f"farm.cli.{MODULES[name]}"), name, None) if name in MODULES else None
         return _first_sentence(function.__doc__ if function else self.get_command(ctx, name).help)
 
@@ -174,16 +174,32 @@ def _first_sentence(text: str | None) -> str:
     return str(text or "").strip().partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
+def _added() -> list[str]:
+    """Return the names of the commands that extensions add."""
+    from farm import entry_points  # Few command lines need it.
+
+    return entry_points.names(entry_points.COMMANDS)
+
+
 def _made(name: str) -> Any:
-    module = import_module(f"farm.cli.{MODULES[name]}")
-    if function := getattr(module, name, None):
-        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-        single.command(name, cls=ExplainedCommand)(function)
-        return typer.main.get_command(single)
-    module.commands.info.cls = CommandGroup
-    group = typer.main.get_command(module.commands)
-    group.name = name
-    return group
+    """Make a command of its function or group of functions; None if neither the farm nor an extension has it."""
+    if name in MODULES:
+        module = import_module(f"farm.cli.{MODULES[name]}")
+        found = getattr(module, name, None) or module.commands
+    else:
+        from farm import entry_points
+
+        found = entry_points.find(entry_points.COMMANDS, name)
+        if found is None:
+            return None
+    if isinstance(found, typer.Typer):
+        found.info.cls = CommandGroup
+        group = typer.main.get_command(found)
+        group.name = name
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+    single.command(name, cls=ExplainedCommand)(found)
+    return typer.main.get_command(single)
 
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

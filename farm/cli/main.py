@@ -49,11 +49,27 @@ def _run(arguments: Sequence[str]) -> int:
             print(f"error: cannot write: {error.strerror}\n  is the disk full?", file=sys.stderr)  # noqa: T201
             return 2
         return 0
-    from farm.cli.quick_start import compile_less, let_idle_threads_sleep, reach_this_machine_directly
-
-    compile_less()
-    let_idle_threads_sleep()
-    reach_this_machine_directly()
+    _let_idle_threads_sleep()
+    _reach_this_machine_directly()
     from farm.cli.commands import run
 
     return run(arguments)
+
+
+def _let_idle_threads_sleep() -> None:
+    """Let the threads sleep that numpy starts for linear algebra: by default they spin for 2^26 ticks (OpenBLAS).
+
+    While they spin, importing numpy costs half as much again. What the user sets stays.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+
+def _reach_this_machine_directly() -> None:
+    """Keep the environment's proxy from the parts of a farm on this machine: it would look for them on its own machine.
+
+    Many set a proxy for all that they run, and no exception. All libraries that ask over HTTP read these variables.
+    """
+    excepted = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if excepted.strip() != "*" and any(name.lower().endswith("_proxy") for name in os.environ):
+        every = dict.fromkeys([*filter(None, excepted.split(",")), "localhost", "127.0.0.1", "::1"])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(every)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farm import entry_points
 from farm.cli import output, render
 from farm.errors import ExitCode, UsageError
 from farm.inert import inert
@@ -42,24 +44,20 @@ def lint(
     """
     from farm.client.authoring import lint as find_problems
 
+    form = Format.JSON if as_json else form
+    write = entry_points.required(entry_points.PROBLEMS, form) if form in (Format.SARIF, Format.GITHUB) else None
     found = {file: find_problems(file, models=models) for file in dict.fromkeys(manifest)}
     problems = [problem for each in found.values() for problem in each]
-    form = Format.JSON if as_json else form
     match form:
         case Format.JSON:
             output.emit({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
-        case Format.SARIF:
-            from farm import __version__
-            from farm.results import sarif
-
-            output.emit(sarif.render(problems, __version__))
-        case Format.GITHUB:
-            from farm.results import annotations
-
-            for line in annotations.github_commands(
-                annotations.of_problems(problems), "problems; `farm lint` lists them all"
-            ):
-                output.say(line, command=True)
+        case Format.SARIF | Format.GITHUB:
+            written = write(problems) if write else []
+            if isinstance(written, Mapping):
+                output.emit(written)
+            else:
+                for line in written:
+                    output.say(line, command=True)
         case Format.TEXT:
             for file, each in found.items():
                 for problem in each[:MOST_SHOWN]:

@@ -198,9 +198,9 @@ def serve(
 
     Runs until SIGTERM or Ctrl-C. Any number of them may run at the same time.
     """
-    from farm.api.server import Listening
-    from farm.api.server import serve as serve_api
     from farm.app import Farm
+    from farm.serving.server import Listening
+    from farm.serving.server import serve as serve_api
     from farm.settings import load_settings
 
     def ready(url: str) -> None:

@@ -184,7 +184,7 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
 
 def _what_it_is(place: Path) -> str:
     """Return what a program is, as its sidecar says."""
-    from farm.cli.artifact_commands import sidecar_and_program
+    from farm.cli.inspect_command import sidecar_and_program
 
     try:
         sidecar, _ = sidecar_and_program(place)
@@ -226,7 +226,6 @@ def _size(option: str, text: str) -> int:
 
 def _report_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the result of `farm optimize` for people."""
-    from farm.artifacts.sidecar import Conditions
 
     size, after, accuracy = found["size"], found["after"], found["accuracy"]
     rows = [
@@ -259,7 +258,7 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
     rows.append(("memory", memory))
     if found["gpu"]["memory"] is not None:
         rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
-    looks = [Conditions.model_validate(look) for look in found["gpu"]["conditions"]]
+    looks = found["gpu"]["conditions"]
     rows += render.not_alone(looks, "measuring")
     rows.append(("took", render.duration(found["seconds"])))
     return [found["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]

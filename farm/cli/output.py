@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO
 
 import typer
+from typing_extensions import TypedDict
 
 from farm.errors import FarmError, ManifestError, ProblemDocument, UsageError
 from farm.inert import inert, inert_json
@@ -53,7 +54,7 @@ def table(rows: Sequence[Sequence[str]], nothing: str) -> None:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Return how many characters a line of a terminal has; 0 if the stream (standard output) is none."""
+    """Return how many characters a line of a terminal has; 0 if the stream (standard output) is not a terminal."""
     stream = stream or sys.stdout
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
@@ -97,7 +98,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def quiet_logs(settings: Settings) -> None:
-    """Print this process's own log lines on standard error, warnings and errors only: a command is no service."""
+    """Print this process's own log lines on standard error, warnings and errors only: a command is not a service."""
     from farm.logging import configure
 
     level = settings.log_level if settings.log_level in ("debug", "error") else "warning"

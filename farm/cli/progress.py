@@ -203,7 +203,7 @@ def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[News]) ->
 
 
 def _next(news: queue.SimpleQueue[News], period: float | None) -> list[BuildChange | None]:
-    """Return the news that are there, after waiting up to `period` seconds for the first (None: for ever)."""
+    """Return the news so far, after waiting up to `period` seconds for the first (None: for ever)."""
     try:
         first = news.get(timeout=period)
     except queue.Empty:

@@ -15,12 +15,12 @@ from farm import units
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import Conditions
     from farm.client.family import FamilyIndex
     from farm.jobs.estimate import OutlookDocument, RangeDocument
     from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
     from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
-    from farm.results.report import BuildView, Changes, Differences, JudgedCell, Report, SweepResult
+    from farm.results.report import BuildView, CellDifference, Changes, Differences, JudgedCell, Report, SweepResult
+    from farm.wire.program import Conditions
 
 size, duration, rate = units.size, units.duration, units.rate
 
@@ -330,7 +330,7 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
                 _moved([f"{each['state']} {each['kind'] or ''}".rstrip() for each in (before, after)]),
                 _moved([_size_column(each, None) for each in facts]),
                 _moved([_latency_column(each, None) for each in facts]),
-                "; ".join(cell["changes"]),
+                "; ".join([*_speed(cell), *cell["changes"]]),
             )
         )
     lines += align(rows, "  ", columns) if both else []
@@ -338,6 +338,13 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
         if names := [cell["identifier"] for cell in found["cells"] if not cell["left" if side == "right" else "right"]]:
             lines += [f"left out, only in {build}: {plural(len(names), 'cell')}", *_first([(name,) for name in names])]
     return lines
+
+
+def _speed(cell: CellDifference) -> list[str]:
+    """Return in words by how much a cell's program is slower or faster, if that is more than the noise."""
+    if cell["effect"] not in ("worse", "better") or cell["share"] is None:
+        return []
+    return [f"{abs(cell['share']):.0%} {'slower' if cell['share'] > 0 else 'faster'}"]
 
 
 def _moved(values: Sequence[str]) -> str:
@@ -481,9 +488,9 @@ def not_alone(conditions: Sequence[Conditions], what: str) -> list[tuple[str, st
     with other programs.
     """
     return [
-        ("not alone", f"{plural(others.count, 'process', 'processes')} with {size(others.memory)} {when} {what}")
+        ("not alone", f"{plural(others['count'], 'process', 'processes')} with {size(others['memory'])} {when} {what}")
         for when, found in zip(("before", "after", "after the turns of"), conditions, strict=False)
-        if (others := found.processes) and others.count
+        if (others := found["processes"]) and others["count"]
     ]
 
 

@@ -7,29 +7,27 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from farm.client.conformity import conforming, parsed
-from farm.client.former_names import FormerList
+from farm import entry_points
 from farm.client.paths import named
 from farm.client.topic import Api
 from farm.client.transfers import Downloads, OnDownload, WantedBlob
-from farm.client.transport import OlderFarm, Transport
+from farm.client.transport import Transport
 from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
 from farm.units import by_number
+from farm.wire.checking import checked, parsed, unexpected
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import ListedRef, RefView, ShownRef, SnapshotCell
     from farm.artifacts.sidecar import SidecarDocument
+    from farm.artifacts.storage import SignedSidecar
     from farm.client.family import FamilyMember
-    from farm.client.fetching import Fetched, FetchedFamily
-    from farm.client.verifying import SignedArtifact, Trust
+    from farm.client.fetching import Fetched, FetchedFamily, SignedArtifact
     from farm.jobs.rows import ReproductionDocument
-    from farm.signing.bundles import SignedSidecar
-    from farm.signing.judging import TrustCheck
     from farm.spec import FileReference
 
 
@@ -69,12 +67,12 @@ class ApiDocuments:
         try:
             validate(found)
         except UsageError as error:
-            raise UsageError(f"{self._transport.url} answers what no farm does: {error.message}") from None
+            raise unexpected(self._transport.url, error.message) from None
         return cast("SidecarDocument", found)
 
     def statements(self, key: str) -> SignedSidecar:
         """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
-        from farm.signing.bundles import SignedSidecar
+        from farm.artifacts.storage import SignedSidecar
 
         return self._transport.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
 
@@ -83,7 +81,7 @@ class ApiDocuments:
         return json.dumps(self._transport.get("/v1/revocations", dict[str, Any])).encode()
 
 
-class RefsApi(FormerList):
+class RefsApi(Api):
     """The refs of a namespace: names that point to artifacts, one for each cell."""
 
     def all(self) -> list[str]:
@@ -91,25 +89,10 @@ class RefsApi(FormerList):
         return self._transport.items("/v1/refs", str)
 
     def moves(self) -> list[ListedRef]:
-        """Return where each ref points, since when, and which namespace has it (the farm of 0.1.0 does not say it)."""
-        from farm.artifacts.refs import ListedRef, ListedRefs
+        """Return where each ref points, since when, and which namespace has it."""
+        from farm.artifacts.refs import ListedRefs
 
-        found = self._transport.get("/v1/refs", ListedRefs, moves=True)
-        listed = found.get("refs")
-        if listed is not None:
-            return listed
-        shown = [self.get(tag) for tag in found["items"]]
-        return [
-            ListedRef(
-                tag=ref["tag"],
-                generation=ref["generation"],
-                snapshot=ref["snapshot"],
-                previous=ref["previous"],
-                moved=ref["moved"],
-                namespace=ref.get("namespace", ""),
-            )
-            for ref in shown
-        ]
+        return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"]
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""
@@ -126,7 +109,7 @@ class RefsApi(FormerList):
     def move(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
         """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
 
-        `generation` makes it conditional: only where the ref is of that one (0: where there is none).
+        `generation` makes it conditional: only if the ref has that one (0: if there is none).
 
         Raises NotFound without such a source, Conflict if the condition does not hold.
         """
@@ -193,8 +176,8 @@ class ArtifactsApi(Api):
         if not blob:
             raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
         url = self._transport.url
-        found = conforming(parsed(self._read(blob), url), dict[str, Any], url)
-        conforming(found["order"], WorkOrder, url)
+        found = checked(parsed(self._read(blob), url), dict[str, Any], url)
+        checked(found["order"], WorkOrder, url)
         return cast("ReproductionDocument", found)
 
     def _read(self, blob: FileReference) -> bytes:
@@ -210,61 +193,34 @@ class ArtifactsApi(Api):
 
         Raises Untrusted with the reasons if this client has a trust policy that refuses it.
         """
-        from farm.client.verifying import SignedArtifact
+        from farm.client.fetching import SignedArtifact
 
         trust = self._client.trust
-        asks = trust is not None and trust.policy is not None
+        asks = trust is not None and trust.asks
         try:
-            found = self._statements(key)
-        except (OlderFarm, FarmFault) as error:  # It knows no statements, or is away and has never said any.
-            if not asks:
-                return None
-            if isinstance(error, FarmFault):
+            found = self.stored(key)
+        except FarmFault:  # It is away, and has never said any.
+            if asks:
                 raise
-            found = {"sidecar": json.dumps(self.get(key)), "statements": []}
+            return None
         if not (asks or found["statements"]):
             return None
-        text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
-        if trust and asks:
-            self._refresh(trust)
-            judged = trust.judge(text, statements, key=key, tag=tag, needs=needs)
-            judged.require(key)
-            return SignedArtifact(text, statements, judged)
-        return SignedArtifact(text, statements)
+        signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
+        return trust.admit(signed, self._client.documents, key=key, tag=tag, needs=needs) if trust and asks else signed
 
-    def judged(self, key: str, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
-        """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
-        found = self._statements(key)
-        self._refresh(trust)
-        text, statements = found["sidecar"].encode(), [each.encode() for each in found["statements"]]
-        return trust.judge(text, statements, key=key, tag=tag).checks
-
-    def publish_revocations(self, document: bytes) -> None:
-        """Publish a signed revocation document for all readers. Raises UsageError, Conflict for an older one."""
-        try:
-            body = json.loads(document)
-        except ValueError:
-            body = {}
-        self._transport.request("POST", "/v1/revocations/issue", json=body)
-
-    def _statements(self, key: str) -> SignedSidecar:
-        from farm.signing.bundles import SignedSidecar
+    def stored(self, key: str) -> SignedSidecar:
+        """Return the sidecar of a cache key as it is stored, and the statements about it. Raises NotFound."""
+        from farm.artifacts.storage import SignedSidecar
 
         found = self._client.kept.ask(f"statements {key}", lambda: self._client.documents.statements(key))
-        return conforming(found, SignedSidecar, self._transport.url)
+        return checked(found, SignedSidecar, self._transport.url)
 
-    def _signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+    def signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+        """Return what is signed about a ref's cell, as `signed`."""
         try:
             return self.signed(cell["key"], tag=ref, needs=needs)
         except Untrusted as error:
             raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
-
-    def _refresh(self, trust: Trust) -> None:
-        """Take over a newer revocation document that the farm has, once for each client."""
-        if not self._refreshed:
-            self._refreshed = True
-            with contextlib.suppress(NotFound, OlderFarm, FarmFault):  # The policy says how old its own may be.
-                trust.refresh(self._client.documents.revocations())
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -276,10 +232,8 @@ class ArtifactsApi(Api):
         self.bring(blob, place)
         return place
 
-    def bring(self, blob: FileReference, place: Path, *, alone: bool = False) -> None:
+    def bring(self, blob: FileReference, place: Path) -> None:
         """Write a blob, which a sidecar or a work order names, to `place`; its folder exists.
-
-        With `alone` the file shares nothing with the cache, as a model that is going to be checked must not.
 
         Raises ArtifactGone if it is not in object storage, or damaged there.
         """
@@ -296,14 +250,18 @@ class ArtifactsApi(Api):
                 location = ""  # It may have expired.
                 raise
 
-        self._downloads.bring(wanted, place, reads, self.on_download, alone=alone)
+        self._downloads.bring(wanted, place, reads, self.on_download)
 
     def newest(self, cells: Sequence[SnapshotCell]) -> FamilyMember:
-        """Return the cell whose artifact was made last, with its sidecar.
+        """Return the cell that readers get of these, with its sidecar: it was submitted last.
 
-        After a toolchain's upgrade a ref names the artifacts of both until the older ones go.
+        After a toolchain's upgrade a ref names the artifacts of both until the older ones go. Of one submission it is
+        the artifact that was made last.
         """
-        found = ((cell, self.sidecar_of(cell)) for cell in cells)
+        from farm.artifacts.refs import readers_order
+
+        best = max(map(readers_order, cells))
+        found = ((cell, self.sidecar_of(cell)) for cell in cells if readers_order(cell) == best)
         return max(found, key=lambda member: member[1]["created"])
 
     def fetch(
@@ -321,7 +279,7 @@ class ArtifactsApi(Api):
         from farm.client.fetching import place_kernels, write_artifact
 
         cell, sidecar = member
-        signed = self._signed_of(cell, ref)
+        signed = self.signed_of(cell, ref)
         sidecar = signed.document if signed else sidecar
         found = write_artifact(
             self.bring, cell, sidecar, folder, ref=ref, log=log, sample=sample, force=force, signed=signed
@@ -337,37 +295,14 @@ class ArtifactsApi(Api):
         self, member: FamilyMember, folder: Path, layout: str, *, ref: str, python: str = "", force: bool = False
     ) -> Fetched:
         """Write what a serving stack loads of a ref's cell into `folder`; as `FarmClient.fetch`."""
-        from farm.artifacts.sidecar import validate
-        from farm.client.fetching import bring_model, into, require_model, write_artifact
-        from farm.packs.layouts import Layout, require_fit
-        from farm.packs.writing import SIDECAR, write_pack
-
-        cell, sidecar = member
-        wanted = Layout(layout)
-        # The wrapper that the farm signed; the files of the other layouts depend on what is installed here.
-        own = wanted is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx"
-        signed = self._signed_of(cell, ref, ("pack",) if own else ())
-        sidecar = signed.document if signed else sidecar
-        checked = validate(sidecar)
-        require_fit(wanted, checked)
-        with into(folder), tempfile.TemporaryDirectory() as scratch:
-            found = write_artifact(self.bring, cell, sidecar, Path(scratch), ref=ref, log=False)
-
-            def model(place: Path) -> Path:
-                order = self.work_order(sidecar)["order"]
-                require_model(order, checked)
-                return bring_model(partial(self.bring, alone=True), order, place)
-
-            pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force, signed=signed)
-            if signed and self._client.trust:
-                self._client.trust.sign_pack(pack, signed)
-        program = next(path for path in pack.files if path.suffix == found.program.suffix)
-        return replace(found, folder=folder, program=program, sidecar=folder / SIDECAR, pack=pack)
+        write: Callable[..., Fetched] = entry_points.required(entry_points.LAYOUTS, layout)
+        return write(self._client, member, folder, layout, ref=ref, python=python, force=force)
 
     def fetch_family(
         self, cells: Sequence[SnapshotCell], folder: Path, *, ref: str, log: bool = False, force: bool = False
     ) -> FetchedFamily:
         """Write the artifacts of a ref's cells that are of one family into `folder`; as `FarmClient.fetch_family`."""
+        from farm.artifacts.refs import readers_order
         from farm.client.fetching import FetchedFamily, write_family
 
         families: dict[tuple[str, str], list[FamilyMember]] = {}
@@ -376,11 +311,12 @@ class ArtifactsApi(Api):
             made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
             families.setdefault(made_of, []).append((cell, sidecar))
         members = max(
-            families.values(), key=lambda found: (max(sidecar["created"] for _, sidecar in found), len(found))
+            families.values(),
+            key=lambda found: (max((*readers_order(cell), sidecar["created"]) for cell, sidecar in found), len(found)),
         )
         shapes = {cell["shape"] for cell, _ in members}
         left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
-        signed = {cell["key"]: self._signed_of(cell, ref) for cell, _ in members}
+        signed = {cell["key"]: self.signed_of(cell, ref) for cell, _ in members}
         members = [(cell, each.document if (each := signed[cell["key"]]) else sidecar) for cell, sidecar in members]
         index, document = write_family(self.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
         return FetchedFamily(folder, index, document, left_out)

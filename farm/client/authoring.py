@@ -8,11 +8,15 @@ import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.errors import ManifestError, Problem
 from farm.manifest import read_manifest
 from farm.models.model import FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
+
+if TYPE_CHECKING:
+    from farm.matrix.combinations import Combinations
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _PLAIN = re.compile(r"(?!(?:null|true|false)$)[a-z_].*", re.IGNORECASE)
@@ -29,24 +33,7 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     With `models`, local models and data are read and checked as well; what takes a download, a conversion or a run of
     the user's code is left out.
     """
-    from farm.client.cache import default_cache
-    from farm.client.freezing import FrozenInputs, read_inputs
-    from farm.matrix.cells import check
-
-    try:
-        manifest, problems = read_manifest(path)
-        if manifest is None:
-            return problems
-        with tempfile.TemporaryDirectory() as cache:
-            found = FrozenInputs()
-            if models:
-                folder = Path(path).parent
-                found = read_inputs(manifest, folder, cache=Path(cache), quick=True, facts=default_cache())
-        # What the matrix would be without an unknown field is not what was meant.
-        problems += [*found.problems, *(() if problems else check(manifest, found.models, found.data))]
-    except ManifestError as error:
-        problems = error.problems
-    return sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
+    return _read(path, models=models)[1]
 
 
 def name_cells(path: str | Path) -> tuple[str, list[str]]:
@@ -54,14 +41,34 @@ def name_cells(path: str | Path) -> tuple[str, list[str]]:
 
     Raises ManifestError with every problem that `lint` finds.
     """
-    from farm.matrix.cells import names_of
+    matrix, problems = _read(path, models=True)
+    if matrix is None or problems:
+        raise ManifestError(problems)
+    return matrix.manifest.name, [combination.identifier for combination in matrix.combinations]
 
-    if problems := lint(path):
-        raise ManifestError(problems)
-    manifest, problems = read_manifest(path)
-    if manifest is None:  # It changed meanwhile.
-        raise ManifestError(problems)
-    return manifest.name, names_of(manifest)
+
+def _read(path: str | Path, *, models: bool) -> tuple[Combinations | None, list[Problem]]:
+    """Return the matrix of a manifest, if it can be made, and every problem."""
+    from farm.client.cache import default_cache
+    from farm.client.freezing import FrozenInputs, read_inputs
+    from farm.matrix.cells import check
+    from farm.matrix.combinations import combine
+
+    matrix, problems, found = None, list[Problem](), FrozenInputs()
+    try:
+        manifest, problems = read_manifest(path)
+        if manifest is None:
+            return None, problems
+        matrix = combine(manifest)
+        if models:
+            with tempfile.TemporaryDirectory() as cache:
+                folder = Path(path).parent
+                found = read_inputs(matrix, folder, cache=Path(cache), quick=True, facts=default_cache())
+        # What the matrix would be without an unknown field is not what was meant.
+        problems = [*problems, *found.problems, *(() if problems else check(matrix, found.models, found.data))]
+    except ManifestError as error:
+        problems = [*problems, *error.problems]
+    return matrix, sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
 
 
 def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str = "") -> str:

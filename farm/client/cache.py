@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
-from farm.client.conformity import AnswerDocument
-from farm.errors import FarmFault
+from farm.errors import FarmFault, UsageError
 from farm.files import remove_tree, replacing, tree_size
+from farm.wire.checking import parsed
 
 LIMIT = 20 * 10**9
 """Bytes to which the cache is kept."""
@@ -64,8 +64,10 @@ def trim(cache: Path, limit: int = LIMIT) -> None:
     for entry, used, size in sorted(entries, key=lambda found: found[1]):
         if excess <= 0 or used > time.time() - IN_USE:
             return
-        _remove(entry)
-        excess -= size
+        with suppress(FileNotFoundError):
+            if entry.stat().st_mtime == used:  # Else another command has just found it.
+                _remove(entry)
+                excess -= size
 
 
 def _entry(cache: Path, file: Path) -> Path:
@@ -131,9 +133,9 @@ class KeptAnswers:
         if place is None:
             return None
         try:
-            found = json.loads(place.read_bytes(), object_hook=AnswerDocument)
+            found = parsed(place.read_bytes(), place.name)
             return KeptAnswer(found["document"], float(found["given"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, UsageError, ValueError, KeyError, TypeError):
             return None
 
     def _keep(self, name: str, document: Any) -> None:

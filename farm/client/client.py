@@ -19,17 +19,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from typing_extensions import TypedDict
 
 from farm import errors
 from farm.client.cache import KeptAnswers, default_cache
-from farm.client.conformity import conforming, parsed
 from farm.client.paths import BUILD, build_named
 from farm.client.submitted import SubmittedBuild
-from farm.client.topic import Topic
+from farm.client.topic import Api, Topic
 from farm.client.transport import Transport
-from farm.errors import FarmFault, InputsMissing, NotAllowed, NotFound
+from farm.errors import FarmFault, InputsMissing, NotAllowed, NotFound, NotPlanned
 from farm.files import read_private
+from farm.wire.checking import checked, parsed
 
 if TYPE_CHECKING:
     import httpx
@@ -37,24 +39,20 @@ if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
     from farm.client.apis import (
         JobsApi,
-        ManifestsApi,
         PoolsApi,
         TokensApi,
-        ToolchainsApi,
         TuningApi,
         UpkeepApi,
-        WebhooksApi,
         WorkersApi,
     )
     from farm.client.artifact_apis import ArtifactsApi, Documents, RefsApi
-    from farm.client.fetching import Fetched, FetchedFamily
+    from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.transfers import OnUpload
-    from farm.client.verifying import Trust
-    from farm.jobs.order import ChosenGates
     from farm.jobs.rows import BuildEvent
     from farm.matrix.planned import ShownPlan, SubmissionDocument
     from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
     from farm.settings import Settings
+    from farm.wire.asked import ChosenGates
 
 FOLLOW_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Seconds between tries to follow a build's events again; after the last one the farm counts as gone."""
@@ -110,6 +108,7 @@ def freeze(
     from farm.client.strangers import refused
     from farm.manifest import load_manifest, manifest_of
     from farm.matrix.cells import check
+    from farm.matrix.combinations import combine
 
     if isinstance(manifest, Mapping):
         place = Path(folder or ".")
@@ -119,8 +118,9 @@ def freeze(
         read = load_manifest(manifest, place)
     if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
-    found = freeze_files(read, place, cache=cache, pythons=pythons)
-    if problems := check(read, found.models, found.data):
+    matrix = combine(read)
+    found = freeze_files(matrix, place, cache=cache, pythons=pythons)
+    if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
     inputs = as_submission(found)
     submission: SubmissionDocument = {
@@ -132,7 +132,7 @@ def freeze(
         "data": inputs["data"],
         "files": inputs["files"],
     }
-    if gates:  # An older farm does not know the field.
+    if gates:
         submission["gates"] = gates
     return Frozen(submission, found.files)
 
@@ -153,19 +153,16 @@ class _Cancelled(TypedDict):
 class FarmClient:
     """A connection to one farm, in one namespace. Use it as a context manager; it may be shared by threads.
 
-    It has what a build needs, from `submit` to `fetch`. All else is by its topic: `refs`, `artifacts`, `toolchains`,
-    `manifests`, `jobs`, `workers`, `pools`, `tokens`, `webhooks`, `tuning` and `upkeep`.
+    It has what a build needs, from `submit` to `fetch`. All else is by its topic: `refs`, `artifacts`,
+    `jobs`, `workers`, `pools`, `tokens`, `tuning` and `upkeep`. Extensions add topics, such as `webhooks`.
     """
 
     refs: Topic[RefsApi] = Topic("artifact_apis", "RefsApi")
     artifacts: Topic[ArtifactsApi] = Topic("artifact_apis", "ArtifactsApi")
-    toolchains: Topic[ToolchainsApi] = Topic("apis", "ToolchainsApi")
-    manifests: Topic[ManifestsApi] = Topic("apis", "ManifestsApi")
     jobs: Topic[JobsApi] = Topic("apis", "JobsApi")
     workers: Topic[WorkersApi] = Topic("apis", "WorkersApi")
     pools: Topic[PoolsApi] = Topic("apis", "PoolsApi")
     tokens: Topic[TokensApi] = Topic("apis", "TokensApi")
-    webhooks: Topic[WebhooksApi] = Topic("apis", "WebhooksApi")
     tuning: Topic[TuningApi] = Topic("apis", "TuningApi")
     upkeep: Topic[UpkeepApi] = Topic("apis", "UpkeepApi")
 
@@ -177,7 +174,7 @@ class FarmClient:
         namespace: str = "",
         timeout: float = 30.0,
         cache: Path | None = None,
-        trust: Trust | None = None,
+        trust: ReaderTrust | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer, not for a whole build.
@@ -222,20 +219,23 @@ class FarmClient:
         """Close the connections."""
         self.transport.close()
 
+    if not TYPE_CHECKING:  # Else a type checker would believe every name.
+
+        def __getattr__(self, name: str) -> Api:
+            """Return the topic that an extension adds under this name."""
+            from farm import entry_points
+
+            kind = None if name.startswith("_") else entry_points.find(entry_points.APIS, name)
+            if kind is None:
+                raise AttributeError(f"a FarmClient has no {name}, and no extension adds it")
+            return self.__dict__.setdefault(name, kind.of(self))
+
     @cached_property
     def documents(self) -> Documents:
         """Where refs and sidecars are read."""
         from farm.client.artifact_apis import ApiDocuments
 
         return ApiDocuments(self.transport)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return a method by the name that it had in release 0.1.0."""
-            from farm.client.former_names import by_former_name
-
-            return by_former_name(self, name)
 
     # --- builds -------------------------------------------------------------------------------------------------
 
@@ -259,18 +259,23 @@ class FarmClient:
 
         `plan` is what `plan` returned for it, if that was asked already.
         """
-        if plan:
-            self.upload(frozen.files_of(plan["missing_blobs"]), progress)
-        try:
-            return self._create(frozen)
-        except InputsMissing as error:  # Something may have gone since the plan, too.
-            missing = error.blobs
+        kept, missing = (plan.get("kept", ""), plan["missing_blobs"]) if plan else ("", [])
         self.upload(frozen.files_of(missing), progress)
-        return self._create(frozen)
+        try:
+            return self._create(frozen, kept)
+        except InputsMissing as error:  # Something may have gone since the plan, too.
+            kept, missing = error.kept, error.blobs
+        self.upload(frozen.files_of(missing), progress)
+        return self._create(frozen, kept)
 
-    def _create(self, frozen: Frozen) -> SubmittedBuild:
+    def _create(self, frozen: Frozen, kept: str) -> SubmittedBuild:
+        """Create the build of a submission that the farm has kept under this name; else send the submission."""
         from farm.results.report import BuildView
 
+        if kept:
+            with contextlib.suppress(NotPlanned):
+                path, params = _path(frozen.build_id), {"kept": kept}
+                return SubmittedBuild(self, self.transport.post(path, BuildView, params=params, timeout=300.0))
         headers = {"Idempotency-Key": frozen.build_id}
         found = self.transport.post("/v1/builds", BuildView, frozen.submission, timeout=300.0, headers=headers)
         return SubmittedBuild(self, found)
@@ -322,7 +327,7 @@ class FarmClient:
         return found[0]["id"]
 
     def _find_by_name(self, name: str) -> str:
-        """Return the id of the newest build of a manifest's name. Raises UsageError for what is no name, NotFound."""
+        """Return the id of the newest build of a manifest's name. Raises UsageError for another text, NotFound."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             known = "an id or its unique start, @latest, a manifest's name, a label K=V, or a git commit"
             raise errors.UsageError(f"{name!r} is not a build id, and names no build", hint=known)
@@ -409,23 +414,20 @@ class FarmClient:
         from farm.jobs.rows import BuildEvent
 
         for data in _follow(self, build_id, after):
-            yield conforming(parsed(data, self.url), BuildEvent, self.url)
+            yield checked(parsed(data, self.url), BuildEvent, self.url)
 
     def changes(self, build_id: str, *, after: str | None = None) -> Iterator[BuildChange]:
         """Yield what changes in a build until its report is written: cells as they are now, not the whole report.
 
-        Without `after`, the first change is a `reset`: read the report then. Any change but `cells` means the same, so
-        that this works with an older farm, which sends plain events. A lost connection is made again without gap or
-        repeat. Raises as `watch`.
+        Without `after`, the first change is a `reset`: read the report then. A lost connection is made again
+        without gap or repeat. Raises as `watch`.
         """
         from farm.results.report import BuildChange
 
         for data in _follow(self, build_id, after, cells=True):
-            change = conforming(parsed(data, self.url), _Event, self.url)
+            change = checked(parsed(data, self.url), _Event, self.url)
             # Of an older farm's events only the type counts.
-            yield (
-                conforming(change, BuildChange, self.url) if change["type"] == "cells" else cast("BuildChange", change)
-            )
+            yield (checked(change, BuildChange, self.url) if change["type"] == "cells" else cast("BuildChange", change))
 
     # --- programs -----------------------------------------------------------------------------------------------
 
@@ -453,9 +455,9 @@ class FarmClient:
         """Write a compiled program and its sidecar (`<program>.artifact.json`) into `folder`, checked byte by byte.
 
         Models and shapes may share a folder. `shape` may be left out if the model has one. `toolchain` is the start
-        of its id; without it the artifact that was made last is taken. `with_kernels` places MIOpen's kernel binaries
+        of its id; without it the one that was submitted last is taken. `with_kernels` places MIOpen's kernel binaries
         in `<program>.kernels`, `sample` one input with its expected outputs next to the program. Only with `force` it
-        overwrites files that no fetch has written. Another `layout` (`farm.packs.layouts.Layout`) writes what a serving
+        overwrites files that no fetch has written. Another `layout` (`farm.client.packs.Layout`) writes what a serving
         stack loads instead; `python` is the interpreter whose ONNX Runtime will serve, if it is not this one.
 
         Raises NotFound if nothing matches, UsageError if several do or a file of the user's is in the way,
@@ -488,7 +490,7 @@ class FarmClient:
         """Write a model's programs for every shape, each with its sidecar into `folder/<shape>`, and `family.json`.
 
         All members are of one model file and one toolchain (of those that `toolchain` begins), the ones of which an
-        artifact was made last; `left_out` names the others. Raises as `fetch`.
+        artifact was submitted last; `left_out` names the others. Raises as `fetch`.
         """
         from farm.client.fetching import choose
 
@@ -530,13 +532,19 @@ def _follow(client: FarmClient, build_id: str, after: str | None, **params: bool
                 yield json.dumps({"type": "reset", "id": position or "", "at": time.time(), "build": build_id})
 
 
-def trust_of(settings: Settings) -> Trust | None:
+def trust_of(settings: Settings) -> ReaderTrust | None:
     """Return whom a client trusts by its settings; None if they say nothing. Raises UsageError for bad files."""
     if not (settings.trust_policy or settings.signing_key):
         return None
-    from farm.client.verifying import Trust
+    from farm import entry_points
 
-    return Trust.from_settings(settings)
+    for _, kind in entry_points.load(entry_points.TRUST):
+        found: ReaderTrust = kind.from_settings(settings)
+        return found
+    name = "trust_policy" if settings.trust_policy else "signing_key"
+    raise errors.UsageError(
+        f"`{name}` is set, and no installed extension reads it", hint="install the farm's own, or unset it"
+    )
 
 
 # --- a farm of one's own --------------------------------------------------------------------------------------------
@@ -559,7 +567,7 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
         url, token = error.strerror or "", ""
     if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]+", url):
         raise NotAllowed(
-            f"{path} is not of a farm of yours: {url}",
+            f"{path} names a farm that is not yours: {url}",
             hint="it came with the folder: delete the file, or set FARM_API_URL",
         )
     return url, token

@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from farm.errors import ArtifactGone, NotFound
+from farm.results.changes import change
+from farm.results.lines import CellEnd, CellLine
 from farm.spec import CompileSpec, changes
 
 if TYPE_CHECKING:
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 def differences(left: Report, right: Report, sidecar: Callable[[str], SidecarDocument]) -> Differences:
     """Return in what two builds differ; `sidecar` returns that of a cache key."""
     before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in (left, right))
-    names = [name for name in before | after if _ended(before.get(name)) != _ended(after.get(name))]
+    moved = {name: change(_end(before[name]), _end(after[name])) for name in before if name in after}
+    names = [
+        name
+        for name in before | after
+        if name not in moved or moved[name].is_noticed or _key(before[name]) != _key(after[name])
+    ]
     found: list[CellDifference] = []
     for name in names:
         cells = before.get(name), after.get(name)
@@ -27,7 +34,17 @@ def differences(left: Report, right: Report, sidecar: Callable[[str], SidecarDoc
             with suppress(NotFound, ArtifactGone):
                 one, other = (sidecar(key)["spec"] for key in keys)
                 changed = changes(one, CompileSpec.from_dict(other))
-        found.append({"identifier": name, "left": cells[0], "right": cells[1], "changes": changed})
+        effect, share = (moved[name].effect, moved[name].share) if name in moved else (None, None)
+        found.append(
+            {
+                "identifier": name,
+                "left": cells[0],
+                "right": cells[1],
+                "changes": changed,
+                "effect": effect,
+                "share": share,
+            }
+        )
     return {
         "left": left["build"],
         "right": right["build"],
@@ -40,6 +57,9 @@ def differences(left: Report, right: Report, sidecar: Callable[[str], SidecarDoc
     }
 
 
-def _ended(cell: JudgedCell | None) -> tuple[object, ...]:
-    """What two cells have to have in common to be the same."""
-    return (cell["state"], cell["kind"], cell["facts"]["key"] if cell["facts"] else cell["key"]) if cell else ()
+def _end(cell: JudgedCell) -> CellEnd:
+    return CellEnd.of(CellLine.of(cell))
+
+
+def _key(cell: JudgedCell) -> str:
+    return cell["facts"]["key"] if cell["facts"] else cell["key"]

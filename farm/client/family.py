@@ -6,14 +6,16 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
-from farm.artifacts.sidecar import Digest, MeasuredPoint, PointDocument, Seconds, Sidecar, SidecarDocument
+from farm.artifacts.sidecar import Digest, Seconds, Sidecar, SidecarDocument
 from farm.client.fetching import SIDECAR_SUFFIX
 from farm.models.shapes import BATCH
 from farm.spec import JsonSchema, PlainSize
+from farm.wire.program import MeasuredPoint
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
@@ -98,7 +100,7 @@ class MemberDocument(TypedDict):
     inputs: list[MemberPort]
     latency: float | None
     throughput: float | None
-    points: list[PointDocument]
+    points: list[MeasuredPoint]
     shared: bool
 
 
@@ -157,10 +159,10 @@ def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
         "program": f"{folder}/{sidecar.blobs.program.path}",
         "sidecar": f"{folder}/{sidecar.blobs.program.path}{SIDECAR_SUFFIX}",
         "key": cell["key"],
-        "inputs": [{"name": port.name, "dtype": port.dtype, "shape": port.shape} for port in sidecar.inputs],
-        "latency": measured.latency.median if measured.latency else None,
+        "inputs": [{"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar.inputs],
+        "latency": measured.latency["median"] if measured.latency else None,
         "throughput": measured.throughput,
-        "points": [cast(PointDocument, point.model_dump(mode="json")) for point in measured.points],
+        "points": measured.points,
         "shared": measured.shared,
     }
 

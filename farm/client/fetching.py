@@ -12,11 +12,12 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from farm.client import packs
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import read_plain, replacing
 from farm.models.shapes import PACK
@@ -26,10 +27,10 @@ from farm.units import by_number
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
     from farm.artifacts.sidecar import Sidecar, SidecarDocument
+    from farm.client.artifact_apis import Documents
     from farm.client.family import FamilyIndex, FamilyMember
-    from farm.client.verifying import SignedArtifact
+    from farm.client.packs import Pack
     from farm.jobs.order import WorkOrder
-    from farm.packs.writing import Pack
 
 Bring = Callable[[FileReference, Path], None]
 """Writes a blob to a place whose folder exists, checked byte by byte."""
@@ -40,12 +41,11 @@ INDEX = "family.json"
 SIDECAR_SUFFIX = ".artifact.json"
 """How the name of a sidecar's file ends, after that of its program: they may share a folder with others."""
 
-OLDER_SIDECAR = "artifact.json"
-"""The name of the sidecar in a folder that an older client wrote: each of its programs had a folder of its own."""
-RESERVED = (OLDER_SIDECAR, INDEX)
+RESERVED = (packs.SIDECAR, packs.PACK, INDEX)
+"""Names that no file of an artifact may have: a pack's index says which files the next pack may replace."""
 LARGEST_SIDECAR = 16 << 20
 SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
-"""How the files of artifacts end. A farm that nobody should trust names no `Makefile`, no `conftest.py`."""
+"""How names of artifacts' files end: an untrusted farm must not name a `Makefile` or a `conftest.py`."""
 IMPORTABLE = (".py", ".pyc", ".so")
 """How files end that Python imports: a pack's `use.py` imports what lies next to it before what is installed."""
 LARGEST_KERNELS = 4 << 30
@@ -102,6 +102,8 @@ def choose(
 
     Raises NotFound with what is there, UsageError if the device would have to be guessed.
     """
+    from farm.targets.pools import begins
+
     of_model = [cell for cell in cells if cell["model"] == name]
     if not of_model:
         names = sorted({str(cell["model"]) for cell in cells})
@@ -114,7 +116,7 @@ def choose(
         if (cell["target"] in targets or cell["identifier"].split("/")[1:2] == [target])
         and _plain(cell["precision"]) == _plain(precision)
         and _fits(str(cell["shape"]), shape, packed=packed)
-        and str(cell["toolchain"]).startswith(toolchain)
+        and begins(cell["toolchain"], toolchain)
         and (toolchain or not cell.get("superseded"))
     ]
     if not fitting:
@@ -130,7 +132,7 @@ def choose(
 
 
 def _nearest(wanted: str, there: Mapping[str, str]) -> str:
-    """Return what is there in the order of its likeness to what is wanted; `there` has identifiers by what is shown."""
+    """Return what exists, the most similar to what is wanted first; `there` has identifiers by what is shown."""
     plain = wanted.replace("/", "-")
 
     def unlike(shown: str) -> tuple[float, list[tuple[int, str]]]:
@@ -153,7 +155,7 @@ def split_name(name: str) -> tuple[str, str, str, str]:
     """
     parts = name.split("/")
     if len(parts) > 4:
-        raise UsageError(f"{name!r} is no cell's name", hint="they look like net/onnxruntime-cpu/fp16/b8")
+        raise UsageError(f"{name!r} is not a cell's name", hint="they look like net/onnxruntime-cpu/fp16/b8")
     model, target, precision, shape = [*parts, "", "", ""][:4]
     return model, target, precision, shape
 
@@ -204,7 +206,8 @@ def write_artifact(
         )
     with into(folder):
         places = _places(folder, sidecar)
-        older = _require_room(folder, sidecar, places, force=force)
+        if not force:
+            _require_room(folder, sidecar, places)
 
         def written(name: str) -> Path | None:
             blob = cast(Mapping[str, FileReference | None], sidecar["blobs"]).get(name)
@@ -223,10 +226,61 @@ def write_artifact(
         with replacing(document) as part:
             # What is signed are its bytes.
             part.write_bytes(signed.text if signed else json.dumps(sidecar, indent=2).encode() + b"\n")
-        if older:  # It describes the program that was here before.
-            (folder / OLDER_SIDECAR).unlink(missing_ok=True)
     found = tuple(text for text in texts if text)
     return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedArtifact:
+    """A sidecar as it is stored, byte by byte, with the bundles that came with it."""
+
+    text: bytes
+    statements: Sequence[bytes]
+
+    @property
+    def document(self) -> SidecarDocument:
+        """The sidecar as plain JSON."""
+        from farm.artifacts.sidecar import document
+
+        return document(self.sidecar)
+
+    @property
+    def sidecar(self) -> Sidecar:
+        """The sidecar. Raises ArtifactGone if it is none."""
+        return read_sidecar(self.text, "the farm's sidecar")
+
+    def lines(self) -> bytes:
+        """Return the bundles as they are kept next to the sidecar."""
+        return bundle_lines(self.statements)
+
+
+class ReaderTrust(Protocol):
+    """What decides which artifacts a client takes: an extension's (entry points `farm.trust`)."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it judges; else it refuses nothing."""
+
+    def admit(
+        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str, needs: tuple[str, ...]
+    ) -> SignedArtifact:
+        """Return what may be used of an artifact before its bytes are fetched. Raises Untrusted with the reasons."""
+
+
+def read_sidecar(text: bytes, what: str) -> Sidecar:
+    """Return a sidecar as it is stored. Raises ArtifactGone if it is none."""
+    from farm.artifacts.sidecar import read
+
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ArtifactGone(f"{what} is not valid: {error}", hint="fetch it again") from None
+
+
+def bundle_lines(bundles: Iterable[bytes]) -> bytes:
+    """Return bundles as a file of JSON lines, as other tools keep them next to what they are about."""
+    # No string of JSON holds a line break: it is written as an escape there.
+    return b"".join(bundle.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n" for bundle in bundles)
 
 
 def sidecar_path(program: Path) -> Path:
@@ -255,7 +309,8 @@ def _blobs_of(sidecar: SidecarDocument) -> list[FileReference]:
 def _places(folder: Path, sidecar: SidecarDocument) -> dict[str, Path]:
     """Return where an artifact's files go, by their names in the sidecar. Raises ArtifactGone for names of no artifact.
 
-    All names count, not only those of what is written now: what stands in the sidecar passes for fetched next time.
+    All names are checked, not only those of files that are written now: the next fetch takes files that the sidecar
+    names for fetched ones.
     """
     program = sidecar["blobs"]["program"]["path"]
     names = [file_name(blob["path"]) for blob in _blobs_of(sidecar)]
@@ -267,7 +322,7 @@ def _places(folder: Path, sidecar: SidecarDocument) -> dict[str, Path]:
 
 
 def _is_artifacts(name: str) -> bool:
-    return name.endswith(SUFFIXES) and name not in RESERVED and not name.endswith(f".{OLDER_SIDECAR}")
+    return name.endswith(SUFFIXES) and name not in RESERVED and not name.endswith(SIDECAR_SUFFIX)
 
 
 def _write_statements(document: Path, signed: SignedArtifact | None, *, force: bool) -> None:
@@ -383,29 +438,23 @@ def into(folder: Path) -> Iterator[None]:
         raise UsageError(message, hint="choose another folder") from None
 
 
-def _require_room(folder: Path, sidecar: SidecarDocument, places: Mapping[str, Path], *, force: bool) -> bool:
-    """Refuse to write over what no fetch has written; return whether an older client wrote this program here."""
-    program = folder / sidecar["blobs"]["program"]["path"]
-    before, older = _blobs_in(sidecar_path(program)), _blobs_in(folder / OLDER_SIDECAR)
-    known = {path.name: before.get(name) for name, path in places.items()}
-    if is_older := older.get("program") == program.name:
-        known[program.name] = known[program.name] or older.get(program.name)
-    if not force:
-        if not _is_document(sidecar_path(program), "blobs"):
-            raise _in_the_way(sidecar_path(program))
-        for blob in _blobs_of(sidecar):
-            path = places[blob["path"]]
-            if os.path.lexists(path) and _digest(path) not in (blob["digest"], known[path.name]):
-                raise _in_the_way(path)
-    return is_older
+def _require_room(folder: Path, sidecar: SidecarDocument, places: Mapping[str, Path]) -> None:
+    """Refuse to overwrite files that no fetch has written."""
+    document = sidecar_path(folder / sidecar["blobs"]["program"]["path"])
+    if not _is_document(document, "blobs"):
+        raise _in_the_way(document)
+    before = _blobs_in(document)
+    for blob in _blobs_of(sidecar):
+        path = places[blob["path"]]
+        if os.path.lexists(path) and _digest(path) not in (blob["digest"], before.get(blob["path"])):
+            raise _in_the_way(path)
 
 
 def _blobs_in(document: Path) -> dict[str, str]:
-    """Return the digests of the files that a sidecar describes, by their names; and as `program` the program's name."""
+    """Return the digests of the files that a sidecar describes, by their names."""
     try:
         blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"]
-        digests = {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
-        return {**digests, "program": str(blobs["program"]["path"])}
+        return {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 

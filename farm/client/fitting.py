@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from farm.artifacts.refs import SnapshotCell
+from farm.artifacts.refs import SnapshotCell, newest, readers_order
 from farm.artifacts.sidecar import Sidecar
 from farm.errors import NotFound
 from farm.models.shapes import BATCH, PACK
@@ -53,22 +53,28 @@ def why_not(cell: SnapshotCell, pools: Iterable[Pool]) -> str:
 def best_fit(found: Sequence[tuple[SnapshotCell, Sidecar]], pools: Sequence[Pool], batch: int | None = None) -> Fits:
     """Return the best of the artifacts of one model and precision, by their cells and sidecars.
 
-    A GPU comes first, then what no other toolchain's program has superseded, then what this very toolchain made, then
+    A GPU comes first, then what no other toolchain's program has superseded, then of one cell what was submitted last,
+    as for all readers, then what this very toolchain made, then
     the smallest program that takes `batch` samples (the largest if none does, or if nobody says how many there are),
     then the fastest.
 
     Raises NotFound with the reasons if none runs here.
     """
-    fits, others = [], {}
+    running, others = [], {}
     for cell, sidecar in found:
         reasons = [reason for pool in pools for reason in [_against(cell, sidecar, pool)] if reason]
         good = [pool for pool in pools if not why_not(cell, [pool]) and not _against(cell, sidecar, pool)]
         if good:
-            fits.append(min((_fit(cell, sidecar, pool, batch) for pool in good), key=lambda fit: fit.rank))
+            running.append((cell, sidecar, good))
         else:
             others[cell["identifier"]] = why_not(cell, pools) or reasons[0]
-    if not fits:
+    if not running:
         raise nothing_fits(others)
+    given = newest(cell for cell, _, _ in running)
+    fits = [
+        min((_fit(cell, sidecar, pool, batch, given[cell["identifier"]]) for pool in good), key=lambda fit: fit.rank)
+        for cell, sidecar, good in running
+    ]
     best, *after = sorted(fits, key=lambda fit: fit.rank)
     return Fits(best, after[0] if after else None, others)
 
@@ -101,7 +107,7 @@ def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
     here, there = pool.device.arch, cell["device"]
     if device.endswith(":any"):
         there = there.partition(":")[0]
-    # What tells of no features has not looked at them.
+    # An arch that names no features was read without them.
     return here == there or (here.partition(":")[0] == there.partition(":")[0] and ":" not in min(here, there, key=len))
 
 
@@ -118,15 +124,16 @@ def _against(cell: SnapshotCell, sidecar: Sidecar, pool: Pool) -> str:
     return ""
 
 
-def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None) -> Fit:
+def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None, given: SnapshotCell) -> Fit:
     toolchain = _toolchain_rank(cell["toolchain"], pool.toolchain) or 0
     smallest, largest = batches(cell)
-    latency = sidecar.measurements.latency.median if sidecar.measurements.latency else None
+    latency = sidecar.measurements.latency["median"] if sidecar.measurements.latency else None
     on_gpu = pool.target.maker is not None
     takes = batch is not None and largest >= batch
     rank = (
         not on_gpu,
         bool(cell.get("superseded")),
+        readers_order(cell) < readers_order(given),
         toolchain,
         not takes,
         # A range takes the batch as it is; of fixed batches the smallest wastes least.

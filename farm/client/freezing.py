@@ -14,18 +14,22 @@ import tempfile
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
 
 from farm.client.cache import default_cache, note_use, trim
+from farm.client.foreign_models import converter_of, source_of
 from farm.client.known_facts import KnownFacts
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import replacing
-from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
-from farm.matrix.cells import data_key, overridden_calibration
-from farm.matrix.planned import BlobSize
+from farm.manifest import Data, EnvFile, ModelEntry, Source
+from farm.matrix.combinations import Combinations
+from farm.matrix.lookup import data_key
 from farm.models.data import FrozenData, FrozenDataDocument, freeze_data
 from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
+from farm.wire.asked import BlobSize
 
 if TYPE_CHECKING:
     import httpx
@@ -53,25 +57,25 @@ class FrozenInputs:
 
 
 def freeze(
-    manifest: Manifest,
+    matrix: Combinations,
     folder: Path,
     *,
     cache: Path | None = None,
     transport: httpx.BaseTransport | None = None,
     pythons: Mapping[str, str] | None = None,
 ) -> FrozenInputs:
-    """Read, check and hash all models and data that a manifest names; relative paths start at `folder`.
+    """Read, check and hash all models and data that a matrix needs; relative paths start at `folder`.
 
     Raises ManifestError with every problem found, each with its place in the manifest.
     """
-    found = read_inputs(manifest, folder, cache=cache, transport=transport, pythons=pythons)
+    found = read_inputs(matrix, folder, cache=cache, transport=transport, pythons=pythons)
     if found.problems:
         raise ManifestError(found.problems)
     return found
 
 
 def read_inputs(
-    manifest: Manifest,
+    matrix: Combinations,
     folder: Path,
     *,
     cache: Path | None = None,
@@ -83,12 +87,12 @@ def read_inputs(
     """Read what can be read, and list what cannot.
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
-    interpreters that have a converter (`farm.client.conversion.convert`). `facts` is a cache that knows what models and
+    interpreters that have a converter (`ModelConverter.convert`). `facts` is a cache that knows what models and
     data hold; default: `cache`.
     """
     cache = cache or default_cache()
     known = KnownFacts((facts or cache) / "facts")
-    reader = _ManifestReader(manifest, folder, cache, transport, quick, pythons or {}, known)
+    reader = _ManifestReader(matrix, folder, cache, transport, quick, pythons or {}, known)
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -101,7 +105,7 @@ class _ManifestReader:
 
     def __init__(
         self,
-        manifest: Manifest,
+        matrix: Combinations,
         folder: Path,
         cache: Path,
         transport: httpx.BaseTransport | None,
@@ -109,7 +113,8 @@ class _ManifestReader:
         pythons: Mapping[str, str],
         known: KnownFacts,
     ) -> None:
-        self.manifest = manifest
+        self.matrix = matrix
+        self.manifest = matrix.manifest
         self.folder = folder
         self.cache = cache
         self.transport = transport
@@ -135,7 +140,7 @@ class _ManifestReader:
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
                     self.data(index, data_key(entry.name, use), described, ("models", index, use))
-        for index, override in overridden_calibration(self.manifest):
+        for index, override in self.matrix.overridden_calibration():
             described, name = self.manifest.overrides[override].calibration, self.manifest.models[index].name
             if described:
                 place = ("overrides", override, "calibration")
@@ -175,12 +180,11 @@ class _ManifestReader:
         return self.path(entry.source, ("models", index, "source"))
 
     def of_hub(self, entry: ModelEntry, place: Place) -> Path | None:
-        from farm.client.hub import from_hub, kept_from_hub
-
-        if self.quick:
-            return kept_from_hub(entry.source, self.cache)
         try:
-            return from_hub(entry.source, self.cache, onnx=entry.format == "onnx")
+            hub = source_of("hf")
+            if self.quick:
+                return hub.kept_from_hub(entry.source, self.cache)
+            return hub.from_hub(entry.source, self.cache, onnx=entry.format == "onnx")
         except UsageError as error:
             self.complain(error, place)
             return None
@@ -189,12 +193,11 @@ class _ManifestReader:
         record = None
         try:
             if entry.converted:
-                from farm.client.conversion import convert, kind_of
-
+                converter = converter_of(entry.format)
                 if self.quick:
-                    kind_of(path, entry.format)
+                    converter.kind_of(path, entry.format)
                     return None
-                path, record = convert(path, entry, self.cache, self.pythons)
+                path, record = converter.convert(path, entry, self.cache, self.pythons)
             key = (path, entry.compiled_format, entry.output_nodes)
             if key not in self.read_before:
                 check, hashed = self.known.model(*key)

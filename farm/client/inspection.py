@@ -4,66 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
 
-from farm.artifacts.sidecar import PortDocument, SidecarDocument
+from farm.artifacts.sidecar import SidecarDocument
 from farm.errors import NotFound, UsageError
 from farm.runner import mxr
 from farm.runner.documents import TensorInfo
-
-
-class ContentPort(TypedDict):
-    """An input or output in a program's file; MIGraphX keeps no names of outputs."""
-
-    name: NotRequired[str]
-    dtype: str
-    shape: Sequence[int | str | None] | None
-
-
-class ModuleContent(TypedDict):
-    """A module of a program: how many operators of each type it has."""
-
-    operators: Mapping[str, int]
-
-
-class CodeObjects(TypedDict):
-    """Code objects of a program that are for the same architectures; `size` is in bytes."""
-
-    arches: list[str]
-    count: int
-    size: int
-
-
-class LibrarySolution(TypedDict):
-    """A solution of a library that a program uses, and how often."""
-
-    operator: str
-    solution: str
-    count: int
-
-
-class ProgramContent(TypedDict):
-    """The content of a program's file (`farm.runner.mxr.read`); an ONNX file has only some of the fields."""
-
-    format: str
-    size: int
-    inputs: list[ContentPort]
-    outputs: list[ContentPort]
-    modules: Mapping[str, ModuleContent]
-    weights: Mapping[str, int]
-    opsets: NotRequired[Mapping[str, int]]
-    trailing: NotRequired[int]
-    file_version: NotRequired[int]
-    migraphx_version: NotRequired[str]
-    targets: NotRequired[list[str]]
-    compiled: NotRequired[bool]
-    code_objects: NotRequired[list[CodeObjects]]
-    solutions: NotRequired[list[LibrarySolution]]
-    offload_copy: NotRequired[bool | None]
-    left_over: NotRequired[int]
-    unknown: NotRequired[list[str]]
+from farm.runner.mxr import ProgramContent, StoredPort
+from farm.wire.program import Port
 
 
 class TooLarge(UsageError):
@@ -78,7 +27,7 @@ def inspect_program(path: Path) -> ProgramContent:
     Raises UsageError if it is none of these, TooLarge, NotFound if there is no such file.
     """
     try:
-        return _inspect_onnx(path) if path.suffix == ".onnx" else cast(ProgramContent, mxr.read(path))
+        return _inspect_onnx(path) if path.suffix == ".onnx" else mxr.read(path)
     except mxr.ProgramTooLarge as error:
         hint = "MIGraphX can still load it; an .mxr of any size can be inspected"
         raise TooLarge(f"{path} is too large to inspect: {error}", hint=hint) from None
@@ -111,7 +60,7 @@ def _inspect_onnx(path: Path) -> ProgramContent:
     }
 
 
-def _content_port(tensor: TensorInfo) -> ContentPort:
+def _content_port(tensor: TensorInfo) -> StoredPort:
     return {"name": tensor["name"], "dtype": tensor["dtype"], "shape": tensor["shape"]}
 
 
@@ -175,13 +124,13 @@ def _ports(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str]:
         yield from _port(f"output {one['name']}", one, other)
 
 
-def _port(what: str, said: PortDocument | None, there: ContentPort | None) -> Iterator[str]:
+def _port(what: str, said: Port | None, there: StoredPort | None) -> Iterator[str]:
     if said is None or there is None:
         yield f"{what}: only {'the file' if said is None else 'the sidecar'} has it"
     elif _described(said) != _described(there):
         yield f"{what}: the sidecar says {_described(said)}, the file {_described(there)}"
 
 
-def _described(port: PortDocument | ContentPort) -> str:
+def _described(port: Port | StoredPort) -> str:
     shape = port["shape"]
     return f"{port['dtype']} {'of any shape' if shape is None else list(shape)}"

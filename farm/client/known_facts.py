@@ -36,7 +36,7 @@ class KnownFacts:
     def model(self, path: Path, format: str, outputs: Sequence[str]) -> tuple[ModelCheck, FileReference | None]:
         """Return how to check a model, and its file's reference if that is known, for `farm.models.model.read_model`.
 
-        The check says what is known of the model. Else it looks, and keeps what it finds.
+        The check says what is known about the model. Else it looks, and keeps what it finds.
         """
         if not path.is_file():
             return check_here, None

@@ -11,7 +11,7 @@ BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")
 
 
 def build_named(build_id: str) -> str:
-    """Return a build's id as part of a path. Raises UsageError for what is none."""
+    """Return a build's id as part of a path. Raises UsageError for anything else."""
     if not BUILD.fullmatch(build_id):
         raise UsageError(
             f"{build_id!r} is not a build id", hint="b- and hex digits, a unique start of them, or @latest"
@@ -35,7 +35,7 @@ def named(what: str, name: str) -> str:
 
 
 def database_named(database: str) -> str:
-    """Return a tuning database's name as part of a path. Raises NotFound for what is none."""
+    """Return a tuning database's name as part of a path. Raises NotFound for anything else."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*){2}", database, re.ASCII):
         raise NotFound(f"no tuning database is named {database!r}", hint="the name is POOL/DEVICE/MODE")
     return database

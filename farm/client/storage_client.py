@@ -14,15 +14,15 @@ from urllib.parse import quote
 from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
-from farm.client.conformity import AnswerDocument, conforming
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.wire.checking import checked
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView, ShownRef
     from farm.artifacts.sidecar import SidecarDocument
-    from farm.client.verifying import Trust
-    from farm.signing.bundles import SignedSidecar
+    from farm.artifacts.storage import SignedSidecar
+    from farm.client.fetching import ReaderTrust
 
 LARGEST_DOCUMENT = 256 << 20
 """Bytes of a ref, a snapshot, a report or a sidecar that are read at most: room for half a million cells."""
@@ -38,7 +38,7 @@ class StorageClient(FarmClient):
         *,
         namespace: str = "",
         cache: Path | None = None,
-        trust: Trust | None = None,
+        trust: ReaderTrust | None = None,
     ) -> None:
         """`url_of` gives the URL of an object's key; `address` is how people know the storage."""
         namespace = namespace or MAIN
@@ -52,7 +52,9 @@ class StorageClient(FarmClient):
     def below(cls, url: str, **options: Any) -> Self:
         """Read what can be read without keys below a URL. Raises UsageError for anything else."""
         if not re.match(r"https?://[^/]", url):
-            raise UsageError(f"{url!r} is no address of object storage", hint="such as https://storage.example/farm")
+            raise UsageError(
+                f"{url!r} is not an address of object storage", hint="such as https://storage.example/farm"
+            )
         base = url.rstrip("/")
         return cls(url, lambda key: f"{base}/{quote(key)}", **options)
 
@@ -86,7 +88,7 @@ class _StorageDocuments:
         if hashlib.sha256(snapshot).hexdigest() != digest:
             raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
         shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}"), "namespace": namespace}
-        return conforming(shown, ShownRef, self._here)
+        return checked(shown, ShownRef, self._here)
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
         from farm.artifacts.refs import snapshot_cell
@@ -188,7 +190,7 @@ def _require_sidecar(found: SidecarDocument, key: str) -> None:
 
 def _parsed(content: bytes, what: str) -> Any:
     try:
-        document = json.loads(content, object_hook=AnswerDocument)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):

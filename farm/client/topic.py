@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
@@ -15,6 +15,11 @@ class Api:
 
     def __init__(self, client: FarmClient, transport: Transport) -> None:
         self._client, self._transport = client, transport
+
+    @classmethod
+    def of(cls, client: FarmClient) -> Self:
+        """Return this topic of a client: for those of extensions, which a type checker does not see at the client."""
+        return cls(client, client.transport)
 
 
 A = TypeVar("A", bound=Api)

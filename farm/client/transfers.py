@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farm.client.cache import LIMIT, note_use, trim
-from farm.client.transport import NoRanges, Transport, gone, retry
+from farm.client.transport import DOWNLOADS_AT_ONCE, NoRanges, Transport, gone, retry
 from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 PIECE = 8 << 20
 """Bytes that one request asks for."""
 
-AT_ONCE = 8
-"""Requests at once."""
-
-AHEAD = 8 * AT_ONCE
+AHEAD = 8 * DOWNLOADS_AT_ONCE
 """Pieces that are asked for before the first of them is hashed: a farm may call a blob as large as it likes."""
 
 LARGEST = 4 << 40
@@ -149,7 +146,7 @@ class Reads(Protocol):
 
 
 class Downloads:
-    """Blobs in a `cache`, of which `trim` removes what was not used for longest beyond `limit` bytes.
+    """Blobs in a `cache`; beyond `limit` bytes `trim` removes what was not used for longest.
 
     Without a cache nothing is kept, and nothing goes on from where another process ended.
     """
@@ -158,14 +155,12 @@ class Downloads:
         self._cache = cache
         self._limit = limit
 
-    def bring(
-        self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None, *, alone: bool = False
-    ) -> Path:
+    def bring(self, wanted: WantedBlob, place: Path, reads: Reads, progress: OnDownload | None = None) -> Path:
         """Let `place` be a blob, from here or with `reads`, every byte hashed; return its path.
 
-        The place is a clone of the file in the cache, or a second name of it if the file system has no clones. Then
-        a change of one in place changes the other too, and the next fetch finds that out. With `alone` it has no second
-        name, as a model's external data must have none.
+        The place is a clone of the file in the cache, or a copy if the file system has no clones, but not a second name
+        of it: who writes into one would change the cache and each folder that was fetched before, also if the file is
+        read-only (root writes it all the same).
 
         Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
         """
@@ -188,8 +183,13 @@ class Downloads:
             if not kept:
                 return place
         if self._cache and whole:
-            with replacing(place) as clone:
-                _clone(whole, clone, linked=not alone)
+            try:
+                with replacing(place) as clone:
+                    _clone(whole, clone)
+            except FileNotFoundError:
+                if whole.exists() or not place.parent.exists():
+                    raise
+                return self.bring(wanted, place, reads, progress)  # Another process has just removed it.
             trim(self._cache, self._limit)
         return place
 
@@ -199,9 +199,9 @@ class Downloads:
         return whole if whole and _is_whole(whole, WantedBlob(digest, size, digest), _silent) else None
 
     def _place(self, digest: str) -> Path | None:
-        """Return where a blob is kept. Raises ArtifactGone for what is no digest: a work order may say anything."""
+        """Return where a blob is kept. Raises ArtifactGone for what is not a digest: a work order may say anything."""
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise ArtifactGone(f"the farm names a blob {digest!r}, which is no SHA-256")
+            raise ArtifactGone(f"the farm names a blob {digest!r}, which is not a SHA-256")
         return self._cache / "blobs" / digest if self._cache else None
 
 
@@ -258,18 +258,14 @@ def _is_whole(whole: Path, wanted: WantedBlob, progress: OnDownload) -> bool:
     return False
 
 
-def _clone(source: Path, place: Path, *, linked: bool) -> None:
-    """Make a file that is another's clone, else (`linked`) a second name of it, else a copy."""
+def _clone(source: Path, place: Path) -> None:
+    """Make a file that is another's clone, else a copy."""
     try:
         with source.open("rb") as whole, place.open("xb") as clone:
             fcntl.ioctl(clone, _FICLONE, whole.fileno())
         return
     except OSError:
         place.unlink(missing_ok=True)
-    if linked:
-        with suppress(OSError):
-            os.link(source, place, follow_symlinks=False)
-            return
     shutil.copyfile(source, place)
 
 
@@ -341,7 +337,7 @@ def _fetch_pieces(part: int, wanted: WantedBlob, reads: Reads, progress: OnDownl
         os.pwrite(part, b"\1", wanted.size + number)
 
     sha256, buffer = hashlib.sha256(), memoryview(bytearray(_READ))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as threads:
         missing = (number for number in range(len(starts)) if not there[number])
         coming: dict[int, Future[None]] = {}
         try:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import re
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.request import getproxies
 
 from farm import __version__, errors
-from farm.client.conformity import AnswerDocument, conforming
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+from farm.wire.checking import checked, parsed, unexpected
 
 if TYPE_CHECKING:
     import httpx
@@ -32,7 +34,7 @@ RETRY_DELAYS: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0)
 """Seconds between tries of one request. Every verb may be repeated, so every verb is."""
 
 SILENCE = 5.0
-"""Seconds without an answer after which somebody who waits wants to know what for."""
+"""Seconds without an answer after which a command says what it waits for."""
 
 CHUNK = 1 << 20
 
@@ -42,23 +44,45 @@ LARGEST_ANSWER = 256 << 20
 LONGEST_LINE = 16 << 20
 """Bytes of one line of an answer that comes line by line, and of one event."""
 
+DOWNLOADS_AT_ONCE = 8
+"""Requests at once for the pieces of one blob."""
+
+LAST_PORT = 65535
+"""The system's resolver would ask a larger port by its last 16 bits, and somebody else may listen there."""
+
 SMALL_ANSWER = 1 << 20
 """Bytes of what object storage says about an upload, or about an error."""
 
 
-def _client(transport: httpx.BaseTransport | None = None, **options: Any) -> httpx.Client:
-    """Return a client that asks by `transport`; by default with `http.client`, which knows no proxy, or else httpx."""
+@cache
+def trusted() -> ssl.SSLContext:
+    """Return the certificates that this process trusts; to read them takes longer than all else in a client."""
     import httpx
 
-    from farm.client.plain_http import PlainHTTP, names_no_proxy, trusted
+    return httpx.create_ssl_context()
 
-    if transport is None and not names_no_proxy():
-        try:
-            return httpx.Client(verify=trusted(), **options)
-        except ImportError:
-            hint = "install socksio next to the farm, or unset ALL_PROXY"
-            raise UsageError("a SOCKS proxy is set, and the package for it is missing", hint=hint) from None
-    return httpx.Client(transport=transport or PlainHTTP(), **options)
+
+def _names_no_proxy() -> bool:
+    return not getproxies().keys() & {"http", "https", "all"}
+
+
+def _client(**options: Any) -> httpx.Client:
+    """Return an httpx client. Raises UsageError for a proxy that it cannot ask."""
+    import httpx
+
+    try:
+        return httpx.Client(event_hooks={"response": [_require_one_coding]}, **options)
+    except ImportError:
+        hint = "install socksio next to the farm, or unset ALL_PROXY"
+        raise UsageError("a SOCKS proxy is set, and the package for it is missing", hint=hint) from None
+
+
+def _require_one_coding(response: httpx.Response) -> None:
+    """Raises httpx.DecodingError for what is packed twice: a piece of it could unpack to any size."""
+    import httpx
+
+    if "," in response.headers.get("Content-Encoding", ""):
+        raise httpx.DecodingError("it is compressed more than once", request=response.request)
 
 
 def import_httpx() -> None:
@@ -75,22 +99,12 @@ def import_httpx() -> None:
 def _may_be_a_farm(url: str) -> bool:
     import httpx
 
-    from farm.client.plain_http import LAST_PORT
-
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL:
         return False
     has_host = bool(parts.host) and " " not in url
     return parts.scheme in ("http", "https") and has_host and (parts.port or 0) <= LAST_PORT
-
-
-class OlderFarm(UsageError):
-    """The farm is of a release that does not know what was asked."""
-
-
-class _Items(TypedDict, total=False):
-    items: Any
 
 
 class Transport:
@@ -119,25 +133,34 @@ class Transport:
             headers["Farm-Namespace"] = namespace
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._api = _client(transport, base_url=self.url, headers=headers, timeout=timeout)
+        # Without TLS nobody shows a certificate, and to read the trusted ones takes as long as all else.
+        needs_trust = transport is None and (self.url.startswith("https:") or not _names_no_proxy())
+        verify = trusted() if needs_trust else False
+        self._api = _client(transport=transport, verify=verify, base_url=self.url, headers=headers, timeout=timeout)
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._opened: list[httpx.Client] = [self._api]
+        self._opened = {"api": self._api}
 
     def close(self) -> None:
         """Close the connections."""
-        for client in self._opened:
+        for client in self._opened.values():
             client.close()
 
-    @cached_property
-    def _storage(self) -> httpx.Client:
+    def _storage(self, purpose: Literal["uploads", "downloads"]) -> httpx.Client:
         """Connections to object storage. Presigned URLs carry their own permission: they never see the farm's token."""
         import httpx
 
         with self._lock:
-            if len(self._opened) == 1:
-                self._opened.append(_client(timeout=httpx.Timeout(self._timeout, write=300.0, read=300.0)))
-            return self._opened[1]
+            if purpose not in self._opened:
+                timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
+                if purpose == "downloads" and _names_no_proxy():
+                    from farm.client.large_answers import LargeAnswers
+
+                    options: dict[str, Any] = {"transport": LargeAnswers(DOWNLOADS_AT_ONCE, trusted)}
+                else:
+                    options = {"verify": trusted()}
+                self._opened[purpose] = _client(timeout=timeout, **options)
+            return self._opened[purpose]
 
     def get(self, path: str, kind: type[T], **params: Any) -> T:
         """Return a document of this type. Raises as `ask`."""
@@ -145,10 +168,9 @@ class Transport:
 
     def items(self, path: str, kind: type[T], **params: Any) -> list[T]:
         """Return the items of a list, each of this type. Raises as `ask`."""
-        found = self.get(path, _Items, **params).get("items")
-        if not isinstance(found, list):
-            raise _foreign(f"{self.url}{path}")
-        return conforming(found, list[kind], self.url)  # type: ignore[valid-type]
+        from farm.jobs.rows import Listed
+
+        return self.get(path, Listed[kind], **params)["items"]  # type: ignore[valid-type]
 
     def post(self, path: str, kind: type[T], body: object = None, **options: Any) -> T:
         """Send JSON, and return the document that is answered. Raises as `ask`."""
@@ -157,9 +179,9 @@ class Transport:
     def ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         """Ask the farm, and return the document that it answers if it is of this type: no other answer leaves this.
 
-        Raises as `request`, and UsageError for what no farm answers.
+        Raises as `request`, and UsageError for an unexpected answer.
         """
-        return conforming(document_of(self.request(method, path, **options)), kind, self.url)
+        return checked(document_of(self.request(method, path, **options)), kind, self.url)
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.
@@ -243,7 +265,7 @@ class Transport:
                         count(len(chunk))
 
             try:
-                with self._storage.stream("PUT", put["url"], content=chunks(), headers=headers) as answer:
+                with self._storage("uploads").stream("PUT", put["url"], content=chunks(), headers=headers) as answer:
                     response = _read(answer, SMALL_ANSWER)
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 count(-sent)
@@ -272,7 +294,7 @@ class Transport:
 
         headers = {"Accept-Encoding": "identity", **({} if whole else {"Range": f"bytes={start}-{end - 1}"})}
         try:
-            with self._storage.stream("GET", url, headers=headers) as response:
+            with self._storage("downloads").stream("GET", url, headers=headers) as response:
                 if response.status_code == 404:
                     raise gone(name, "is no longer in object storage")
                 if not response.is_success:
@@ -322,17 +344,11 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
 
 def document_of(response: httpx.Response) -> Any:
     """Return the document that a farm answered. Raises UsageError for anything else."""
-    try:
-        document = response.json(object_hook=AnswerDocument)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise _foreign(str(response.url))
-    return document
+    return parsed(response.content, str(response.url))
 
 
 def _foreign(url: str) -> UsageError:
-    return UsageError(f"{url} answers what no farm does", hint="is a farm at that address? FARM_API_URL sets it")
+    return unexpected(url, "it cannot be read")
 
 
 def _require_short(size: int, limit: int, response: httpx.Response) -> None:
@@ -371,7 +387,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
     if response.status_code in (404, 405) and document.get("type") == "about:blank":
         # Our servers name an error's class, but for a route that they do not have.
         route = f"{response.request.method} {response.url.path}"
-        raise OlderFarm(
+        raise UsageError(
             f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
             hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
         )
@@ -381,7 +397,9 @@ def _checked(response: httpx.Response) -> httpx.Response:
         if kind is errors.ManifestError:
             error: FarmError = errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
         elif kind is errors.InputsMissing:
-            error = errors.InputsMissing(detail, document["missing_blobs"], hint=hint)
+            error = errors.InputsMissing(
+                detail, document["missing_blobs"], kept=str(document.get("kept", "")), hint=hint
+            )
         else:
             error = kind(detail, hint=hint)
     except (TypeError, KeyError, AttributeError):

@@ -19,7 +19,6 @@ from farm.compiling.children import LARGEST, Children, OnPhase
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.errors import UsageError
 from farm.files import replacing, take
-from farm.jobs.facts import ComparedOutputs
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
@@ -28,6 +27,7 @@ from farm.node.gpu_usage import Usage, conditions, watch
 from farm.node.slot_shares import one_slot
 from farm.results.accuracy import Judgement, judge, tolerance_of
 from farm.results.speed import compare
+from farm.runner.documents import Evidence
 from farm.settings import Settings
 from farm.spec import FileReference, SpecDocument
 from farm.targets.compilers import NATIVE, OFF, default_equal_share
@@ -82,7 +82,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         before = _before(order, model, sidecar, steps.program, free)
         contestants = [program_of(sidecar, steps.program, "after"), *([before] if before else [])]
         after, *others = measure(contestants, free, settings.measure_seconds)
-    compared: ComparedOutputs | None = sidecar["verification"]
+    compared: Evidence | None = sidecar["verification"]
     equal_share = default_equal_share(cell.precision)
     judgement = judge(compared, cell.gates["tolerance"], equal_share=equal_share) if compared else None
     judgement = judgement or _over_memory(usage, wanted.gpu_memory_limit)

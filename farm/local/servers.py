@@ -482,7 +482,7 @@ def _foreign_data(folder: Path, names: Sequence[str]) -> UsageError:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file for this user alone; it is no link."""
+    """Open a file for this user alone; it is not a link."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from farm.client.cache import default_cache
-from farm.client.conversion import convert, kind_of
+from farm.client.foreign_models import converter_of
 from farm.client.freezing import FrozenInputs, freeze
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.manifest import (
@@ -30,6 +30,7 @@ from farm.manifest import (
     check_manifest,
 )
 from farm.matrix.cells import Cell, expand
+from farm.matrix.combinations import combine
 from farm.models.model import Dimension, FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 from farm.node.survey import Findings, survey
@@ -61,7 +62,7 @@ class Wanted:
     """What to make of one model. Empty fields leave it to the model and to this machine.
 
     `inputs` are `{name: shape}` with numbers, `batch` or other names; `input_files` are arrays by input name ("" for
-    the only one). Limits are in bytes, 0 is none.
+    the only one). Limits are in bytes, 0 means none.
     """
 
     model: Path
@@ -119,8 +120,9 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
         wanted = replace(wanted, options={"threads": settings.threads_per_slot, **wanted.options})
     try:
         manifest = check_manifest(_manifest(wanted, model, pool, work), "optimize")
-        found = freeze(manifest, Path(), cache=cache, pythons=settings.converters)
-        [cell] = expand(manifest, found.models, found.data, [pool])
+        matrix = combine(manifest)
+        found = freeze(matrix, Path(), cache=cache, pythons=settings.converters)
+        [cell] = expand(matrix, found.models, found.data, [pool])
     except ManifestError as error:
         raise _without_places(error) from None
     except ValidationError as error:
@@ -159,13 +161,14 @@ def _read(wanted: Wanted, settings: Settings, work: Path) -> tuple[FrozenModel, 
     format = _format(wanted.model)
     if format not in _CONVERTED:
         return read_model(wanted.model, format), work / "cache"
-    if kind_of(wanted.model, format) == "torchscript" and not wanted.inputs:
+    converter = converter_of(format)
+    if converter.kind_of(wanted.model, format) == "torchscript" and not wanted.inputs:
         hint = "--input x=batch,3,224,224 for each in order; --input ids=batch,128:int64 if it is not float32"
         raise UsageError(f"{wanted.model}: a TorchScript archive does not describe its inputs", hint=hint)
     entry = _entry(wanted, wanted.inputs)
     if any(BATCH in shape for shape in wanted.inputs.values()):
         entry = entry.model_copy(update={"batches": (wanted.batch or 1,)})
-    file, _ = convert(wanted.model, entry, default_cache(), settings.converters)
+    file, _ = converter.convert(wanted.model, entry, default_cache(), settings.converters)
     return read_model(file), default_cache()
 
 

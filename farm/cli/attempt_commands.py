@@ -1,0 +1,161 @@
+"""Commands about one attempt: logs, reproduce."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farm.cli import completion, output
+from farm.cli.connection import connect_or_start
+from farm.errors import NotFound, UsageError
+from farm.inert import inert
+
+if TYPE_CHECKING:
+    from farm.client.client import FarmClient
+    from farm.results.report import JudgedCell
+
+JOB = r"j-[0-9a-f]{16}"
+"""A job's id."""
+
+PAUSE = 1.0
+"""Seconds between two questions."""
+
+TAIL = 200
+"""Bytes of what was shown by which its end is found again."""
+
+CellName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
+    ),
+]
+
+
+def logs(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=completion.builds
+        ),
+    ],
+    cell: CellName = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Print a job's log.
+
+    While the job runs, prints the log's last part; after that, all of it. With --follow it prints what is added, and
+    ends with the job.
+    """
+    if follow and as_json:
+        raise UsageError("--follow prints lines as they come: leave out --json")
+    with connect_or_start() as client:
+        if re.fullmatch(JOB, what):
+            _say_log(client, what, what, follow=follow, as_json=as_json)
+            return
+        row = _one_cell(client.cells(client.find_build(what)), cell)
+        identifier = str(row["identifier"])
+        if job := row.get("job"):
+            _say_log(client, job, identifier, follow=follow, as_json=as_json)
+        elif facts := row.get("facts"):
+            _print_log(identifier, client.artifacts.log(facts["key"]), as_json=as_json)
+        else:
+            raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
+
+
+def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: bool) -> None:
+    if follow:
+        with output.if_interrupted("the job goes on"):
+            for added in follow_log(client, job):
+                output.say(inert(added))
+        return
+    text = client.jobs.log(job)
+    if not text and (found := client.jobs.get(job))["state"] == "queued":
+        raise NotFound(f"{name} waits, and has no log yet", hint=f"`farm logs --follow {found['id']}` waits for it")
+    _print_log(name, text, as_json=as_json)
+
+
+def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
+    decoded = text.decode(errors="replace")
+    output.emit({"of": name, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
+
+
+def reproduce(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=completion.builds
+        ),
+    ],
+    cell: CellName = "",
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
+        "reproduction"
+    ),
+    as_json: output.Json = False,
+) -> None:
+    """Write a folder that reruns one attempt without the farm.
+
+    For a failed job or an artifact: spec, work order, every input and a copy of the code that runs the children.
+    `sh DIR/run.sh` repeats the attempt without the farm, and computes the cache key again.
+    """
+    from farm.settings import load_settings
+
+    settings = load_settings()
+    with connect_or_start() as client:
+        if not re.fullmatch(f"{JOB}|[0-9a-f]{{64}}", what):
+            what = client.find_build(what)
+            row = _one_cell(client.cells(what), cell)
+            what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
+        document = client.jobs.reproduce(what, folder, settings, cell)
+    if as_json:
+        output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
+        return
+    output.say(f"{folder}: {document['order']['identifier']}, key {document['key']}\n  rerun:  sh {folder}/run.sh")
+
+
+def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
+    found = [cell for cell in cells if cell["identifier"] == named]
+    found = found or [cell for cell in cells if named in cell["identifier"]]
+    if not found:
+        raise NotFound(f"no cell {named} in this build", hint="`farm status BUILD` lists its cells")
+    if len(found) > 1:
+        names = ", ".join(str(cell["identifier"]) for cell in found[:5])
+        raise UsageError(f"{len(found)} cells match: name one", hint=f"{names}{', …' if len(found) > 5 else ''}")
+    return found[0]
+
+
+def follow_log(client: FarmClient, job: str) -> Iterator[str]:
+    """Yield whole lines of a job's log as they come, until the job has ended."""
+    shown = b""
+    attempt = 0
+    while True:
+        found = client.jobs.get(job)
+        ended, text = found["state"] not in ("queued", "running"), client.jobs.log(job)
+        if found["attempt"] != attempt:
+            shown, attempt = b"", found["attempt"]
+        new = added(shown, text)
+        whole = new if ended else new[: new.rfind(b"\n") + 1]
+        if whole:
+            shown += whole
+            yield whole.decode(errors="replace").rstrip("\n")
+        if ended:
+            return
+        time.sleep(PAUSE)
+
+
+def added(before: bytes, now: bytes) -> bytes:
+    """Return what a log has more than before. `now` may be its last part only, or the whole."""
+    if now.startswith(before):
+        return now[len(before) :]
+    # It is a window that moved on: what is new begins after the longest end of the known that it begins with.
+    for length in range(min(len(before), len(now)), 0, -1):
+        if before.endswith(now[:length]):
+            return now[length:]
+    # The window may also begin before what was shown, or lie behind it altogether.
+    place = now.rfind(before[-TAIL:]) if before else -1
+    return now[place + len(before[-TAIL:]) :] if place >= 0 else now
