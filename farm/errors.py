@@ -8,11 +8,12 @@
     │   └── InputsMissing   2   400   … it names inputs that have to be uploaded first
     ├── Conflict            2   409   it exists already, or has changed meanwhile
     ├── NotFound            4   404   nothing matched
+    │   └── NotPlanned      4   404   … among the submissions that this server keeps: send the whole one
     ├── NotAllowed          5   403   this token may not do that
     │   └── QuotaExceeded   5   429   … until some of its cells have ended
     ├── StillRunning        8   504   it was not done in time, and goes on
     ├── ArtifactGone       39   410   it existed; its bytes are gone or damaged
-    │   └── Untrusted      39   410   … or not signed by those whom this reader trusts
+    │   └── Untrusted      39   410   … or not signed by a signer that this reader trusts
     └── FarmFault           6   503   the farm's fault: trying again helps
         ├── StoreUnavailable          Redis cannot be reached, or refuses
         └── StorageUnavailable        object storage cannot be reached, or refuses
@@ -28,7 +29,9 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 
 class ExitCode(IntEnum):
@@ -106,7 +109,7 @@ class ProblemDocument(TypedDict):
 
 
 class ProblemDetails(TypedDict):
-    """An error as the API answers it (RFC 9457); `hint`, `problems` and `missing_blobs` are ours."""
+    """An error as the API answers it (RFC 9457); all from `hint` on is ours."""
 
     type: str
     title: str
@@ -115,6 +118,7 @@ class ProblemDetails(TypedDict):
     hint: NotRequired[str]
     problems: NotRequired[list[ProblemDocument]]
     missing_blobs: NotRequired[Sequence[str]]
+    kept: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +164,15 @@ class ManifestError(UsageError):
 
 
 class InputsMissing(UsageError):
-    """A build's inputs are not in object storage yet; `blobs` are the digests of the missing ones."""
+    """A build's inputs are not in object storage yet; `blobs` are the digests of the missing ones.
 
-    def __init__(self, message: str, blobs: Sequence[str], *, hint: str = "") -> None:
+    The server has kept the submission under the name `kept` (`POST /v1/builds/{build_id}`).
+    """
+
+    def __init__(self, message: str, blobs: Sequence[str], *, kept: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.blobs = list(blobs)
+        self.kept = kept
 
 
 class Conflict(FarmError):
@@ -179,6 +187,10 @@ class NotFound(FarmError):
 
     exit_code = ExitCode.NOTHING_MATCHED
     http_status = 404
+
+
+class NotPlanned(NotFound):
+    """This server keeps no such submission: another one planned it, or it was too long ago."""
 
 
 class NotAllowed(FarmError):
@@ -209,7 +221,7 @@ class ArtifactGone(FarmError):
 
 
 class Untrusted(ArtifactGone):
-    """What is signed, or by whom, is not what this reader trusts."""
+    """The signature, or its signer, is not what this reader trusts."""
 
 
 class FarmFault(FarmError):

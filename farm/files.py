@@ -56,8 +56,10 @@ class NotPlain(OSError):
     """A file that others left is missing, is not a regular file with one name, lies behind a link or is too large."""
 
 
-def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryIO:
+def open_plain(path: Path, limit: int, *, within: Path | None = None, linked: bool = False) -> BinaryIO:
     """Open a regular file with one name, of at most `limit` bytes, that others may replace at any moment.
+
+    With `linked` it may have other names: for who hashes all that is read.
 
     No link is followed below `within` (default: the file's folder), and a pipe does not make the reader wait. The
     caller must still stop reading at the limit: the file may grow. Raises NotPlain, OSError.
@@ -76,7 +78,8 @@ def open_plain(path: Path, limit: int, *, within: Path | None = None) -> BinaryI
             raise NotPlain(errno.EINVAL, "not a regular file with one name", str(path)) from None
         raise
     found = os.fstat(file.fileno())
-    wrong = (errno.EINVAL, "not a regular file with one name") if not is_plain(found) else None
+    fits = stat.S_ISREG(found.st_mode) if linked else is_plain(found)
+    wrong = None if fits else (errno.EINVAL, "not a regular file with one name")
     wrong = (errno.ENOENT, "removed or replaced meanwhile") if found.st_nlink == 0 else wrong
     wrong = wrong or ((errno.EFBIG, f"more than {limit} bytes") if found.st_size > limit else None)
     if wrong:

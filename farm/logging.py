@@ -57,7 +57,7 @@ def configure(settings: Settings) -> None:
 
 
 class Folding(logging.Filter):
-    """Writes of a warning or error that comes again and again so many a minute, and says how many were left out.
+    """Writes a repeated warning or error only so many times a minute, and says how many were left out.
 
     A client that causes warnings could otherwise fill the server's disk with them.
     """

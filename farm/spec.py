@@ -11,7 +11,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, cast
+
+from typing_extensions import TypedDict
+
+from farm.runner.bounds import Digest, File, Size
+from farm.runner.documents import InputSpec, OpenSize
 
 SCHEMA = 1
 """Number of the cache key's recipe: every change to the recipe gets a new number."""
@@ -26,31 +31,15 @@ JsonSchema = dict[str, Any]
 class FileReference(TypedDict):
     """A file and the blob that holds its bytes."""
 
-    path: str
-    digest: str
-    size: int
+    path: File
+    digest: Digest
+    size: Size
 
 
-class DynamicSize(TypedDict):
-    """A dimension that takes every size from `min` to `max`; the `optimals` matter most."""
-
-    min: int
-    max: int
-    optimals: Sequence[int]
-
-
-PlainSize = int | DynamicSize
+PlainSize = int | OpenSize
 """The size of a dimension, as a spec has it."""
 
 OptionValue = bool | int | float | str | Sequence[str]
-
-
-class InputDocument(TypedDict):
-    """An input of a program. Samples stack on `batch_axis`, or on a new first axis if it is missing."""
-
-    dtype: str
-    shape: Sequence[PlainSize]
-    batch_axis: NotRequired[int]
 
 
 class KeyedModel(TypedDict):
@@ -117,7 +106,7 @@ class SpecDocument(TypedDict):
     device: DeviceDocument
     toolchain: str
     precision: str
-    inputs: Mapping[str, InputDocument]
+    inputs: Mapping[str, InputSpec]
     batch: PlainSize | None
     options: Mapping[str, OptionValue]
     tuning: KeyedTuning
@@ -165,7 +154,7 @@ class CompileSpec:
     device: Device
     toolchain: str
     precision: str
-    inputs: Mapping[str, InputDocument]
+    inputs: Mapping[str, InputSpec]
     batch: PlainSize | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     tuning: KeyedTuning = field(default_factory=lambda: KeyedTuning(mode="off"))

@@ -70,5 +70,5 @@ def ignore_warnings(**_: Any) -> None:
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def tell_supervisor(**_: Any) -> None:
     """Report that this process takes messages."""
-    gc.freeze()  # What was imported is no garbage: to look for some in it takes 0.4 s at the end.
+    gc.freeze()  # What was imported is not garbage: to look for some in it takes 0.4 s at the end.
     Attempts.current().consuming()

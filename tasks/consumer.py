@@ -30,7 +30,7 @@ CALM_SECONDS = 4 * RECONNECT_SECONDS
 
 
 class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Reads messages only while the supervisor allows it, and skips entries that are no messages.
+    """Reads messages only while the supervisor allows it, and skips entries that are not messages.
 
     Attempts continue in this time. Each connection has a channel of its own, and starts here.
     """
@@ -48,11 +48,11 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 
 
 def _read(read: Callable[[], Any]) -> Any:
-    """Read one message; skip an entry that is no message, which would end the process with all its attempts."""
+    """Read one message; skip an entry that is not a message, which would end the process with all its attempts."""
     try:
         return read()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        log.error("dropped what is no message from a queue", error=f"{type(error).__name__}: {error}")
+        log.error("dropped what is not a message from a queue", error=f"{type(error).__name__}: {error}")
         return None
 
 
@@ -75,7 +75,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
 
         connection.ensure_connection = patiently
         connected = super().ensure_connected(connection)
-        # A lost connection is no reason to send again what runs here: it would be stale.
+        # A lost connection is not a reason to send again what runs here: it would be stale.
         connected.default_channel.do_restore = False
         return connected
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import ArtifactStore, Object, sidecar_key
+from farm.artifacts import ArtifactStore, Object, readable, sidecar_key
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.spec import FileReference, PlainSize
@@ -28,7 +28,7 @@ class SnapshotCell(TypedDict):
     """A cell that a ref names. `device` is an arch, `submitted` is in Unix seconds, `manifest` a manifest's name.
 
     `sidecar` is an object key; without it the artifact is of the ref's namespace. `superseded` (Unix seconds): since
-    then another toolchain's program has its place, and only who names this toolchain gets it. Older farms did not
+    then another toolchain's program has its place, and only readers who name this toolchain get it. Older farms did not
     record `submitted`, `manifest` and `seconds`.
     """
 
@@ -79,10 +79,10 @@ class ListedRef(RefView):
 
 
 class ListedRefs(TypedDict):
-    """The tags of refs, and where each points; the farm of 0.1.0 answers the tags alone."""
+    """The tags of refs, and where each points."""
 
     items: list[str]
-    refs: NotRequired[list[ListedRef] | None]
+    refs: list[ListedRef]
 
 
 class ShownRef(RefView, SnapshotDocument):
@@ -166,7 +166,15 @@ class Refs:
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
         """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
-        ref = self._readable_ref(tag, self._artifacts.get_object(ref_key(namespace, tag)))
+        return self._readable_or_empty(tag, self._artifacts.get_object(ref_key(namespace, tag)))
+
+    def read_through(self, namespace: str, tag: str) -> SnapshotDocument:
+        """Return what readers in a namespace get of a tag, or an empty snapshot: its own ref's, else that of `main`."""
+        refs = (self._artifacts.get_object(ref_key(each, tag)) for each in reversed(readable(namespace)))
+        return self._readable_or_empty(tag, next(filter(None, refs), None))
+
+    def _readable_or_empty(self, tag: str, found: Object | None) -> SnapshotDocument:
+        ref = self._readable_ref(tag, found)
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
 
@@ -359,6 +367,16 @@ def _parse_ref(tag: str, found: Object) -> Ref:
         raise ArtifactGone(
             f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` deletes it"
         ) from None
+
+
+def readers_order(cell: SnapshotCell) -> tuple[bool, float]:
+    """Return the sort key by which readers get the last of several cells: those not superseded, by submission."""
+    return not cell.get("superseded"), _submitted(cell)
+
+
+def newest(cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
+    """Return what readers get of a snapshot, by identifier: of several toolchains the one that was submitted last."""
+    return {cell["identifier"]: cell for cell in sorted(cells, key=readers_order)}
 
 
 def _submitted(cell: SnapshotCell) -> float:

@@ -13,7 +13,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypeVar
 
 import boto3
 import botocore.session
@@ -21,6 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.utils import parse_timestamp
+from typing_extensions import TypedDict
 
 from farm import __version__
 from farm.artifacts.storage import ListedObject, Object
@@ -99,7 +100,7 @@ class Bucket:
         """Without `endpoint` this is AWS; without keys their usual places are searched.
 
         `patience` is how many seconds a request is repeated while the storage fails in a way that may pass.
-        Raises UsageError for an endpoint that is no address.
+        Raises UsageError for an endpoint that is not an address.
         """
         self.name = bucket
         self._endpoint = endpoint or f"AWS {region}"
@@ -136,7 +137,7 @@ class Bucket:
             )
         except ValueError as error:
             raise UsageError(
-                f"an address of object storage (s3_endpoint, s3_public_endpoint) is none: {error}",
+                f"an address of object storage (s3_endpoint, s3_public_endpoint) is not valid: {error}",
                 hint="write it as https://s3.example:9000",
             ) from None
 
@@ -330,7 +331,7 @@ class Bucket:
             self.ask("make", "", lambda: self.s3.create_bucket(Bucket=self.name), final={409})
 
     def reach(self) -> None:
-        """Ask for a sign of life. Raises StorageUnavailable with the reason where there is none."""
+        """Ask for a sign of life. Raises StorageUnavailable with the reason if there is none."""
         self.ask("reach", "", lambda: self.s3.head_bucket(Bucket=self.name))
 
     def answers(self) -> bool:
@@ -426,7 +427,7 @@ class SourceBuckets:
 
 @contextmanager
 def _reading_source(bucket: str, key: str) -> Iterator[None]:
-    """Turn what S3 says of a user's object into a sentence for that user."""
+    """Turn what S3 says about a user's object into a sentence for that user."""
     try:
         yield
     except ClientError as error:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, cast
+from typing import Annotated, Any, Literal, NotRequired, Required, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing_extensions import TypedDict
 
 from farm.artifacts import sidecar_key
 from farm.errors import UsageError
-from farm.jobs.facts import AgainstFacts, ArtifactFacts, ComparableWork, OtherProcesses, TuningSummary
+from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.order import ConversionRecord
 from farm.jobs.state import Phase
+from farm.runner.documents import Placement, SessionChoice
 from farm.spec import FileReference, JsonSchema, SpecDocument, comparable, digest_of
+from farm.wire.program import Against, Alone, Conditions, Latency, MeasuredPoint, Port, Processes
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(ge=0)]
@@ -48,40 +51,16 @@ class BlobsDocument(TypedDict, total=False):
     kernel_cache: FileReference | None
 
 
-class PortDocument(TypedDict):
-    """A `Port` as plain JSON."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int | str]
-    strides: Sequence[int] | None
-    batch_axis: int | None
-    parameter: str
-
-
 class DeviceFound(TypedDict):
     """The architecture of a `FoundDevice`."""
 
     arch: str
 
 
-class SessionSettings(TypedDict):
-    """How ONNX Runtime runs a tuned program best; on CUDA also options of its provider."""
-
-    level: str
-    threads: int
-    spinning: bool
-    cudnn_conv_algo_search: NotRequired[str]
-    prefer_nhwc: NotRequired[str]
-    enable_cuda_graph: NotRequired[str]
-    trt_builder_optimization_level: NotRequired[str]
-    trt_cuda_graph_enable: NotRequired[str]
-
-
 class SessionDocument(TypedDict):
     """How to run a tuned program best, if tuning decided that."""
 
-    session: SessionSettings | None
+    session: SessionChoice | None
 
 
 class SidecarDocument(TypedDict):
@@ -96,8 +75,8 @@ class SidecarDocument(TypedDict):
     created: str
     device: DeviceFound
     offload_copy: NotRequired[bool | None]
-    inputs: NotRequired[Sequence[PortDocument]]
-    outputs: NotRequired[Sequence[PortDocument]]
+    inputs: NotRequired[Sequence[Port]]
+    outputs: NotRequired[Sequence[Port]]
     tuning: NotRequired[SessionDocument]
     conversion: NotRequired[ConversionRecord | None]
     job: NotRequired[str]
@@ -152,69 +131,6 @@ class FoundDevice(_SidecarPart):
     driver: str | None = None
 
 
-class Port(_SidecarPart):
-    """One input or output of the program, in the program's order.
-
-    `dtype` is numpy's name for it; `strides` count elements; `parameter` is the program's own name where it
-    differs (`main:#output_0` of a MIGraphX program that does not copy offloaded results).
-    """
-
-    name: str
-    dtype: str
-    shape: list[int | str]
-    strides: list[int] | None = None
-    batch_axis: int | None = None
-    parameter: str = ""
-
-
-class Processes(_SidecarPart):
-    """Processes that are not the farm's and hold memory of a GPU: how many, and how many bytes in all."""
-
-    count: int = Field(ge=0)
-    memory: int = Field(ge=0)
-
-
-class Conditions(_SidecarPart):
-    """How the GPU was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
-    cap in watts, and whether anything held the clocks back; of a partition they are the whole card's. `processes` are
-    others that used this GPU, or this partition; null where the driver does not tell.
-    """
-
-    clocks: dict[str, float] = {}
-    temperatures: dict[str, float] = {}
-    power_cap: float | None = None
-    throttled: bool | None = None
-    clock_reasons: list[str] = []
-    """Why the clocks were what they were, in NVML's words."""
-    ecc_errors: int | None = None
-    """Memory errors since boot that could not be corrected."""
-    xids: list[int] = []
-    """Numbers of the errors that NVIDIA's driver reported of the card since the look before."""
-    processes: Processes | None = None
-
-
-class Placement(_SidecarPart):
-    """Which nodes of a program run where, as ONNX Runtime assigned them when it loaded the program on a GPU.
-
-    `nodes` counts them by provider and operator. Those on the CPU are named by operator: `on_purpose` are such as
-    compute shapes, which it moves there to be faster; `fallback` are those for which the GPU's provider has no kernel.
-    """
-
-    nodes: dict[str, dict[str, int]] = {}
-    on_purpose: dict[str, list[str]] = {}
-    fallback: dict[str, list[str]] = {}
-
-
-class Alone(_SidecarPart):
-    """How many times the speed a tuned program has with empty databases that it has with those that tuned it.
-
-    By medians, of two processes; `interval` is the 99 % confidence interval.
-    """
-
-    ratio: float
-    interval: tuple[float, float]
-
-
 class TuningFacts(_SidecarPart):
     """What tuning came to, in the model's operations (its convolutions and matrix products) and in seconds.
 
@@ -223,8 +139,7 @@ class TuningFacts(_SidecarPart):
     the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
     `level`, `threads`, `spinning`; on CUDA also its provider's options). `written` counts the records that it left in
     the empty databases it was measured with. `carried` is whether the file carries its tuning: nothing written, and as
-    fast `alone` within noise; null where the compiler has no databases to do without. `seeded_from` is the earlier
-    toolchain whose best candidates were measured, and no others; empty after a full search.
+    fast `alone` within noise; null where the compiler has no databases to do without.
     """
 
     mode: str = "off"
@@ -235,7 +150,6 @@ class TuningFacts(_SidecarPart):
     seconds: Seconds = 0.0
     saved: Seconds = 0.0
     finished: bool = True
-    seeded_from: str = ""
     published: Literal["tuned", "untuned"] | None = None
     session: dict[str, Any] | None = None
     written: int = 0
@@ -251,7 +165,7 @@ class Verification(_SidecarPart):
     `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
     (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
     or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
-    `reference` is who was asked for the right outputs, `origin` who gave them: `expected` is what the samples bring.
+    `reference` names what was asked for the right outputs, `origin` what gave them: `expected` means the samples.
     """
 
     reference: str = ""
@@ -267,57 +181,6 @@ class Verification(_SidecarPart):
     nonfinite: list[str] = []
     spread: dict[str, Share] = {}
     weak: bool = False
-
-
-class Latency(_SidecarPart):
-    """Percentiles of one kind of run, in seconds."""
-
-    median: Seconds
-    p90: Seconds | None = None
-    p99: Seconds | None = None
-    minimum: Seconds | None = None
-    repeats: int = Field(default=1, ge=1)
-
-
-class MeasuredPoint(_SidecarPart):
-    """Speed of a dynamic program at one of its sizes: `shapes` by input name, `batch` samples in a run."""
-
-    batch: int
-    shapes: dict[str, list[int]]
-    latency: Latency
-    throughput: float | None = None
-
-
-class LatencyDocument(TypedDict):
-    """A `Latency` as plain JSON."""
-
-    median: float
-    p90: float | None
-    p99: float | None
-    minimum: float | None
-    repeats: int
-
-
-class PointDocument(TypedDict):
-    """A `MeasuredPoint` as plain JSON."""
-
-    batch: int
-    shapes: Mapping[str, Sequence[int]]
-    latency: LatencyDocument
-    throughput: float | None
-
-
-class Against(_SidecarPart):
-    """How this program compares with one that was published before it; they took turns in one process.
-
-    `ratio` is how many times the speed of the program with the cache key `key` this one has, by medians; `interval` its
-    99 % confidence interval; `verdict` is `faster`, `slower` or `no difference shown`.
-    """
-
-    key: Digest
-    ratio: float
-    interval: tuple[float, float]
-    verdict: str
 
 
 class Measurements(_SidecarPart):
@@ -368,7 +231,7 @@ class Sidecar(_SidecarPart):
     symbolic_shapes: str = ""
     """Why the compiler refused the static shapes that were asked for, if the program keeps the model's own."""
     placement: Placement | None = None
-    """None where a program is no graph of nodes to be assigned, or runs on the CPU."""
+    """None where a program is not a graph of nodes to be assigned, or runs on the CPU."""
     weight_dtypes: list[str] = []
     compute_dtypes: list[str] = []
     quantized: dict[str, int] = {}
@@ -451,11 +314,9 @@ def unverified_of(verification: Verification) -> str:
     return f"output `{names[0]}`{more} not verified: {why}"
 
 
-def _processes(sidecar: Sidecar) -> OtherProcesses | None:
+def _processes(sidecar: Sidecar) -> Processes | None:
     looks = [*sidecar.tuning.conditions, *sidecar.measurements.conditions]
-    found = [
-        OtherProcesses(count=look.processes.count, memory=look.processes.memory) for look in looks if look.processes
-    ]
+    found = [processes for look in looks if (processes := look["processes"])]
     return max(found, key=lambda each: (each["count"], each["memory"]), default=None)
 
 
@@ -469,13 +330,9 @@ def _work(sidecar: Sidecar) -> ComparableWork | None:
 
 
 def _fallback(sidecar: Sidecar) -> dict[str, list[str]]:
-    """Return a few nodes of each operator that runs on the CPU for want of a kernel on the GPU."""
-    found = sidecar.placement.fallback if sidecar.placement else {}
-    return {operator: names[:3] for operator, names in found.items()}
-
-
-def _against(found: Against) -> AgainstFacts:
-    return {"key": found.key, "ratio": found.ratio, "interval": list(found.interval), "verdict": found.verdict}
+    """Return a few nodes of each operator that runs on the CPU because the GPU has no kernel for them."""
+    found = sidecar.placement["fallback"] if sidecar.placement else {}
+    return {operator: [*names[:3]] for operator, names in found.items()}
 
 
 def _runs_as(sidecar: Sidecar) -> str:
@@ -526,10 +383,10 @@ def facts(document: SidecarDocument | Sidecar) -> ArtifactFacts:
         "nonfinite": verification.nonfinite,
         "spread": verification.spread,
         "weak": verification.weak,
-        "latency": measured.latency.median if measured.latency else None,
-        "baseline_latency": measured.baseline.median if measured.baseline else None,
+        "latency": measured.latency["median"] if measured.latency else None,
+        "baseline_latency": measured.baseline["median"] if measured.baseline else None,
         "ratio": measured.ratio,
-        "against": _against(measured.against) if measured.against else None,
+        "against": measured.against,
         "runs_as": _runs_as(sidecar),
         "tuning": _tuning(sidecar.tuning),
         "load": measured.load,

@@ -88,6 +88,13 @@ Sign = Callable[["ArtifactStore", "Sidecar", bytes], None]
 """Keeps signed statements about a sidecar that is about to be stored as these bytes."""
 
 
+class SignedSidecar(TypedDict):
+    """A sidecar as it is stored, and the bundles about it, each as text."""
+
+    sidecar: str
+    statements: list[str]
+
+
 class ArtifactStore(Protocol):
     """The part of a store that keeps documents and small blobs; `S3Store` documents each method."""
 

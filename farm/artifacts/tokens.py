@@ -58,7 +58,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as the farm knows it. `max_cells` limits the unfinished cells of its builds; 0 is no limit."""
+    """A token as the farm knows it. `max_cells` limits the unfinished cells of its builds; 0 means no limit."""
 
     name: str
     role: Role

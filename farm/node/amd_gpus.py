@@ -73,7 +73,7 @@ def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
     if nodes := kfd.hidden(machine):
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
         notes.append(
-            Note("GPUs", text, "give the container the device (--device /dev/dri/renderD…), if it shall use it", False)
+            Note("GPUs", text, "give the container the device (--device /dev/dri/renderD…), if it should use it", False)
         )
     if not base and machine.path("/sys/module/amdgpu").is_dir() and not machine.path("/dev/kfd").exists():
         notes.append(Note("GPUs", "the amdgpu driver is loaded, but there is no /dev/kfd", _CONTAINER))
@@ -85,7 +85,7 @@ _CONTAINER = "start the container with --device /dev/kfd --device /dev/dri"
 
 def _counts(name: str, base: Sequence[GpuReport], others: dict[str, list[GpuReport]]) -> list[Note]:
     return [
-        Note("GPUs", f"{name} has {len(base)}, {source} {len(report)}: {name}'s word stands", broken=False)
+        Note("GPUs", f"{name} has {len(base)}, {source} {len(report)}: the value of {name} is used", broken=False)
         for source, report in others.items()
         if len(report) != len(base)
     ]
@@ -170,7 +170,7 @@ def _partition(machine: Machine, report: GpuReport) -> str:
 
 
 def _driver(machine: Machine) -> str:
-    """Return the version of amdgpu; the one in the kernel has none but the kernel's."""
+    """Return the version of amdgpu; the kernel's own driver has the kernel's version."""
     kernel = machine.text("/proc/sys/kernel/osrelease")
     return machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else "")
 

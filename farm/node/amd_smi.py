@@ -17,7 +17,7 @@ SHORT_COMMAND = ("static", "--asic", "--json")
 def gpus(text: str) -> list[GpuReport]:
     """Return the GPUs of `amd-smi static`'s JSON: `{"gpu_data": [...]}`, and a bare list before ROCm 7.
 
-    Fields without a value are `"N/A"`. Text that is no such JSON is no GPU.
+    Fields without a value are `"N/A"`. Text that is no such JSON is not a GPU.
     """
     start = re.search(r"^[\[{]", text, re.MULTILINE)  # Python's own warnings may come before it.
     try:

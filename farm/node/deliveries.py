@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from farm.errors import FarmError, StorageAway, StorageUnavailable, StoreUnavailable
+from farm.extension import publishing
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.node.outbox import Outbox, Parcel
 from farm.settings import Settings
-from farm.signing.notary import signing
 from farm.store import Store
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Deliveries:
         self._store = store
         self._settings = settings
         self._nudge = nudge
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", signing(settings))
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
         self._wake = threading.Event()
         self._suspected = True
         self._refused: dict[str, float] = {}

@@ -28,10 +28,11 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation, by_toolchain
-from farm.compiling.pipeline import Company, InputFiles, Pipeline, Steps
+from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps
 from farm.compiling.program_record import ProgramRecord
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
+from farm.extension import publishing
 from farm.files import NotPlain, open_plain
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
@@ -42,11 +43,9 @@ from farm.node.outbox import Outbox, Parcel
 from farm.node.side_by_side import ComparedProgram, compare_with
 from farm.node.work_folder import WorkFolder
 from farm.settings import Settings
-from farm.signing.notary import signing
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
-from farm.tuning.database import TuningDatabase
-from farm.tuning.seeds import database_of, seeds_of
+from farm.tuning.database import TuningDatabase, database_of
 from farm.tuning.text import pack
 from farm.tuning.tuner import PublishedProgram, Tuner
 
@@ -75,7 +74,7 @@ class Executor:
         self._artifacts = artifacts
         self._cache = cache
         self._settings = settings
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", signing(settings))
+        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
         self._work = WorkFolder(settings.data_dir.resolve() / "work")
         self._installations = by_toolchain(settings.other_toolchains)
 
@@ -296,7 +295,7 @@ class _AttemptRun:
     def _samples_of(self, sidecar: SidecarDocument) -> Path | None:
         """Bring what a hit is measured with; None: its samples are generated. Raises ArtifactGone.
 
-        Nobody has to keep the samples of a program that is there; the program's own one is.
+        The order's samples may be gone, since the program exists; the program's own sample is kept with it.
         """
         if self.order["samples"] is None:
             return None
@@ -322,12 +321,11 @@ class _AttemptRun:
 
     def _tuner(self) -> Tuner | None:
         """Return the tuner of this cell; None if tuning is off."""
-        attempt, spec = self.attempt, self.order["spec"]
-        if spec["tuning"]["mode"] == OFF:
+        attempt = self.attempt
+        if self.order["spec"]["tuning"]["mode"] == OFF:
             return None
         impatient, patient = (
-            database_of(artifacts, attempt.namespace, self.order, spec["toolchain"])
-            for artifacts in (self.impatient, self.artifacts)
+            database_of(artifacts, attempt.namespace, self.order) for artifacts in (self.impatient, self.artifacts)
         )
         self.database = patient
         return Tuner(
@@ -339,7 +337,6 @@ class _AttemptRun:
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
             free=attempt.free,
-            seeds=partial(seeds_of, self.impatient, attempt.namespace, self.order),
             # With a limit, the program that is published takes the turns: `_compare_with_baseline`.
             published=self._published() if self.order.get("limit") is None else None,
         )
@@ -379,11 +376,11 @@ class _AttemptRun:
         return MadeProgram(program, [output["name"] for output in sidecar["outputs"]], sidecar["tuning"]["session"])
 
     @contextmanager
-    def _measuring(self) -> Iterator[Company]:
+    def _measuring(self) -> Iterator[Contention]:
         """Measure when the upload of the references has ended, and look for other attempts on the node."""
         self.references.finish()
-        with self.work.company() as company:
-            yield company
+        with self.work.contention() as contention:
+            yield contention
 
     def _describe_tuning(self, record: ProgramRecord, tuner: Tuner) -> None:
         """Add to a program's record what only the farm knows of its tuning."""
@@ -507,7 +504,7 @@ class _AttemptRun:
             seconds = self.outbox_hours * 3600 if self.parcel else ONE_NAME_SECONDS
             if self.answers is not None and now - max(away.since, self.answers) >= seconds:
                 message = f"{away.message}; so for {seconds / 3600:.3g} h, while the storage answers others"
-                raise StepEnded(Failure(FailureKind.STORAGE, f"{message}: its operator has to see to that"))
+                raise StepEnded(Failure(FailureKind.STORAGE, f"{message}: its operator has to act"))
 
     # --- tools --------------------------------------------------------------------------------------------------
 
@@ -540,7 +537,7 @@ def _disk_failed(error: OSError) -> Outcome:
     """Return the outcome for a failed file operation: a full disk, an odd file of a compiler, or a bug of the farm."""
     if isinstance(error, NotPlain):
         left = f"{Path(str(error.filename)).name}: {error.strerror}"
-        return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is no plain file: {left}")
+        return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is not a plain file: {left}")
     kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
 

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
-from farm.compiling.program_record import GpuConditions, GpuProcesses
+from typing_extensions import TypedDict
+
 from farm.compiling.slots import Slot
 from farm.node import kfd
 from farm.node.gpu_source import whole_card
-from farm.node.gpus import Gpu
+from farm.node.gpus import Gpu, driver_of
 from farm.node.machine import Machine
-from farm.node.nvml import Nvml, gauges, open_nvml
 from farm.targets.compilers import Maker
+from farm.wire.program import Conditions, Processes
 
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0
@@ -57,10 +57,10 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     """Look at a GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
 
     Without a GPU the usage stays empty. amdgpu has both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`),
-    which everybody may read; NVIDIA's driver reports them through NVML.
+    which everybody may read.
     """
     usage = Usage()
-    if gpu is None or not (gpu.bdf or gpu.maker == "nvidia"):
+    if gpu is None or not (gpu.bdf or driver_of(gpu.maker)):
         yield usage
         return
     read_busy, read_used = _gauges(gpu.maker, gpu.bdf, gpu.pin, machine or Machine())
@@ -91,7 +91,7 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
 
 def now(slot: Slot, machine: Machine | None = None) -> Usage:
     """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
-    if not (slot.bdf or (slot.gpu and slot.maker == "nvidia")):
+    if not (slot.bdf or (slot.gpu and driver_of(slot.maker))):
         return Usage()
     read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine or Machine())
     busy = read_busy()
@@ -101,8 +101,8 @@ def now(slot: Slot, machine: Machine | None = None) -> Usage:
 def _gauges(
     maker: Maker, bdf: str, pin: str, machine: Machine
 ) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    if maker == "nvidia":
-        return gauges(machine, pin)
+    if driver := driver_of(maker):
+        return driver.gauges(machine, pin)
     folder = f"/sys/bus/pci/devices/{bdf}"
     return (
         partial(_number, machine, f"{folder}/gpu_busy_percent"),
@@ -116,38 +116,31 @@ _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}
 _UNKNOWN = 0xFFFFFFFF
 
 
-def conditions(slot: Slot, machine: Machine | None = None) -> GpuConditions | None:
+def conditions(slot: Slot, machine: Machine | None = None) -> Conditions | None:
     """Return the state of a slot's GPU at this moment; None if the driver reports nothing, or the slot has no GPU.
 
     Clocks and temperatures have the driver's labels (`sclk`, `mclk`; `edge`, `junction`, `mem`). They come from
-    amdgpu's hwmon files and `gpu_metrics`, or from NVML. NVML also reports `clock_reasons`, `ecc_errors` (uncorrected,
-    since boot) and `xids` (errors since the last look). For a partition, the values are those of the whole card.
-    `processes` hold memory of this GPU or partition. Call this while no child runs on the GPU, so that all of them are
-    processes of others.
+    amdgpu's hwmon files and `gpu_metrics`, or from an extension's driver, which may also report `clock_reasons`,
+    `ecc_errors` (uncorrected, since boot) and `xids` (errors since the last look). For a partition, the values are
+    those of the whole card. `processes` hold memory of this GPU or partition. Call this while no child runs on the GPU,
+    so that all of them are processes of others.
     """
     machine = machine or Machine()
-    if slot.maker == "nvidia":
-        nvml, _ = open_nvml(machine)
-        found = nvml.conditions(slot.gpu) if nvml else None
-        if nvml and found:
-            found["processes"] = _others(lambda: _contexts(nvml, slot.gpu))
+    if driver := driver_of(slot.maker):
+        found = driver.conditions(machine, slot.gpu)
+        if found:
+            found["processes"] = _others(lambda: driver.held(machine, slot.gpu))
         return found
     return _amd_conditions(slot.bdf, machine) if slot.bdf else None
 
 
-def _contexts(nvml: Nvml, uuid: str) -> list[int] | None:
-    """Return the bytes of memory of each process that has a context on an NVIDIA device, which may be 0."""
-    found = nvml.processes(nvml.device(uuid))
-    return None if found is None else [memory for _, memory in found]
-
-
-def _amd_conditions(bdf: str, machine: Machine) -> GpuConditions | None:
+def _amd_conditions(bdf: str, machine: Machine) -> Conditions | None:
     card = f"/sys/bus/pci/devices/{whole_card(bdf)}"
     folder = f"{card}/hwmon"
     monitors = sorted(machine.path(folder).glob("hwmon*"))
     monitor = f"{folder}/{monitors[0].name}" if monitors else folder
     cap = _number(machine, f"{monitor}/power1_cap")
-    found: GpuConditions = {
+    found: Conditions = {
         "clocks": _labelled(machine, monitor, "freq", 1e6),
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
@@ -157,7 +150,7 @@ def _amd_conditions(bdf: str, machine: Machine) -> GpuConditions | None:
     return found if monitors or found["processes"] else None
 
 
-def _others(look: Callable[[], list[int] | None]) -> GpuProcesses | None:
+def _others(look: Callable[[], list[int] | None]) -> Processes | None:
     """Return how many processes hold memory of a GPU, and how many bytes in all.
 
     Processes of our own that have just ended are given time to disappear. Their pids would not identify them: KFD

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, cast
 
+from farm import entry_points
 from farm.compiling.slots import GpuFields
+from farm.node.machine import Machine
 from farm.spec import Device
 from farm.targets.compilers import Maker
+from farm.wire.program import Conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +101,25 @@ class Gpu:
             f"CPUs {self.cpus}" if self.cpus else "",
         ]
         return ", ".join(filter(None, words))
+
+
+class GpuDriver(Protocol):
+    """How a node asks the driver of a maker's GPUs; an extension adds it. `pin` is that of a `Gpu`."""
+
+    def find(self, machine: Machine) -> tuple[list[Gpu], list[Note]]:
+        """Return the GPUs that can be used, and notes on GPUs that cannot be used."""
+
+    def gauges(self, machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
+        """Return what reads how busy a GPU is, in percent, and how many bytes of its memory are in use."""
+
+    def conditions(self, machine: Machine, pin: str) -> Conditions | None:
+        """Return the state of a GPU at this moment, without its processes; None if it is gone."""
+
+    def held(self, machine: Machine, pin: str) -> list[int] | None:
+        """Return the bytes of memory that each process holds of a GPU; None if the driver does not say."""
+
+
+@cache
+def driver_of(maker: str) -> GpuDriver | None:
+    """Return how to ask the driver of a maker's GPUs, if an extension adds that."""
+    return cast("GpuDriver | None", entry_points.find(entry_points.GPUS, maker))

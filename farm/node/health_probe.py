@@ -18,15 +18,16 @@ from farm.compiling.installations import by_toolchain, is_same_build
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.slots import FreeSlots, Slot
 from farm.errors import FarmError
-from farm.jobs.facts import ComparedOutputs
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.manifest import parse_manifest
 from farm.matrix.cells import expand
+from farm.matrix.combinations import combine
 from farm.models.model import read_model
 from farm.node.slot_shares import SlotKind
 from farm.node.survey import probe as look_for
 from farm.node.work_folder import WorkFolder
 from farm.results.accuracy import judge
+from farm.runner.documents import Evidence
 from farm.settings import Settings
 from farm.targets.pools import Pool
 
@@ -93,7 +94,7 @@ def _is_alike(pool: Pool, other: Pool) -> bool:
 
 def _changed(settings: Settings, pool: Pool) -> str:
     """Return how the compiler of a pool differs from the registered one; empty if it does not."""
-    device = pool.target.device if pool.target.maker == "nvidia" else ""
+    device = pool.target.device if pool.target.module else ""
     installation = by_toolchain(settings.other_toolchains).get(pool.toolchain)
     found = look_for(pool.target.compiler, settings, device=device, installation=installation)
     here = str(found.get("toolchain") or found.get("reason"))
@@ -108,7 +109,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     model.parent.mkdir()
     model.write_bytes(_model())
     manifest = parse_manifest(MANIFEST.format(target=pool.target), "the health probe")
-    [cell] = expand(manifest, {"probe": read_model(model)}, {}, [pool])
+    [cell] = expand(combine(manifest), {"probe": read_model(model)}, {}, [pool])
     limits = AttemptLimits(time=PROBE_SECONDS, memory=0)
     once = settings.model_copy(update={"measure_seconds": 1e-3})
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
@@ -121,7 +122,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     record = pipeline.run()
     if steps.refused:
         return f"{pool.target}: {next(iter(steps.refused.values()))}"  # Every reference can run this model.
-    compared = cast("ComparedOutputs | None", record["verification"])
+    compared = cast("Evidence | None", record["verification"])
     wrong = judge(compared, cell.gates["tolerance"]) if compared else None
     return f"{pool.target}: {wrong.message}" if wrong else ""
 

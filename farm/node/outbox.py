@@ -152,7 +152,7 @@ class Parcel:
 
     @property
     def token(self) -> str:
-        """The attempt's, by which its job knows it."""
+        """The token by which the job recognizes this attempt."""
         return str(self._document["token"])
 
     def settle(self) -> None:
@@ -195,10 +195,10 @@ class Parcel:
 
     def _publish(self, artifacts: S3Store) -> Outcome:
         files = self._document["files"]
-        digests = self._document.get("digests", {})  # 0.1.0 wrote none.
+        digests = self._document["digests"]
 
         def upload(blob: str) -> FileReference:
-            digest, size = artifacts.put_blob_file(self._folder / blob, digest=digests.get(blob))
+            digest, size = artifacts.put_blob_file(self._folder / blob, digest=digests[blob])
             return {"path": files[blob], "digest": digest, "size": size}
 
         # Side by side: on a line with a second of latency they would cost that each.

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from farm.compiling.children import StepEnded
 from farm.compiling.installations import is_same_build
 from farm.compiling.pipeline import Steps
-from farm.compiling.program_record import RecordedFollowUp
 from farm.compiling.requests import MadeProgram, bench_request
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
@@ -20,6 +19,7 @@ from farm.results.gates import is_suspicious
 from farm.results.speed import MIN_PAIRS, Comparison, compare_pairs
 from farm.runner.documents import BenchAnswer
 from farm.tuning.tuner import PublishedProgram, Tuner
+from farm.wire.program import Against
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ def compare_with(
     other: PublishedProgram,
     limit: float,
     tuner: Tuner | None = None,
-) -> RecordedFollowUp | None:
+) -> Against | None:
     """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
     `theirs` are the steps of the cell under the other program's toolchain, `steps` under its own.

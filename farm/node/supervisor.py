@@ -272,7 +272,6 @@ class Worker:
         self._store = store
         self._settings = settings
         self._kind = kind
-        self._pools = (*kind.pools, *(former for pool in kind.pools if (former := pool.former)))
         self._node = node
         self._app = app
         self._versions = {"farm": farm.__version__, "python": sys.version.split()[0], **versions}
@@ -315,7 +314,7 @@ class Worker:
                 "slots": len(self._kind.slots),
                 "gpus": [slot.gpu for slot in self._kind.slots if slot.gpu],
                 "threads": self._kind.threads,
-                "pools": [pool.as_dict() for pool in self._pools],
+                "pools": [pool.as_dict() for pool in self._kind.pools],
                 "versions": self._versions,
             },
             ttl=self._settings.lease_seconds,
@@ -329,7 +328,7 @@ class Worker:
         """Start its process, which begins to consume when nothing speaks against it."""
         self._process = CeleryProcess(
             self._app,
-            queues=[pool.name for pool in self._pools],
+            queues=[pool.name for pool in self._kind.pools],
             slots=self._kind.slots,
             worker=self._id,
             node=self._node,
@@ -414,7 +413,7 @@ class Worker:
         """Check whether the node is fenced and its disk has room, and probe the node if a probe is due."""
         full = lacks_room(self._settings)
         if self._probes.answer and full:
-            self._probes.forget()  # A full disk is no fault of the node: it is probed again when there is room.
+            self._probes.forget()  # A full disk is not the node's fault: it is probed again when there is room.
         self._see_to_doubts()
         wrong = self._probes.answer
         if wrong is not None:
@@ -434,7 +433,7 @@ class Worker:
             log.error("the node is fenced", node=self._node, reason=fenced)
             self._probes.begin_row()
         elif self._fenced and not fenced:
-            log.info("the node is let back", node=self._node)
+            log.info("the node takes jobs again", node=self._node)
         self._fenced = fenced
         suspect = wrong is None and beat.failed >= SUSPICIOUS
         soon = not self._probes.proven or (self._probes.due if fenced else suspect)
@@ -448,7 +447,7 @@ class Worker:
         """Take no jobs after an attempt found the wrong toolchain or a GPU failed.
 
         It ends when a probe finds the registered toolchain, or passes on the GPU. The node is not fenced for it: a new
-        installation is no fault of the node, and its other workers continue. A GPU may be well again; if it is not, the
+        installation is not the node's fault, and its other workers continue. A GPU may be well again; if it is not, the
         probe fences the node.
         """
         wrong = self._probes.answer

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm import entry_points
 from farm.compiling.child_process import ChildLimits, run_child
 from farm.compiling.failures import classify
 from farm.compiling.installations import Installation, InstallationEntry
 from farm.node.amd_gpus import find_amd_gpus
-from farm.node.gpus import Gpu, Note
+from farm.node.gpus import Gpu, Note, driver_of
 from farm.node.machine import Machine
-from farm.node.nvidia_gpus import find_nvidia_gpus
 from farm.node.rocm import Rocm, find_rocm
 from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
@@ -67,8 +67,10 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
     machine = machine or Machine()
     rocm = find_rocm(machine, settings.migraphx_python)
     gpus, notes = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
-    others, more = find_nvidia_gpus(machine)
-    gpus, notes = [*gpus, *others], [*notes, *more]
+    for maker in entry_points.names(entry_points.GPUS):
+        if driver := driver_of(maker):
+            others, more = driver.find(machine)
+            gpus, notes = [*gpus, *others], [*notes, *more]
     path = settings.migraphx_path or _module_folder(machine, rocm)
     findings = Findings(gpus=gpus, notes=notes, rocm=rocm, migraphx_path=path)
     if rocm:
@@ -76,16 +78,21 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
             {name: text for name, text in (("rocm", rocm.version), ("miopen", rocm.miopen)) if text}
         )
     makers = {gpu.maker for gpu in gpus}
-    cards = [("onnxruntime", device) for device in ("cuda", "tensorrt") if "nvidia" in makers]
-    asked = [*((name, "") for name in COMPILERS), *cards]
-    for name, device in asked:
+    added = [
+        (compiler.name, kind.pattern)
+        for compiler in COMPILERS.values()
+        for kind in compiler.devices
+        if kind.module and (kind.maker is None or kind.maker in makers)
+    ]
+    for name, device in [*_OWN, *added]:
         found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm, device=device)
         if not found.get("available"):
-            # A node without GPUs need not have what compiles for them, and nobody has to have TensorRT.
-            broken = device == "cuda" or (name == "migraphx" and "amd" in makers)
+            # A node without GPUs need not have what compiles for them.
+            kind = COMPILERS[name].device(device) if device else None
+            broken = not kind.optional if kind else name == "migraphx" and "amd" in makers
             subject = f"{name}/{device}" if device else name
             findings.notes.append(
-                Note(subject, found.get("reason", "not usable"), found.get("fix") or _INSTALL[name], broken)
+                Note(subject, found.get("reason", "not usable"), found.get("fix") or _INSTALL.get(name, ""), broken)
             )
             continue
         findings.versions[name] = found["version"]
@@ -94,6 +101,8 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
     return findings
 
 
+_OWN = [("onnxruntime", ""), ("migraphx", "")]
+"""The farm's own compilers, which need no extension."""
 _INSTALL = {
     "onnxruntime": "pip install 'migraphx-farm[worker]', or [cuda] for NVIDIA GPUs",
     "migraphx": "install ROCm's package migraphx, and set migraphx_python and migraphx_path (docs/running.md)",
@@ -112,13 +121,12 @@ def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
     The returned settings say which toolchain is where. An installation without a compiler that is new here is noted.
     """
     known = {pool.toolchain for pool in findings.pools}
-    devices = {pool.target.device for pool in findings.pools if pool.target.maker == "nvidia"}
+    added = {(pool.target.compiler, pool.target.device) for pool in findings.pools if pool.target.module}
     entries: list[str] = []
     for text in settings.other_toolchains:
         _, installation = InstallationEntry.of(text)
         reasons: list[str] = []
-        asked = [("migraphx", "")] if installation.folder else [(name, "") for name in COMPILERS]
-        for name, device in [*asked, *(("onnxruntime", device) for device in devices if not installation.folder)]:
+        for name, device in [("migraphx", "")] if installation.folder else [*_OWN, *sorted(added)]:
             found = probe(name, settings, rocm=findings.rocm, device=device, installation=installation)
             if not found.get("available"):
                 reasons.append(found.get("reason", "not usable"))
@@ -180,8 +188,8 @@ def probe(
 def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Pool]:
     gpus = [gpu for gpu in findings.gpus if gpu.maker == "amd"]
     for name in found["targets"]:
-        if COMPILERS[compiler].maker(name) == "nvidia":
-            yield from _nvidia_pools(compiler, found, name, findings)
+        if Target(compiler, name).module and COMPILERS[compiler].maker(name):
+            yield from _card_pools(compiler, found, name, findings)
         elif name != "gpu":
             yield _pool(compiler, found, name, Device(arch=name))
     if "gpu" in found["targets"]:
@@ -195,9 +203,10 @@ def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Po
         findings.notes.append(Note(compiler, reason, fix, broken=compiler == "migraphx"))
 
 
-def _nvidia_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
-    """Yield pools for NVIDIA GPUs, without GPUs that are older than the libraries support."""
-    for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == "nvidia"}.items():
+def _card_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
+    """Yield pools for the GPUs of an extension's device, without GPUs that are older than the libraries support."""
+    maker = COMPILERS[compiler].maker(name)
+    for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():
         capability = int(short_arch(gpu.arch).removeprefix("sm_"))
         if capability < found.get("lowest", 0):
             lowest = found["lowest"] / 10
@@ -222,7 +231,7 @@ def _cross_pools(compiler: str, found: ProbeAnswer, settings: Settings, findings
             findings.notes.append(Note("cross_targets", str(error), "name profiles (mi300x) or archs (gfx1201)"))
             continue
         if not choice.served.device.startswith("gfx"):
-            findings.notes.append(Note("cross_targets", f"`{text}` is no GPU", "name profiles or archs of GPUs"))
+            findings.notes.append(Note("cross_targets", f"`{text}` is not a GPU", "name profiles or archs of GPUs"))
             continue
         device = choice.profile.device if choice.profile else Device(choice.served.device)
         memory = choice.profile.memory if choice.profile else None

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from farm.compiling.pipeline import Company
+from farm.compiling.pipeline import Contention
 from farm.files import remove_tree, replacing
 
 
@@ -32,9 +32,6 @@ class WorkFolder:
         self._lock = -1
         for lock in work.glob("*/*.lock"):
             _clear_away(lock)
-        for folder in self._node.glob("[0-9]*"):
-            if folder.name.isdigit() and not _is_others(folder):
-                remove_tree(folder)
 
     @contextmanager
     def place(self, prefix: str) -> Iterator[Path]:
@@ -49,11 +46,11 @@ class WorkFolder:
             remove_tree(folder)
 
     @contextmanager
-    def company(self) -> Iterator[Company]:
-        """Yield a `Company`. When the block has ended, it says whether other work ran on this node during the block."""
-        company, before = Company(), self.at_work()
-        yield company
-        company.shared = self.at_work() != before or sum(count for count, _ in before.values()) > 1
+    def contention(self) -> Iterator[Contention]:
+        """Yield a `Contention`. After the block it says whether other work ran on this node meanwhile."""
+        contention, before = Contention(), self.at_work()
+        yield contention
+        contention.shared = self.at_work() != before or sum(count for count, _ in before.values()) > 1
 
     def at_work(self) -> dict[str, tuple[int, int]]:
         """Return how many pieces of work each process of this node has, and when one last began or ended there (ns)."""
@@ -124,8 +121,3 @@ def _taken(lock: Path, how: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _is_others(folder: Path) -> bool:
-    """Whether a folder of release 0.1.0, which is named by a process id and has no lock, may still be in use."""
-    return int(folder.name) != os.getpid() and Path(f"/proc/{folder.name}").exists()

@@ -56,7 +56,6 @@ class Collector:
         session: str,
         worker: str = "",
         job: str = "",
-        identifier: str = "",
         toolchain: str = "",
     ) -> None:
         """`restored` is what was in the folder at first; `session` names this attempt, for ever and everywhere."""
@@ -72,7 +71,7 @@ class Collector:
         self._source = RecordSource("", worker, job, toolchain)
         self._learnt = self._learnt_size = 0
         """Records, and their characters, that children have written so far."""
-        self._session = Session(session, "", TuningWork(), worker, job, identifier)
+        self._session = Session(session, "", TuningWork())
         self._seconds = 0.0
         self.others = len(restored.snapshot) > 0
         """Whether others have left a record."""

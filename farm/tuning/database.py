@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import Any, Protocol
 from farm.artifacts import ArtifactStore, ListedObject, blob_key, readable
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, UsageError
+from farm.jobs.order import WorkOrder
 from farm.logging import get_logger
 from farm.spec import Device
+from farm.targets.pools import stem_of
 from farm.tuning import text
 from farm.tuning.formats import write_folder
-from farm.tuning.records import Snapshot
+from farm.tuning.records import Snapshot, TuningMerged
 
 log = get_logger(__name__)
 
@@ -90,30 +92,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was read: the snapshot, and the head's generation (0: there is none yet) with its deltas."""
+    """What was read, merged or not."""
 
     snapshot: Snapshot
-    generation: int
-    deltas: int
     seen: frozenset[str] = frozenset()
     """SHA-256 of every snapshot and delta that need not be read again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """Result of a merge. `unreadable` deltas stay."""
-
-    generation: int
-    deltas: int
-    records: int
-    unreadable: tuple[str, ...] = ()
-
-
 class Learning(Protocol):
     """Where an attempt's tuning reads its records, and where it commits new ones."""
-
-    def restore(self, folder: Path) -> Restored:
-        """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read."""
 
     def since(self, seen: frozenset[str]) -> Restored:
         """Return what is known beyond the snapshots and deltas that were `seen`."""
@@ -125,18 +112,20 @@ class Learning(Protocol):
 class ForOneRun:
     """Stands for a database if one model is tuned by itself: it knows nothing before, and keeps nothing."""
 
-    def restore(self, folder: Path) -> Restored:
-        """Make the folder; there is nothing to write into it."""
-        write_folder(Snapshot(), folder)
-        return Restored(Snapshot(), 0, 0)
-
     def since(self, seen: frozenset[str]) -> Restored:
         """Nobody else learns for this run."""
-        return Restored(Snapshot(), 0, 0, seen)
+        return Restored(Snapshot(), seen)
 
     def commit(self, delta: Snapshot) -> str:
         """Keep what was learnt in the private folder, for later steps of this run."""
         return ""
+
+
+def restore(database: Learning, folder: Path) -> Restored:
+    """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read; make the folder."""
+    restored = database.since(frozenset())
+    write_folder(restored.snapshot, folder)
+    return restored
 
 
 class TuningDatabase:
@@ -195,16 +184,7 @@ class TuningDatabase:
         deltas, _ = self._deltas(seen)
         head, snapshot = self._merged(seen)
         seen |= {_digest(key) for key in deltas} | ({head.snapshot} if head else set())
-        return Restored(snapshot.join(*deltas.values()), head.generation if head else 0, len(deltas), seen)
-
-    def restore(self, folder: Path) -> Restored:
-        """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read.
-
-        See `since` and `formats.write_folder`.
-        """
-        restored = self.since(frozenset())
-        write_folder(restored.snapshot, folder)
-        return restored
+        return Restored(snapshot.join(*deltas.values()), seen)
 
     def since(self, seen: frozenset[str]) -> Restored:
         """Return what is known beyond the snapshots and deltas that were `seen`.
@@ -214,24 +194,21 @@ class TuningDatabase:
         own = self.read(seen)
         others = [self._of(name).read(seen) for name in readable(self.namespace) if name != self.namespace]
         snapshot = Snapshot(own.snapshot.join(*(other.snapshot for other in others)).tables, own.snapshot.log)
-        return replace(own, snapshot=snapshot, seen=own.seen.union(*(other.seen for other in others)))
+        return Restored(snapshot, own.seen.union(*(other.seen for other in others)))
 
     def commit(self, delta: Snapshot) -> str:
         """Add what an attempt learnt; return the delta's name. The same delta again changes nothing."""
-        return self.commit_packed(text.pack(delta), len(delta))
-
-    def commit_packed(self, delta: bytes, records: int) -> str:
-        """Add what `text.pack` made of so many records; return the delta's name."""
-        key = self.delta_key(delta)
-        self._artifacts.put_object(key, delta, content_type=PACKED)
-        log.info("tuning committed", database=self.name, delta=_digest(key), records=records)
+        packed = text.pack(delta)
+        key = self.delta_key(packed)
+        self._artifacts.put_object(key, packed, content_type=PACKED)
+        log.info("tuning committed", database=self.name, delta=_digest(key), records=len(delta))
         return _digest(key)
 
     def delta_key(self, delta: bytes) -> str:
         """Return the key of the object that adds what `text.pack` made. To put the object there is to commit it."""
         return f"{self._prefix}deltas/{hashlib.sha256(delta).hexdigest()}.gz"
 
-    def merge(self) -> Merged:
+    def merge(self) -> TuningMerged:
         """Merge all deltas into the head. May be killed and repeated at any step, and run twice at the same time.
 
         Raises StorageUnavailable when others never stop moving the head, ArtifactGone if head or snapshot is
@@ -250,12 +227,13 @@ class TuningDatabase:
         head = self.head()
         return sum(entry.size for entry in entries) * 8 >= (head.size if head else 0)
 
-    def prune(self, keep: Callable[[Snapshot], Snapshot]) -> Merged:
+    def prune(self, keep: Callable[[Snapshot], Snapshot]) -> TuningMerged:
         """Merge, and let the head hold what `keep` leaves of it. What running jobs restored before stays with them."""
         # One after the other: a head that lacks a record is younger than the end of every delta that had it, so a
         # merge that read such a delta before finds either that it is gone, or that the head has moved.
         merged = self.merge()
-        return replace(self._move(keep, deltas=False), deltas=merged.deltas, unreadable=merged.unreadable)
+        pruned = self._move(keep, deltas=False)
+        return {**pruned, "deltas": merged["deltas"], "unreadable": merged["unreadable"]}
 
     def delete(self) -> None:
         """Forget the database. Its snapshots are blobs that retention finds unused."""
@@ -300,8 +278,8 @@ class TuningDatabase:
                     raise self._unreadable(f"snapshot {head.snapshot}", error.message) from None
         raise AssertionError("unreachable")
 
-    def _move(self, change: Callable[[Snapshot], Snapshot], *, deltas: bool = True) -> Merged:
-        def attempt() -> Merged | None:
+    def _move(self, change: Callable[[Snapshot], Snapshot], *, deltas: bool = True) -> TuningMerged:
+        def attempt() -> TuningMerged | None:
             read, unreadable = self._deltas() if deltas else ({}, [])
             head, before = self._merged()
             # What is gone by now is in the head, or was pruned from it.
@@ -315,7 +293,12 @@ class TuningDatabase:
             for key in waiting:
                 self._artifacts.delete_object(key)
             log.info("tuning merged", database=self.name, generation=generation, deltas=len(waiting))
-            return Merged(generation, len(waiting), len(snapshot), tuple(unreadable))
+            return {
+                "generation": generation,
+                "deltas": len(waiting),
+                "records": len(snapshot),
+                "unreadable": unreadable,
+            }
 
         return until_moved(f"{self._prefix}head.json", attempt)
 
@@ -355,12 +338,22 @@ def _digest(key: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _problem(read_blob: Callable[[str, int], bytes], digest: str) -> str:
-    """Return why a blob is no snapshot, or "". A blob never changes, so each is looked into once."""
+    """Return why a blob is not a snapshot, or "". A blob never changes, so each is looked into once."""
     try:
         text.unpack(read_blob(digest, SNAPSHOT_LIMIT))
     except UsageError as error:
         return error.message
     return ""
+
+
+def database_of(artifacts: ArtifactStore, namespace: str, order: WorkOrder) -> TuningDatabase:
+    """Return the database that a work order is tuned with.
+
+    The pool's whole name is not part of its own: the device says what else a pool is, or it changes nothing learnt.
+    """
+    spec = order["spec"]
+    pool = stem_of(order["target"], spec["device"]["compute_units"], spec["toolchain"])
+    return TuningDatabase(artifacts, namespace, pool, device_name(Device(**spec["device"])), mode_name(spec["tuning"]))
 
 
 def databases(artifacts: ArtifactStore, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:

@@ -10,7 +10,7 @@ what they drop. Formats, from the sources of these libraries:
 - problem cache, SQLite (`sqlite_problem_cache.cpp`): a table `solutions(device_key, problem_key, solution)`, each
   column the same as JSON text;
 - find-db and perf-db, text (MIOpen `src/db_record.cpp`, `src/db.cpp`): a line `KEY=ID:VALUES;ID:VALUES` for each
-  problem, of which the first counts;
+  problem; the first counts;
 - timing cache (TensorRT): bytes that it alone can read, in a file that ONNX Runtime names by the compute capability;
 - the farm's own (`OBJECTS`), a JSON object.
 """
@@ -150,14 +150,14 @@ def read_folder(folder: Path, source: RecordSource) -> Read:
 
 
 def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
-    """Read folders and files that a user named. Raises UsageError for what is no tuning database."""
+    """Read folders and files that a user named. Raises UsageError for what is not a tuning database."""
     files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no {path}")
         if not path.is_dir() and _reader(path) is None:
             raise UsageError(
-                f"{path} is no tuning database"
+                f"{path} is not a tuning database"
                 + (f": {_LEFT_ALONE[path.suffix]}" if path.suffix in _LEFT_ALONE else ""),
                 hint="a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt",
             )
@@ -170,7 +170,7 @@ def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
 
 
 _LEFT_ALONE = {
-    ".ukdb": "kernel binaries are no tuning; `farm fetch --with-kernels` brings those of a program",
+    ".ukdb": "kernel binaries are not tuning; `farm fetch --with-kernels` brings those of a program",
     ".udb": "MIOpen's SQLite form is not read, only text (.udb.txt), which it writes unless it was built otherwise",
 }
 """Files of MIOpen's in the folders of its databases, by ending, and why they are not read."""
@@ -317,7 +317,7 @@ def _salvaged(text: str) -> Iterator[tuple[str, Any, Any]]:
 
 def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
     if not is_plain(path.lstat()):
-        dropped.files[path.name] = "it is no plain file"
+        dropped.files[path.name] = "it is not a plain file"
         return []
     found: list[tuple[str, Any, Any]] = []
     try:
@@ -474,7 +474,7 @@ def _bytes(path: Path, dropped: Dropped) -> bytes | None:
         if error.errno == errno.EFBIG:
             dropped.files[path.name] = f"it has more than {limit / 2**20:.3g} MiB"
         elif error.errno != errno.ENOENT:  # MIOpen replaces a file by deleting it first.
-            dropped.files[path.name] = f"it is no plain file: {error}"
+            dropped.files[path.name] = f"it is not a plain file: {error}"
         return None
     if dropped.of_child and _is_crowded(data, dropped):
         dropped.files[path.name] = "it has more records than a compiler writes"

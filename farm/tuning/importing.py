@@ -160,12 +160,12 @@ def _other_device(key: str, table: Table, device: Device) -> str:
                 found.add((arch, units))
     for arch, units in sorted(found):
         if _is_other_arch(arch, device.arch) or (device.compute_units and units not in map(str, _counts(device))):
-            return f"it is of {arch} with {units} compute units"
+            return f"it is of {arch[:80]} with {units[:80]} compute units"
     return ""
 
 
 def _counts(device: Device) -> set[int]:
-    """Return what libraries may say of a device's compute units: HIP counts RDNA's by twos (work group processors)."""
+    """Return what libraries may name as a device's compute units: HIP counts RDNA's by twos (work group processors)."""
     units = device.compute_units or 0
     return {units, units // 2} if device.arch.startswith("gfx1") else {units}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import reduce
-from typing import Annotated, Any, NotRequired
+from operator import add
+from typing import Annotated, NotRequired, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -78,10 +78,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class TuningWork:
-    """What tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
+    """What sessions of tuning cost and saved, in operations (convolutions and matrix products of a model) and seconds.
 
     `known` operations came from the database, `tuned` were tuned now, `untunable` left nothing to keep. `saved` is
-    what the known ones took when they were tuned; it is an average if that is not known of each.
+    what the known ones took when they were tuned; it is an average if that is not known for each.
     """
 
     known: int = 0
@@ -89,15 +89,15 @@ class TuningWork:
     untunable: int = 0
     seconds: float = 0.0
     saved: float = 0.0
+    sessions: int = 0
+    """In sums alone."""
 
     def __add__(self, other: TuningWork) -> TuningWork:
-        return TuningWork(
-            self.known + other.known,
-            self.tuned + other.tuned,
-            self.untunable + other.untunable,
-            self.seconds + other.seconds,
-            self.saved + other.saved,
-        )
+        return TuningWork(*map(add, astuple(self), astuple(other)))
+
+    def view(self) -> TuningWorkView:
+        """Return the sum as plain JSON."""
+        return cast("TuningWorkView", asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +108,6 @@ class Session:
     until: str
     """ISO 8601, UTC."""
     work: TuningWork
-    worker: str = ""
-    job: str = ""
-    identifier: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the session as plain JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Session:
-        """Read back what `as_dict` wrote."""
-        return cls(**{**document, "work": TuningWork(**document["work"])})
 
 
 class TuningWorkView(TypedDict):
@@ -195,36 +183,24 @@ class TuningDatabaseView(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class TuningDay:
-    """The sum of the sessions that ended on one day."""
-
-    sessions: int = 0
-    work: TuningWork = TuningWork()
-
-
-@dataclass(frozen=True, slots=True)
 class Log:
     """The sessions, newer ones each and older ones as days; `folded` is the end of the last folded day (ISO date)."""
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
-    days: Mapping[str, TuningDay] = field(default_factory=dict)
+    days: Mapping[str, TuningWork] = field(default_factory=dict)
     folded: str = ""
 
-    def by_day(self) -> dict[str, TuningDay]:
+    def by_day(self) -> dict[str, TuningWork]:
         """Return the sum of each day on which a session ended, in order."""
         days = dict(self.days)
         for session in self.sessions.values():
-            day = days.get(session.until[:10], TuningDay())
-            days[session.until[:10]] = TuningDay(day.sessions + 1, day.work + session.work)
+            day = session.until[:10]
+            days[day] = days.get(day, TuningWork()) + replace(session.work, sessions=1)
         return dict(sorted(days.items()))
 
-    def total(self) -> TuningDay:
+    def total(self) -> TuningWork:
         """Return the sum of all sessions."""
-        return reduce(
-            lambda sum_, day: TuningDay(sum_.sessions + day.sessions, sum_.work + day.work),
-            self.by_day().values(),
-            TuningDay(),
-        )
+        return sum(self.by_day().values(), TuningWork())
 
 
 @dataclass(frozen=True, slots=True)

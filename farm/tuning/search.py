@@ -10,7 +10,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,17 +21,16 @@ from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.compiling.slots import FreeSlots, Slot
-from farm.errors import ArtifactGone, FarmFault
+from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedModel, SlicePart
 from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import COMPILERS
 from farm.tuning.collecting import Collector
-from farm.tuning.database import Learning
+from farm.tuning.database import Learning, restore
 from farm.tuning.fan_out import FanOut
 from farm.tuning.records import RecordStore, Snapshot, TuningWork
-from farm.tuning.seeds import Seeds
 
 log = get_logger(__name__)
 
@@ -53,31 +52,25 @@ REFUSED = frozenset(
 """Failures of one slice that do not fail the whole model."""
 
 
-def slice_key(spec: SpecDocument, signature: str, threads: int, seeds: Sequence[str] = ()) -> str:
+def slice_key(spec: SpecDocument, signature: str, threads: int) -> str:
     """Return the name of a slice in the database: what it is, and what it is compiled with. The mode is the database's.
 
-    64 hex digits. Names and weights are no part of it, so equal layers of different models share one. If the number
-    of threads decides what can be tried, it is part of it; so are `seeds`, if only these candidates are tried.
+    64 hex digits. Names and weights are not part of it, so equal layers of different models share one. If the number
+    of threads decides what can be tried, it is part of it.
     """
     fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
     extra: dict[str, object] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
     if COMPILERS[spec["compiler"]["name"]].tuning_binds:
         extra["threads"] = threads
-    if seeds:
-        extra["seeds"] = sorted(seeds)
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
 
 
 class SearchedSlice(NamedTuple):
-    """A part of the model: its name in the database, how many operations all its copies have, and what was cut.
-
-    With `seeds`, only these candidates are tried.
-    """
+    """A part of the model: its name in the database, how many operations all its copies have, and what was cut."""
 
     key: str
     operations: int
     cut: SlicedModel
-    seeds: Sequence[str] = ()
 
 
 @dataclass
@@ -127,12 +120,10 @@ class Search:
         job: str,
         budget: float,
         collect_seconds: float,
-        seeds: Callable[[], Seeds | None] = lambda: None,
     ) -> None:
-        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none. Slots that are `free` help.
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 means none. Slots that are `free` help.
 
-        `patient` is the same database for when nothing else can be done than to wait for storage that is away. `seeds`
-        reads what an earlier toolchain learnt; it is asked only if something has to be tuned.
+        `patient` is the same database for when nothing else can be done than to wait for storage that is away.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
@@ -151,9 +142,6 @@ class Search:
         """The model's slices, `{key, count}`."""
         compiler = COMPILERS[self.spec["compiler"]["name"]]
         enforce = self.spec["tuning"].get("miopen_find_enforce")
-        self.seeded_from = ""
-        """The earlier toolchain whose best candidates were measured, and no others."""
-        self._seeds = seeds
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
         self._budget = budget
         self._deadline: float | None = None
@@ -161,7 +149,7 @@ class Search:
         self._patient = patient
         self._unsaved = False
         """Whether the last commit is yet to come."""
-        self._session = {"session": session, "worker": worker, "job": job, "identifier": self.order["identifier"]}
+        self._session = {"session": session, "worker": worker, "job": job}
         self._collect_seconds = collect_seconds
         self._fan_out = FanOut(free, self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
@@ -173,7 +161,7 @@ class Search:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Restore the database; commit what children learn while the block runs and when it ends, however it ends."""
-        restored = self._patient.restore(self.folder)
+        restored = restore(self._patient, self.folder)
         self._collector = Collector(
             self._database, self.folder, restored, toolchain=self.spec["toolchain"], **self._session
         )
@@ -201,10 +189,6 @@ class Search:
             for cut in self._cut(model, inputs)
         ]
         missing = [piece for piece in pieces if not self._is_known(piece)]
-        if seeds := self._carried_over(missing):
-            seeded = {piece.key: self._seeded(piece, seeds) for piece in missing}
-            pieces = [seeded.get(piece.key, piece) for piece in pieces]
-            missing = [piece for piece in seeded.values() if not self._is_known(piece)]
         self.slices = [{"key": piece.key, "count": piece.cut["count"]} for piece in pieces]
         # Each attempt has its own order, so that attempts with the same slices share them.
         missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
@@ -283,36 +267,15 @@ class Search:
             self._unsaved = False
 
     def unsaved(self) -> Snapshot | None:
-        """Return what `save` would commit, for who may outlive this attempt; None if all is committed."""
+        """Return what `save` would commit, so that another process can commit it; None if all is committed."""
         return self._collector.delta(self.work) if self._unsaved else None
 
     def left_to_others(self) -> None:
         """Record that somebody else commits what `unsaved` returned."""
         self._unsaved = False
 
-    def _key(self, signature: str, seeds: Sequence[str] = ()) -> str:
-        return slice_key(self.spec, signature, self.steps.threads, seeds)
-
-    def _carried_over(self, missing: Sequence[SearchedSlice]) -> tuple[str, ...]:
-        """Return the candidates of an earlier toolchain to measure, if it knows all that is missing; and say so."""
-        try:
-            found = self._seeds() if missing else None
-        except (FarmFault, ArtifactGone) as error:
-            log.warning("what an earlier toolchain learnt cannot be read", error=error.message)
-            return ()
-        if found is None:
-            return ()
-        names = found.shortlist([{"key": piece.key, "count": piece.cut["count"]} for piece in missing])
-        if names:
-            self.seeded_from = found.toolchain
-            said = f"{len(missing)} rows carried over from {found.toolchain}, to be proven: {', '.join(names)}"
-            log.info("tuning rows carried over", rows=len(missing), toolchain=found.toolchain, candidates=names)
-            with self.children.log_path.open("a") as whole:
-                whole.write(f"{said}\n")
-        return names
-
-    def _seeded(self, piece: SearchedSlice, seeds: Sequence[str]) -> SearchedSlice:
-        return piece._replace(key=self._key(piece.cut["signature"], seeds), seeds=seeds)
+    def _key(self, signature: str) -> str:
+        return slice_key(self.spec, signature, self.steps.threads)
 
     def _is_known(self, piece: SearchedSlice) -> bool:
         """Return whether the database has a slice by now; count it if it does."""
@@ -344,7 +307,7 @@ class Search:
                 0 <= operations <= MOST_OPERATIONS and 0 < count <= MOST_OPERATIONS
             ):
                 return {**cut, "path": str(folder / Path(path).name)}
-        raise StepEnded(Failure(FailureKind.COMPILER_ERROR, "what cut the model named a slice that is none"))
+        raise StepEnded(Failure(FailureKind.COMPILER_ERROR, "what cut the model named an unknown slice"))
 
     def _tune_slice(self, slot: Slot, piece: SearchedSlice) -> None:
         """Tune a slice in a slot; called by a thread for each slot."""
@@ -359,7 +322,7 @@ class Search:
                 return
             self._say(piece.operations)
             others = self._collector.others
-        request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key, seeds=piece.seeds)
+        request = tune_request(self.order, piece.cut, database=lane.folder, key=piece.key)
         ended: StepEnded | None = None
         try:
             self._ask(lane, request, read=[self._slices], quiet=True)

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from farm.errors import UsageError
-from farm.tuning.formats import check_place, check_record
 from farm.tuning.records import (
     Log,
     Measured,
@@ -30,7 +29,6 @@ from farm.tuning.records import (
     RecordStore,
     Session,
     Snapshot,
-    TuningDay,
     TuningWork,
 )
 
@@ -39,24 +37,8 @@ SCHEMA = 1
 _MARK, _END = "\n@@\t", "end"
 
 
-@dataclass(frozen=True, slots=True)
-class TextLimits:
-    """What of a snapshot's text is read at most: bytes in all, of its header and of each line after it, and lines.
-
-    A line takes a few hundred bytes of memory, however short it is, and its JSON twenty times its length.
-    """
-
-    size: int = 2 << 30
-    header: int = 1 << 30
-    line: int = 1 << 30
-    lines: int = 1 << 30
-
-
-OURS = TextLimits()
-"""Of what the farm wrote itself."""
-
-BROUGHT = TextLimits(size=64 << 20, header=4 << 20, line=1 << 20, lines=500_000)
-"""Of what a user brings: little enough for a server, however well it was packed."""
+LARGEST = 2 << 30
+"""Bytes of the text of what the farm wrote itself, at most."""
 
 
 def pack(snapshot: Snapshot) -> bytes:
@@ -64,29 +46,23 @@ def pack(snapshot: Snapshot) -> bytes:
     return gzip.compress(write(snapshot).encode(), compresslevel=1, mtime=0)
 
 
-def unpack(data: bytes, limits: TextLimits = OURS) -> Snapshot:
-    """Read back what `pack` wrote. Raises UsageError for anything else, and for more than the limits."""
+def unpack(data: bytes) -> Snapshot:
+    """Read back what `pack` wrote. Raises UsageError for anything else."""
+    return read(unzip(data, LARGEST))
+
+
+def unzip(data: bytes, most: int) -> bytes:
+    """Return the text of a packed snapshot. Raises UsageError if it has more than so many bytes, or is cut."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(data, limits.size)
+        text = unpacker.decompress(data, most)
     except zlib.error as error:
         raise UsageError(f"not a snapshot of a tuning database: {error}") from None
+    if not unpacker.eof and len(text) < most:
+        raise UsageError("not a snapshot of a tuning database: it is cut")
     if not unpacker.eof:
-        if len(text) < limits.size:
-            raise UsageError("not a snapshot of a tuning database: it is cut")
-        raise UsageError(
-            f"a snapshot of a tuning database with more than {limits.size >> 20} MiB of text", hint=_SMALLER
-        )
-    # Before anything is made of it.
-    if text.count(b"\n") > limits.lines:
-        raise UsageError(f"a snapshot of a tuning database with more than {limits.lines} records", hint=_SMALLER)
-    header = text.find(b"\n") if b"\n" in text else len(text)
-    if header > limits.header or re.compile(rb"[^\n]{%d}" % (limits.line + 1)).search(text, header):
-        raise UsageError("a snapshot of a tuning database with a line that is too long", hint=_SMALLER)
-    return read(text)
-
-
-_SMALLER = "bring a part of it at a time"
+        raise UsageError(f"a snapshot of a tuning database with more than {most >> 20} MiB of text")
+    return text
 
 
 def write(snapshot: Snapshot) -> str:
@@ -100,8 +76,8 @@ def write(snapshot: Snapshot) -> str:
     header = {
         "schema": SCHEMA,
         "sources": [list(astuple(source)) for source in sources],
-        "sessions": [log.sessions[name].as_dict() for name in sorted(log.sessions)],
-        "days": {name: [day.sessions, list(astuple(day.work))] for name, day in sorted(log.days.items())},
+        "sessions": [asdict(log.sessions[name]) for name in sorted(log.sessions)],
+        "days": {name: [work.sessions, astuple(work)[:-1]] for name, work in sorted(log.days.items())},
         "folded": log.folded,
     }
     parts = [json.dumps(header, sort_keys=True)]
@@ -118,27 +94,24 @@ def read(data: bytes) -> Snapshot:
         if end != _END:
             raise ValueError("it is cut")
         document = json.loads(header)
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {document['schema']}, this farm reads {SCHEMA}")
+        check_schema(document)
         sources = {str(number): RecordSource(*fields) for number, fields in enumerate(document["sources"])}
         return Snapshot(dict(_table(part, sources) for part in parts), _log(document))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UsageError(f"not a snapshot of a tuning database: {cause_of(error)}") from None
 
 
+def check_schema(header: Mapping[str, Any]) -> None:
+    """Refuse the header of another form than this farm's. Raises ValueError, KeyError, TypeError."""
+    if header["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {header['schema']}, this farm reads {SCHEMA}")
+
+
 def cause_of(error: Exception) -> str:
     """Return what an error says; one that names only a field says more with its type."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return str(error) if isinstance(error, ValueError) else repr(error)
-
-
-def check(snapshot: Snapshot) -> None:
-    """Refuse a snapshot from outside that would not be written back as what it says. Raises UsageError."""
-    for place, table in snapshot.tables.items():
-        wrong = check_place(place) or next(
-            filter(None, (check_record(place[0], key, value) for key, (value, _) in table.items())), ""
-        )
-        if wrong:
-            raise UsageError(f"not a snapshot of a tuning database: {wrong}")
 
 
 def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str, Measured]]:
@@ -152,6 +125,8 @@ def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str
 
 
 def _log(document: dict[str, Any]) -> Log:
-    sessions = map(Session.from_dict, document["sessions"])
-    days = {name: TuningDay(count, TuningWork(*work)) for name, (count, work) in document["days"].items()}
-    return Log({session.id: session for session in sessions}, days, document["folded"])
+    sessions = {
+        each["id"]: Session(each["id"], each["until"], TuningWork(**each["work"])) for each in document["sessions"]
+    }
+    days = {name: replace(TuningWork(*sums), sessions=count) for name, (count, sums) in document["days"].items()}
+    return Log(sessions, days, document["folded"])

@@ -12,21 +12,13 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
 from farm.compiling.pipeline import Steps, inputs_of
-from farm.compiling.program_record import (
-    GpuConditions,
-    ProgramRecord,
-    ProgramSpeed,
-    RecordedLatency,
-    RecordedTuning,
-    TurnFigures,
-    is_shared,
-)
+from farm.compiling.program_record import ProgramRecord, ProgramSpeed, RecordedTuning, TurnFigures, is_shared
 from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.compiling.slots import FreeSlots
 from farm.files import is_plain, remove_tree, take
@@ -39,7 +31,7 @@ from farm.tuning.database import Learning
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
 from farm.tuning.search import COLLECT_SECONDS, REFUSED, Search
-from farm.tuning.seeds import Seeds
+from farm.wire.program import Conditions, Latency
 
 log = get_logger(__name__)
 
@@ -77,12 +69,11 @@ class Tuner:
         collect_seconds: float = COLLECT_SECONDS,
         published: PublishedProgram | None = None,
         free: FreeSlots | None = None,
-        seeds: Callable[[], Seeds | None] = lambda: None,
     ) -> None:
-        """`session` names this attempt, for ever; `budget` is in seconds, 0 is none.
+        """`session` names this attempt, for ever; `budget` is in seconds, 0 means none.
 
         `patient` is the same database, but its requests wait while storage is away. `published` is a program that takes
-        turns with this one too. Slots that are `free` help to tune. `seeds` reads what an earlier toolchain learnt.
+        turns with this one too. Slots that are `free` help to tune.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
@@ -96,7 +87,6 @@ class Tuner:
             job=job,
             budget=budget,
             collect_seconds=collect_seconds,
-            seeds=seeds,
         )
         self.mode, self.folder = self.search.mode, self.search.folder
         self.proof = self.children.folder / "proof"
@@ -114,8 +104,8 @@ class Tuner:
         self.kernel_cache: Path | None = None
         """The archive of MIOpen's kernel binaries that the chosen program takes; None if it takes none."""
         self._is_faster = True
-        self._conditions: list[GpuConditions] = []
-        self._turns: GpuConditions | None = None
+        self._conditions: list[Conditions] = []
+        self._turns: Conditions | None = None
 
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Tune what is not known yet, compile, and return the compiling child's answer.
@@ -267,7 +257,6 @@ class Tuner:
             "seconds": work.seconds,
             "saved": work.saved,
             "finished": not self.search.cut,
-            "seeded_from": self.search.seeded_from,
             "published": "tuned" if published else "untuned",
             "written": self._written,
             **self._carried(),
@@ -312,7 +301,7 @@ class Tuner:
         return float(self.measured[0]["first"][0])
 
 
-def _latency(measured: Mapping[str, Any]) -> RecordedLatency:
+def _latency(measured: Mapping[str, Any]) -> Latency:
     return {
         "median": measured["p50"],
         "p90": measured["p90"],
