@@ -7,10 +7,12 @@ import gc
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,30 +176,15 @@ def redis_url(valkey_url: str) -> str:
     return valkey_url
 
 
+@dataclass(frozen=True)
 class WeedServer:
     """The session's SeaweedFS with its credentials."""
 
-    def __init__(self, folder: Path) -> None:
-        self.access_key = secrets.token_hex(8)
-        self.secret_key = secrets.token_hex(16)
-        self.server = servers.start_weed(folder, self.access_key, self.secret_key)
-        self._share_volumes()
-
-    def _share_volumes(self) -> None:
-        """Keep all buckets in one set of volumes: volumes of its own would cost each test's bucket 0.2 s."""
-        ports = dict(part.lstrip("-").split("=") for part in self.server.command if ".port" in part)
-        place = {
-            part: f"{servers.HOST}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")
-        }
-        subprocess.run(
-            [servers.weed_binary(), "shell", *(f"-{part}={address}" for part, address in place.items())],
-            input="fs.configure -locationPrefix=/buckets -collection=tests -apply\nexit\n",
-            env=self.server.environment,
-            text=True,
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+    url: str
+    access_key: str
+    secret_key: str
+    ports: dict[str, int]
+    """Of its parts, by their names on its command line."""
 
     def client(self) -> S3Client:
         """A plain boto3 client, to look at the server past the code under test."""
@@ -206,7 +193,7 @@ class WeedServer:
 
         return boto3.client(
             "s3",
-            endpoint_url=self.server.url,
+            endpoint_url=self.url,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name="us-east-1",
@@ -214,15 +201,61 @@ class WeedServer:
         )
 
 
+@contextmanager
+def running_weed() -> Iterator[WeedServer]:
+    """Run a SeaweedFS, and remove all that tests put there."""
+    with tempfile.TemporaryDirectory() as folder:
+        access_key, secret_key = secrets.token_hex(8), secrets.token_hex(16)
+        server = servers.start_weed(Path(folder), access_key, secret_key)
+        try:
+            named = (part.lstrip("-").split("=") for part in server.command if ".port" in part)
+            ports = {name: int(port) for name, port in named}
+            _share_volumes(server, ports)
+            yield WeedServer(server.url, access_key, secret_key, ports)
+        finally:
+            server.stop()
+
+
+def _share_volumes(server: servers.Server, ports: dict[str, int]) -> None:
+    """Keep all buckets in one set of volumes: volumes of its own would cost each test's bucket 0.2 s."""
+    place = {
+        part: f"{servers.HOST}:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")
+    }
+    subprocess.run(
+        [servers.weed_binary(), "shell", *(f"-{part}={address}" for part, address in place.items())],
+        input="fs.configure -locationPrefix=/buckets -collection=tests -apply\nexit\n",
+        env=server.environment,
+        text=True,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+SHARED = pytest.StashKey[tuple[ExitStack, WeedServer]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give all of xdist's processes one SeaweedFS: each test has a bucket of its own there anyway."""
+    if SHARED not in node.config.stash:
+        stack = ExitStack()
+        node.config.stash[SHARED] = stack, stack.enter_context(running_weed())
+    node.workerinput["weed"] = asdict(node.config.stash[SHARED][1])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the SeaweedFS that xdist's processes shared."""
+    if SHARED in config.stash:
+        config.stash[SHARED][0].close()
+
+
 @pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedServer]:
+def weed(request: pytest.FixtureRequest) -> Iterator[WeedServer]:
     """The session's SeaweedFS."""
-    folder = tmp_path_factory.mktemp("weed")
-    weed = WeedServer(folder)
-    yield weed
-    weed.server.stop()
-    # Every byte that a test ever put is in it, and pytest keeps the folders of the last three sessions.
-    shutil.rmtree(folder)
+    with ExitStack() as stack:
+        given = getattr(request.config, "workerinput", {}).get("weed")
+        yield WeedServer(**given) if given else stack.enter_context(running_weed())
 
 
 @pytest.fixture(scope="session")
@@ -240,7 +273,7 @@ def s3_settings(weed: WeedServer, s3_client: S3Client) -> dict[str, str]:
     bucket = f"test-{secrets.token_hex(6)}"
     s3_client.create_bucket(Bucket=bucket)
     return {
-        "s3_endpoint": weed.server.url,
+        "s3_endpoint": weed.url,
         "s3_public_endpoint": "",
         "s3_bucket": bucket,
         "s3_access_key": weed.access_key,

@@ -84,7 +84,7 @@ def test_an_attempt_again_without_the_farm(folders: dict[str, tuple[dict[str, An
     assert (code, "bin/python has no numpy and no onnx: pip install numpy onnx" in said) == (2, True), said
     assert "PYTHON=/path/to/python sh run.sh" in said
     code, _, said = rerun(folder, python="/bin/false")
-    assert (code, "/bin/false is no Python 3.11 or newer: PYTHON=" in said) == (2, True), said
+    assert (code, "/bin/false is not a Python 3.11 or newer: PYTHON=" in said) == (2, True), said
 
     cell, folder = folders["int8"]
     code, result, said = rerun(folder)

@@ -5,7 +5,7 @@
 Real Valkey and SeaweedFS, and the API in this process; what ends a cell is only recorded. A page is read twice: the
 second time the server has it in memory. Seconds of CPU are those of the server and of the reader. With 100,000 cells
 it takes some minutes; `--readers 0` leaves the readers out. Several builds are shown next to each other, too: copies of
-the extract, each with keys and latencies of its own, as if each had compiled all cells again.
+the last build in the index, each with keys and latencies of its own, as if each had compiled all cells again.
 """
 
 import argparse
@@ -27,12 +27,11 @@ from pydantic import SecretStr
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.api.application import create_app  # noqa: E402
 from farm.app import Farm  # noqa: E402
-from farm.builds.columns import pack  # noqa: E402
 from farm.cli.main import GARBAGE  # noqa: E402
 from farm.local import servers  # noqa: E402
-from farm.results.lines import CellLine  # noqa: E402
+from farm.results.report import Report  # noqa: E402
+from farm.serving.application import create_app  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
 from tests.support.shown import GPU, POOL, accept, claim, matrix_of, only_recorded, register  # noqa: E402
@@ -148,22 +147,30 @@ def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> N
     print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {readers_at_once}")
 
 
-def compiled_again(farm: Farm, build_id: str, noise: random.Random) -> str:
-    """Write the extract of a build like this one, in which each cell was compiled again; return its id."""
-    found = farm.build_reader.large.ended("main", build_id)
-    assert found
+def compiled_again(farm: Farm, report: Report, noise: random.Random) -> str:
+    """Put a build like this one into the index, in which each cell was compiled again; return its id."""
     copy = f"b-{noise.getrandbits(64):016x}"
-    build = {**found.build, "id": copy, "created_at": found.build["created_at"] + noise.random()}
+    build = {**report["build"], "id": copy, "created_at": report["build"]["created_at"] + noise.random()}
+    facts = next(cell["facts"] for cell in report["cells"] if cell["facts"])
     cells = [
-        cell._replace(
-            look="compiled", kind="", key=f"{copy}{number}", latency=noise.gauss(0.002, 1e-4), device="gfx942"
-        )
-        for number, cell in enumerate(found.cells)
+        {
+            **cell,
+            "state": "succeeded",
+            "kind": None,
+            "facts": {**facts, "key": f"{copy}{number}", "latency": noise.gauss(0.002, 1e-4), "device": "gfx942"},
+        }
+        for number, cell in enumerate(report["cells"])
     ]
-    columns = dict(zip(CellLine._fields, zip(*cells, strict=True), strict=True))
-    farm.artifacts.put_object(f"ns/main/extracts/{copy}-ended.json.gz", pack(columns, build=build))
-    farm.artifacts.put_object(f"ns/main/builds/{copy}/manifest.yaml", b"version: 1\n")
+    farm.build_index.add({**report, "build": build, "cells": cells})
     return copy
+
+
+def measure_index(farm: Farm) -> None:
+    """Say what it takes to make the index again of all reports, and how large it is."""
+    began, used = time.perf_counter(), cpu()
+    count = farm.build_index.rebuild()
+    took, size = time.perf_counter() - began, (farm.settings.data_dir / "builds.sqlite3").stat().st_size / (1 << 20)
+    print(f"index of {count} builds made again in {took:.1f} s, {cpu() - used:.1f} s CPU: {size:.0f} MiB", flush=True)
 
 
 def main() -> None:
@@ -203,8 +210,10 @@ def main() -> None:
                 page(browser, f"{cells:,} cells, cancelled fp16", f"{path}?look=cancelled&precision=fp16")
                 page(browser, f"{cells:,} cells, a cell", f"{path}/cells/{rows[-1].identifier}")
                 page(browser, f"{cells:,} cells, compared", f"/ui/ns/main/compare/{build_id}/{build_id}")
+            measure_index(farm)
             noise = random.Random(7)
-            copies = [compiled_again(farm, build_id, noise) for _ in range(max(given.builds, default=0))]
+            report = farm.build_reader.report("main", build_id)
+            copies = [compiled_again(farm, report, noise) for _ in range(max(given.builds, default=0))]
             for many in given.builds:
                 with serving(create_app(farm)) as url, httpx.Client(base_url=url, timeout=600) as browser:
                     browser.headers["Authorization"] = "Bearer sesame"

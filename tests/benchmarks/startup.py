@@ -8,6 +8,7 @@ asks a stub that knows nothing, so that the farm's own time is not counted.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -41,12 +42,16 @@ class Stub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer any question with nothing."""
-        self._answer(b'{"items": [], "cells": {}, "tag": "latest"}')
+        ref = {"tag": "latest", "generation": 1, "snapshot": "0" * 64, "previous": None, "moved": "", "schema": 1}
+        self._answer(json.dumps({"items": [], "cells": {}, **ref}).encode())
 
     def do_POST(self) -> None:
         """Answer any plan with no cells."""
         self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(b'{"name": "n", "cells": [], "warnings": [], "missing_blobs": []}')
+        none = dict.fromkeys(("eta", "slot_seconds", "gpu_hours"))
+        outlook = {**none, "spent_seconds": 0, "spent_gpu_hours": 0, "unknown": 0, "unserved": [], "paused": []}
+        plan = {"build_id": "b-1", "name": "n", "cells": [], "outlook": outlook, "warnings": [], "missing_blobs": []}
+        self._answer(json.dumps(plan).encode())
 
     def _answer(self, body: bytes) -> None:
         self.send_response(200)

@@ -127,8 +127,8 @@ def main(runs: int) -> None:
             memory = server_memory()
             farm = Farm.from_settings(up)
             frozen = freeze(manifest)
-            cells, _ = farm.builds._plan("main", frozen.submission)
-            orders = [dict(planned.cell.order) for planned in cells.cells]
+            read = farm.builds._planner._read("main", frozen.submission, "")
+            orders = [dict(cell.order) for cell in read.cells]
             baseline = statistics.median(
                 timed(lambda: [digest_of(order["spec"]) for order in orders]) for _ in range(runs)
             )

@@ -83,8 +83,8 @@ def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: 
             ended = _wait(pid, model, before + more, chance.uniform(0, 0.3))
             if chance.random() < 0.3 or len(lost) + 1 >= kills:
                 merged = database(artifacts).merge()
-                deltas += merged.deltas
-                unreadable |= {*merged.unreadable}
+                deltas += merged["deltas"]
+                unreadable |= {*merged["unreadable"]}
             found = database(artifacts).read().snapshot.counts()[RecordStore.PROBLEM_CACHE]
             assert found >= known, f"{known - found} records are lost"
             if not ended:

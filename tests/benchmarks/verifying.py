@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.client.fetching import statements_path
-from farm.client.verifying import Trust, verify_file
-from farm.signing import bundles
-from farm.signing.revocations import issue
-from farm.signing.trust import clock, load_policy
+from farm.extras.signing import bundles
+from farm.extras.signing.revocations import issue
+from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing.verifying import Trust, verify_file
 from tests.benchmarks.fetching import interval
 from tests.support.signed import Signed, key_in, sidecar_of
 

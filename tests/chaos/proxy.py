@@ -143,7 +143,7 @@ class Proxy:
 
 
 class _Line:
-    """What is known of one connection."""
+    """What is known about one connection."""
 
     def __init__(self) -> None:
         self.out: asyncio.StreamWriter | None = None

@@ -222,7 +222,7 @@ class Rig:
     def orders(self, count: int) -> list[dict[str, Any]]:
         """Return key, identifier and spec of so many cells, planned as ever, for who plays the worker himself."""
         join_pool(self.store, ttl=3600)
-        plan, _ = self.farm.builds._plan("main", self.freeze(count).submission)
+        plan, _ = self.farm.builds._planner.plan("main", self.freeze(count).submission, "")
         cells = [planned.cell for planned in plan.cells]
         return [{"key": cell.key, "identifier": cell.order["identifier"], "spec": cell.order["spec"]} for cell in cells]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -32,7 +31,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
 from tests.chaos.rig import ENDED, LEASE, Rig, pause
 from tests.support.helpers import alive, wait_until
-from tests.support.jobs import ROOT, join_pool, new_cell, submit
+from tests.support.jobs import join_pool, new_cell, submit
 from tests.support.scripted_pool import POOL
 
 SUCCESS = Outcome.success({"latency": 0.001})
@@ -518,58 +517,3 @@ def run_all(store: Store) -> None:
         for job_id, number in handed:
             claim = store.jobs.claim(job_id, number, nonce=secrets.token_hex(8), worker="w1", node="n1")
             store.jobs.finish(job_id, claim.token, SUCCESS)
-
-
-OLD = "12dbf90"
-"""The commit of release 0.1.0, the only place that names it: one release back shares a store with this one."""
-
-OLD_START = (
-    "from tests.support.jobs import START;"
-    "exec(START.format(slots={slots}, node={node!r}, app={app!r}, wrong={wrong!r}))"
-)
-"""How the old side starts a worker: as its own tests do."""
-
-
-@pytest.fixture
-def old_release(tmp_path: Path) -> Iterator[Path]:
-    """A checkout of the last release."""
-    folder = tmp_path / "old"
-
-    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-    made = git("worktree", "add", "--detach", str(folder), OLD)
-    if made.returncode:
-        pytest.skip(f"commit {OLD} is not in this repository's history: {made.stderr.strip()}")
-    yield folder
-    assert git("worktree", "remove", "--force", str(folder)).returncode == 0
-
-
-@pytest.mark.fault("8")
-def test_two_releases(fault: Fault, rig: Rigs, old_release: Path) -> None:
-    """Half of the jobs with an old control plane and new workers, half the other way round, on one store."""
-    farm = rig()
-    half = fault.count.jobs // 2
-    old = {"root": old_release, "start": OLD_START}
-    for server, worker, name in ((old_release, {}, "new_workers"), (ROOT, old, "old_workers")):
-        client = farm.serve(root=server)
-        farm.workers(f"{name}-1", f"{name}-2", slots=4, **worker)
-        frozen = farm.freeze(half)
-        # How clients upload is another contract, that of the API: here the blobs are there.
-        for path in frozen.files.values():
-            farm.artifacts.put_blob_file(path)
-        build_id = str(client.submit(frozen)["id"])
-        farm.builds.append(build_id)
-        cells = farm.wait(build_id, timeout=600)
-        states, ends = Counter(cell["state"] for cell in cells), Counter[str]()
-        for cell in cells:
-            ends.update(one["end"] for one in farm.attempts(cell))
-        fault.measured(**{name: {**states, "attempts": dict(ends)}})
-        assert states == {"succeeded": half}
-        assert ends == {"succeeded": half}
-        for line in (farm.server.log.read_text()).splitlines():
-            assert "Traceback" not in line and "failed, continuing" not in line, line
-        farm.stop_workers()
-        farm.server.stop()
-    farm.serve()
-    fault.measured(**farm.ledger())

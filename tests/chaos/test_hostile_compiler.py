@@ -95,9 +95,9 @@ def test_a_hostile_compiler_reaches_nothing(
     (tuning / "problems.json").write_text("[]")
     secret, _ = farm.artifacts.put_blob_bytes(b"another's model")
     cached = executor._cache.get(secret)
-    # The S3 server speaks past its credentials at the port of its file system, which is one of its command line.
-    filer = next(int(word.rpartition("=")[2]) for word in weed.server.command if word.startswith("-filer.port="))
-    s3 = urlsplit(weed.server.url).port
+    # The S3 server speaks past its credentials at the port of its file system.
+    filer = weed.ports["filer.port"]
+    s3 = urlsplit(weed.url).port
     neighbour = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     targets = {
         "worker": os.getpid(),

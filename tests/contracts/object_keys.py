@@ -180,7 +180,7 @@ def _asked_by_builds() -> dict[str, list[str]]:
         "report": asked(lambda farm: farm.build_reader.report("pr-7", BUILD)),
         "retry": asked(lambda farm: farm.builds.retry("pr-7", BUILD, "b-1", failed=False, by="me")),
         "cancel": asked(lambda farm: farm.builds.cancel("pr-7", BUILD)),
-        "resume": asked(lambda farm: farm.builds.resume()),
+        "resume": asked(lambda farm: farm.admission.resume()),
         "pause pool": asked(lambda farm: farm.builds.pause_pool(POOL, paused=True)),
         "resume pool": asked(lambda farm: farm.builds.pause_pool(POOL, paused=False)),
         "finish": asked(lambda farm: farm.build_finisher.finish(BUILD), ended),
@@ -197,12 +197,18 @@ def _token() -> Document:
 
 
 def redis() -> Document:
-    """Every sort of key that Python and Lua name with `key(…)`; what is no literal there is `*`."""
+    """Every sort of key that Python and Lua name; what is not a literal there is `*`."""
     folder = Path(FARM).parent
-    sources = [path.read_text(encoding="utf-8") for ending in ("py", "lua") for path in folder.rglob(f"*.{ending}")]
-    calls = {call for source in sources for call in re.findall(r'(?<![\w.])key\(("[^()]*)\)', source)}
+    python = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    lua = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.lua"))
     word = partial(re.sub, r'^(?!").*$', "*")
+    calls = re.findall(r'(?<![\w.])key\(("[^()]*)\)', python)
     sorts = {":".join(word(part.strip()).strip('"') for part in call.split(",")) for call in calls}
+    term = r'"[^"]*"|\([^()]*\)|[\w.\[\]]+'
+    lua = re.sub(r"^local [A-Z, ]+ = FARM.*", "", lua, flags=re.MULTILINE)  # beginnings, not names
+    for start, terms in re.findall(rf"\b(FARM|BUILD|JOB|NODE|POOL|WORKER)((?: \.\. (?:{term}))+)", lua):
+        parts = [word(part).strip('"') for part in re.findall(term, terms.replace(" .. ", " "))]
+        sorts.add("".join(["" if start == "FARM" else f"{start.lower()}:", *parts]).replace("**", "*"))
     return {
         "prefix": key("*"),
         "keys": {name: list(found) for name, found in groupby(sorted(sorts), lambda each: each.partition(":")[0])},

@@ -1,6 +1,6 @@
 """Cache keys: every manifest of the repository planned for the same workers, models and data on any machine.
 
-Models are the installed packages' own. A stand-in takes the place of what is too large or is no file of ours: the nets
+Models are the installed packages' own. A stand-in takes the place of what is too large or not a file of ours: the nets
 with random weights (`configs/zoo_weights.py`) are here the small files of the onnx package, the models which documents
 only talk of are one operator, and all data is two samples of ones in the shape of the real one.
 """
@@ -24,6 +24,7 @@ from onnx import TensorProto, helper
 from farm.client.client import freeze
 from farm.manifest import parse_manifest
 from farm.matrix.cells import expand
+from farm.matrix.combinations import combine
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.spec import Device
@@ -133,7 +134,7 @@ def cache_keys(digests: Document) -> Document:
 def _cells(read: Read, digests: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Document]]:
     models, data = digests.get("models", {}), digests.get("data", {})
     for cell in expand(
-        parse_manifest(read.text, "manifest"),
+        combine(parse_manifest(read.text, "manifest")),
         {name: replace(frozen, digest=models.get(name, frozen.digest)) for name, frozen in read.models.items()},
         {name: replace(frozen, digest=data.get(name, frozen.digest)) for name, frozen in read.data.items()},
         pools(),

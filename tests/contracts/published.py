@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from farm import errors
-from farm.api.application import openapi
 from farm.api.auth import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
 from farm.client.family import schema as family_schema
 from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
 from farm.manifest import manifest_schema
+from farm.serving.application import openapi
 from tests.support.command_line import whole_command_line
 
 ROOT = Path(__file__).parent.parent.parent

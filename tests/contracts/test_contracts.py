@@ -28,7 +28,7 @@ MEANS = {
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no object, with the way to it."""
+    """Yield every value that is not an object, with the way to it."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from leaves(item, f"{path} › {name}" if path else name)

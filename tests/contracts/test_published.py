@@ -7,9 +7,9 @@ import re
 
 import jsonschema
 
-from farm.api.application import openapi
 from farm.artifacts import sidecar
 from farm.client import family
+from farm.serving.application import openapi
 from tests.contracts.published import command_lines
 from tests.support.places import ROOT
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus
+from farm.extras.nvidia.nvml import open_nvml
 from farm.node.machine import Machine
-from farm.node.nvidia_gpus import find_nvidia_gpus
-from farm.node.nvml import open_nvml
 
 SAMPLE_SECONDS = 0.05
 

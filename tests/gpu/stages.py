@@ -22,11 +22,11 @@ from farm.client.client import FarmClient, freeze
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.compiling.slots import Slot
+from farm.extras.packs.starters import for_own_program
 from farm.local.embedded import EmbeddedFarm
 from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
-from farm.packs.starters import for_own_program
 from farm.settings import Settings, load_settings
 from farm.targets.compilers import COMPILERS
 from tests.gpu.card_sampler import Sampler

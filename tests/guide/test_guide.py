@@ -2,14 +2,14 @@
 
 A fenced block may have marks, HTML comments on the lines above it:
 
-    set-up              run once; every page starts with what it leaves
-    file: NAME          written to that file; a manifest is read with its models and data, a source file is compiled
-    needs: A, B         run where they are: `migraphx`, `migraphx.hpp`, the extras `torch`, `tensorflow`, or a program
+    set-up              run, or written, once; every page starts with what it leaves
+    file: NAME          written to that file; a manifest is read with its models and data, a Python file is parsed
+    needs: A, B         run where they are: `migraphx`, the extras `torch`, `tensorflow`, or a program
     not run: REASON     checked as far as that goes: syntax, options of `farm`, fields of manifests
 
 Blocks of a page run in order in one folder, while one embedded farm is up. A `text` block is what the block
 before it prints: each line has to come, in order; `…` stands for anything. A `yaml` block without a name is fields that
-replace those of the page's last manifest.
+replace those of the page's last manifest, which is `farm.yaml` at first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from tests.support.places import ROOT
 GUIDE = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"^(?P<marks>(?:<!--.*-->\n)*)```(?P<kind>\w*)\n(?P<text>(?s:.*?))^```$", re.M)
 MARK = re.compile(r"<!-- (?P<name>[a-z -]+?)(?:: (?P<value>.+?))? -->")
-KINDS = ("sh", "python", "yaml", "cpp", "js", "text")
+KINDS = ("sh", "python", "yaml", "text")
+SHARED = "farm.yaml"
+"""The manifest that every page starts with."""
 yaml = YAML(typ="safe", pure=True)
 
 
@@ -114,7 +116,6 @@ class Shell:
             module = Path(found.origin).resolve()
             self.farm.environ["FARM_MIGRAPHX_PATH"] = str(module.parent)
             self.farm.environ["PYTHONPATH"] += f":{module.parent}"
-            self.farm.environ["ROCM"] = str(module.parent.parent)
         self.up = self.farm.start("up")
         assert self.up.stdout is not None
         assert any("http://" in line for line in self.up.stdout), "the farm did not start"
@@ -122,7 +123,9 @@ class Shell:
         self.start.mkdir()
         (self.start / "configs").symlink_to(ROOT / "configs")
         for block in BLOCKS:
-            if "set-up" in block.marks:
+            if "set-up" in block.marks and "file" in block.marks:
+                (self.start / block.marks["file"]).write_text(block.text)
+            elif "set-up" in block.marks:
                 self.run(block, self.start)
         self.last: dict[Path, str] = {}
         """By page what its last block printed."""
@@ -175,7 +178,9 @@ def test_block(block: Block, shell: Shell) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(block.text)
     if block.kind == "yaml":
-        manifest = shell.manifest[block.page] = folder / name if name else shell.manifest[block.page]
+        manifest = shell.manifest[block.page] = (
+            folder / name if name else shell.manifest.get(block.page, folder / SHARED)
+        )
         if not name:
             fields = yaml.load(manifest) | yaml.load(block.text)
             yaml.dump(fields, manifest)
@@ -211,12 +216,29 @@ def test_every_block_is_run_or_says_why_not() -> None:
         where = f"{block.page.name}:{block.line}"
         assert set(block.marks) <= {"set-up", "file", "needs", "not run"}, f"{where}: unknown mark"
         assert block.kind in KINDS, f"{where}: what is {block.kind or 'a block without a language'}?"
-        assert block.kind != "js" or "not run" in block.marks, f"{where}: nothing runs it"
-        assert block.kind != "cpp" or block.marks.keys() & {"file", "not run"}, f"{where}: nothing compiles it"
+
+
+@pytest.mark.migraphx
+def test_calls_that_the_page_says_do_not_exist(shell: Shell) -> None:
+    """The table of `migraphx-api.md` is right about the MIGraphX that is installed."""
+    import migraphx
+
+    program = migraphx.parse_onnx(str(shell.start / "face.onnx"), map_input_dims={"input_2": [2, 24, 24, 3]})
+    for name in ("optimize", "get_gpu_context", "quantize_int4"):
+        assert not hasattr(migraphx, name)
+    assert not hasattr(program, "save")
+    assert not hasattr(program, "clone")
+    assert isinstance(program.get_parameter_shapes(), dict)
+    assert isinstance(program.get_output_shapes(), list)
+    assert migraphx.quantize_fp16(program) is None
+    with pytest.raises(RuntimeError):
+        migraphx.get_target("gfx942")
+    with pytest.raises(TypeError):
+        program.compile(migraphx.get_target("ref"), fusion_rules="all")
 
 
 def test_the_table_of_precisions_is_the_compilers() -> None:
-    """What the guide says of each architecture and precision is what `farm plan` goes by."""
+    """What the guide says about each architecture and precision is what `farm plan` goes by."""
     rows = re.findall(r"^\| (.+?) \|$", (GUIDE / "precisions.md").read_text(), re.M)
     head, *cells = [[part.strip() for part in row.split("|")] for row in rows if "---" not in row]
     precisions = [name.split()[0] for name in head[2:]]
@@ -249,9 +271,6 @@ def look_for(name: str, shell: Shell) -> None:
         there = subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
         if not there:
             pytest.skip(f"needs the extra `{name}`, here or where FARM_{name.upper()}_PYTHON says")
-    elif name == "migraphx.hpp":
-        if not (Path(shell.farm.environ["ROCM"]) / "include" / "migraphx" / name).exists():
-            pytest.skip("needs MIGraphX's C++ headers")
     elif name != "migraphx" and not shutil.which(name):
         pytest.skip(f"needs the program {name}")
 

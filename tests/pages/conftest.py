@@ -143,9 +143,18 @@ def a_year(farm: Farm) -> None:
         cell = {
             "identifier": YEAR, "state": "succeeded" if made else "failed", "kind": "" if made else "compiler_crash",
             "hit": number % 17 == 16, "key": facts["key"], "facts": facts if made else None,
+            "model": "resnet50", "target": "migraphx/gfx942", "precision": "fp16", "shape": "b8", "message": "",
+            "detail": "", "advice": "", "phase": None, "worker": None, "elapsed": 1.0, "waiting": "", "warning": "",
+            "job": None, "fault": None, "as_expected": False,
         }  # fmt: skip
-        build = {"namespace": "main", "id": f"b-{number:016x}", "name": "vision-nightly", "ended_at": ended}
-        farm.cell_history.add({"build": build, "cells": [cell]})
+        counts = {"queued": 0, "running": 0, "succeeded": int(made), "failed": int(not made), "cancelled": 0, "hits": 0}
+        verdict = {"exit_code": int(not made), "text": f"{int(made)} of 1 cells succeeded", "counts": counts}
+        build = {
+            "id": f"b-{number:016x}", "namespace": "main", "name": "vision-nightly", "labels": {}, "state": "reported",
+            "paused": False, "created_by": "ci", "created_at": ended - 600, "ended_at": ended, "verdict": verdict,
+            "follows": None, "followed_by": None, "retries": None, "counts": counts, "warnings": [],
+        }  # fmt: skip
+        farm.build_index.add({"build": build, "cells": [cell]})
 
 
 @pytest.fixture

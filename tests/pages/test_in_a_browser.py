@@ -12,8 +12,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from farm.api import build_pages
 from farm.app import Farm
+from farm.pages import build_pages
 from tests.chaos.proxy import Proxy
 from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
 from tests.support.shown import (
@@ -185,20 +185,24 @@ def test_pages_print_without_their_controls(new_page: NewPage, shown: Shown) -> 
     expect(page.locator("#matrix")).to_be_visible()
 
 
-def test_a_year_of_a_cell_is_a_chart_and_without_a_script_a_drawing(new_page: NewPage, shown: Shown) -> None:
-    page = new_page(shown.paths["history"])
-    expect(page.locator("#chart canvas")).to_be_visible()
-    expect(page.locator("#chart .drawing")).to_be_hidden()
-    expect(page.locator("#chart .u-legend"), "the newest value, where nothing is pointed at").not_to_contain_text("--")
-    page.locator("#chart .u-over").hover()
-    expect(page.locator("#chart .u-legend")).to_contain_text("ms")
-    page.emulate_media(media="print", color_scheme="dark")
-    expect(page.locator("#chart .drawing"), "lines on paper, in ink").to_be_visible()
-    assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).backgroundColor") == "rgb(230, 243, 233)"
+def test_a_year_of_a_cell_is_a_drawing_and_a_week_may_be_drawn_alone(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["history"], java_script_enabled=False)
-    expect(page.locator("#chart svg .point").first).to_be_visible()
+    expect(page.locator("#chart svg .newest")).to_contain_text("ms")
     marks = ["rocm7.1 → rocm7.2", "driver 6.12.12 → 6.14.0", "+11 %"]
     expect(page.locator("#chart svg .mark")).to_have_text(marks)
+    assert page.locator("#chart svg .point").count() > 100
+    page.locator("select[name=days]").select_option("7 days")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("h1 + p")).to_contain_text("history of 7 days until")
+    assert 1 < page.locator("#chart svg .point").count() < 10
+    expect(page.locator("#chart svg .band"), "what was measured before is known").to_be_visible()
+
+
+def test_a_history_prints_in_ink(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["history"])
+    page.emulate_media(media="print", color_scheme="dark")
+    expect(page.locator("#chart .drawing")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).backgroundColor") == "rgb(230, 243, 233)"
 
 
 def test_a_failure_is_acknowledged_by_keyboard(new_page: NewPage, shown: Shown) -> None:

@@ -105,7 +105,7 @@ def test_links_and_pipes_that_a_child_leaves_fail_it_and_are_gone(hostile: Run, 
     failure = classify(end)
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_ERROR
-    assert "it left what is no plain file" in failure.message
+    assert "it left what is not a plain file" in failure.message
     assert "before.txt (a link)" in end.left
     assert [path.name for path in folder.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())] == []
 
@@ -139,7 +139,7 @@ def test_answer_and_progress_arrive(hostile: Run) -> None:
 
 
 def test_what_a_child_says_is_text_that_a_log_takes(hostile: Run, tmp_path: Path) -> None:
-    """Python spells a name that is no UTF-8 with halves of characters: no file takes them."""
+    """Python spells a name that is not UTF-8 with halves of characters: no file takes them."""
     messages: list[Any] = []
     (made := tmp_path / "made").mkdir()
     end = hostile("mumble", on_message=messages.append, folder=str(made), seal=Seal(write=[made]))
@@ -300,18 +300,21 @@ def test_nonsense(hostile: Run, what: str) -> None:
     failure = classify(hostile("babble", what=what))
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_ERROR
-    assert "it sent the worker something that is no message" in failure.message
+    assert "it sent the worker something that is not a message" in failure.message
 
 
 EVALUATED = {
-    "verification": {"errors": {"y": 0.0}, "spread": {"y": 1.0}, "samples": 8, "weak": False},
+    "verification": {
+        **{"errors": {"y": 0.0}, "rms": {}, "equal": {}, "nonfinite": [], "spread": {"y": 1.0}, "weak": False},
+        **{"samples": 8, "runs": 1, "origin": {}, "unverified": {}},
+    },
     "measurements": {"load": 0.1},
 }
 
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, ""), (1, "an output that the model does not have"), (25_000, "something that is no message")],
+    [(0, ""), (1, "an output that the model does not have"), (25_000, "something that is not a message")],
 )
 def test_an_answer_has_the_models_names_and_is_short(hostile: Run, count: int, words: str) -> None:
     """25 MB of names that no model has would lie in the store's memory several times."""
@@ -370,7 +373,7 @@ def test_what_happens_on_an_nvidia_card_has_a_kind_with_advice(said: str, kind: 
 
 
 def test_cancel(hostile: Run, tmp_path: Path) -> None:
-    """A cancel ends the child and all it started; that is no failure."""
+    """A cancel ends the child and all it started; that is not a failure."""
     pids, cancelled = tmp_path / "pids", threading.Event()
     ends: list[ChildEnd] = []
     thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids), cancelled=cancelled)))
@@ -508,10 +511,12 @@ def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch:
 
 
 def test_child_sees_nothing_of_the_farm(hostile: Run) -> None:
-    """The farm's own packages, and the runner's folder, are not on the child's import path."""
+    """The farm's own packages, and the runner's folder, are not on the child's import path; `farm` itself is empty."""
     end = hostile("environment")
     assert end.result is not None
-    assert not [name for name in end.result["modules"] if name == "farm" or name.startswith("farm.")]
+    ours = {name for name in end.result["modules"] if name.split(".")[0] == "farm"}
+    assert {name for name in ours if not name.startswith("farm.runner")} == {"farm"}
+    assert not end.result["farm"], "a package of no file"
     assert not [entry for entry in end.result["path"] if entry.endswith("farm/runner")]
     assert not {"numpy", "onnx", "onnxruntime"} & set(end.result["modules"])
 

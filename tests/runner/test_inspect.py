@@ -1,4 +1,4 @@
-"""Programs of the real MIGraphX, read without it: what is read is what MIGraphX itself says of them."""
+"""Programs of the real MIGraphX, read without it: what is read is what MIGraphX itself says about them."""
 
 from __future__ import annotations
 

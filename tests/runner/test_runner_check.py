@@ -91,7 +91,7 @@ def node_def(name: bytes, op: bytes, *inputs: bytes) -> bytes:
     ("content", "words"),
     [
         (b"", "empty (0 bytes)"),
-        (b"plain text that is no graph", "not a TensorFlow frozen graph"),
+        (b"plain text that is not a graph", "not a TensorFlow frozen graph"),
         (graph_def(node_def(b"a", b"Relu", b"nowhere")), "needs 'nowhere'"),
         (graph_def(node_def(b"a", b"Placeholder"), node_def(b"a", b"Relu", b"a")), "two nodes are named 'a'"),
         (graph_def(node_def(b"v", b"VariableV2"), node_def(b"r", b"Relu", b"v")), "not frozen"),

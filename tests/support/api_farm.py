@@ -16,15 +16,16 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from farm.api import page_reading
-from farm.api.application import create_app
-from farm.api.connections import BoundedConnection
-from farm.api.server import Listening, server_config
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient, Frozen, freeze
+from farm.extension import publishing
 from farm.jobs.state import Outcome
+from farm.pages import page_reading
 from farm.runner import onnxruntime_compiler
+from farm.serving.application import create_app
+from farm.serving.connections import BoundedConnection
+from farm.serving.server import Listening, server_config
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
@@ -164,6 +165,9 @@ def succeed(
     namespace: str = "main",
     against: dict[str, Any] | None = None,
     program: bytes = b"",
+    error: float = 0.0,
+    node: str = "",
+    seconds: float = 0.0,
 ) -> Callable[[str, dict[str, Any], str], Outcome]:
     def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
         content = program or (f"program {key}".encode() if namespace == "main" else b"poison")
@@ -181,12 +185,14 @@ def succeed(
             },
             "toolchain": POOL.toolchain,
             "device": {"arch": "cpu"},
-            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 0.0}, "spread": {"y": 1.0}},
+            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": error}, "spread": {"y": 1.0}},
             "measurements": {"latency": {"median": 0.001}, "against": against},
             "created": created,
             "job": job_id,
+            "node": node,
+            "phases": {"compiling": seconds},
         }
-        farm.artifacts.publish(namespace, sidecar, sign=farm.notary.attest if farm.notary else None)
+        farm.artifacts.publish(namespace, sidecar, sign=publishing(farm.settings))
         farm.store.index.put(namespace, key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 

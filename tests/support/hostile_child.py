@@ -87,6 +87,7 @@ def do_environment(request, messages):
         "folder": str(Path.cwd()),
         "descriptors": sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()),
         "modules": sorted(sys.modules),
+        "farm": [*sys.modules["farm"].__path__],
         "path": sys.path,
     }
 
@@ -155,7 +156,7 @@ def do_stretch_log(request, messages):
 
 
 def do_babble(request, messages):
-    """What is no message, on the pipe to the worker: no JSON, one line without an end, or what only others may say."""
+    """What is not a message, on the pipe to the worker: no JSON, one line without an end, or what others may say."""
     phase = {"phase": "compiling", "progress": None, "detail": ""}
     line = {
         "text": b"hello\n",
@@ -208,10 +209,10 @@ def do_talk(request, messages):
 
 
 def do_mumble(request, messages):
-    """Name a file whose name is no UTF-8, as Python spells it, and leave one."""
+    """Name a file whose name is not UTF-8, as Python spells it, and leave one."""
     messages.phase("tuning", None, "reads \udcff")
     (Path(request["folder"]) / "\udcff").symlink_to("/")
-    raise sys.modules["farm_runner.protocol"].RequestFailed("unverifiable", "cannot read \udcff", "\ud800")
+    raise sys.modules["farm.runner.protocol"].RequestFailed("unverifiable", "cannot read \udcff", "\ud800")
 
 
 def do_close_everything(request, messages):
@@ -229,7 +230,7 @@ def do_raise(request, messages):
 
 
 def do_reach(request, messages):
-    """Try to reach what a sealed child must not; say of each probe whether it was refused."""
+    """Try to reach what a sealed child must not; say about each probe whether it was refused."""
     worker, guard = request["worker"], os.getppid()
     probes = {
         "read another job's model": lambda: Path(request["other"]).read_bytes(),
@@ -379,7 +380,7 @@ def do_hide(request, messages):
 
 
 def do_ipc(request, messages):
-    """Ask the kernel for what outlives a process and is no file: System V IPC, message queues, keys."""
+    """Ask the kernel for what outlives a process and is not a file: System V IPC, message queues, keys."""
     numbers = {
         "x86_64": {"shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248},
         "aarch64": {"shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "add_key": 217},

@@ -135,7 +135,7 @@ def main(folder: Path) -> None:
 
     honest, found, slowest = folder / "honest.yaml", {}, (0.0, "")
     honest.write_text(HONEST)
-    lint(honest)  # what is imported at first use is no cost of a manifest
+    lint(honest)  # what is imported at first use is not a cost of a manifest
     before = seconds(honest)
     for index, (name, content, _) in enumerate(hostile()):
         path = folder / f"{index}.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import broker
-from farm.control.loops import ControlPlane
+from farm.control.loops import ControlPlane, job_loops
 from farm.jobs.state import Outcome
 from farm.settings import Settings
 from farm.store import Claim, Store
@@ -107,20 +107,15 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
     """The control plane's loops in a thread, as in the server process."""
     app = broker.make_celery(settings)
     reports = Reports(store)
-    plane = ControlPlane(
+    loops = job_loops(
         settings,
         store,
         send=partial(broker.dispatch, app),
         queued=partial(broker.queued, app),
-        finish_build=reports.finish,
+        finish=reports.finish,
         resume=reports.resume,
-        tidy=lambda: None,  # There is no object storage here.
-        merge=lambda: None,
-        collect=lambda: None,
-        fire=lambda: None,
-        deliver=lambda: None,
     )
-    with in_a_thread(plane.run):
+    with in_a_thread(ControlPlane(store, loops).run):
         yield reports
 
 

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.client.client import FarmClient
+from farm.extension import publishing
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import Report
 from farm.results.speed import Comparison
@@ -20,7 +22,7 @@ from tests.support.api_farm import POOL
 from tests.support.helpers import in_a_thread
 
 Says = Callable[[Mapping[str, Any]], "Made | FailureKind"]
-"""Says of a work order what comes of it."""
+"""Says about a work order what comes of it."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,11 @@ class Player:
             },
             "phases": {"compiling": said.compile_seconds},
             "node": "n1",
-            "created": "2026-11-21T00:00:00+00:00",
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
             "build": build,
             "job": job_id,
         }
-        self.farm.artifacts.publish("main", sidecar, sign=self.farm.notary.attest if self.farm.notary else None)
+        self.farm.artifacts.publish("main", sidecar, sign=publishing(self.farm.settings))
         self.farm.store.index.put("main", key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 

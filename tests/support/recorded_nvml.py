@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from farm.compiling.slots import Slot
+from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus
 from farm.node.gpu_usage import conditions
 from farm.node.machine import Machine
-from farm.node.nvidia_gpus import find_nvidia_gpus
 from tests.support.places import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "nvml"

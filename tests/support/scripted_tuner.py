@@ -43,7 +43,7 @@ def work(request: dict[str, Any], messages: Any) -> dict[str, Any]:
     if request["action"] == "slice":
         return write_slices(model, Path(request["slices"]))
     if "refused" in model["operations"]:
-        failure = sys.modules["farm_runner.protocol"].RequestFailed  # type: ignore[attr-defined]
+        failure = sys.modules["farm.runner.protocol"].RequestFailed  # type: ignore[attr-defined]
         raise failure("compiler_error", "No solutions provided for refused")
     if request["action"] == "tune" and model["gate"]:
         wait_at(Path(model["gate"]), request["gpu"], model["operations"][0])

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
+from farm.extras.triggers.stored_manifests import StoredManifests
+from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
 from farm.spec import CompileSpec, Device, cache_key
 from farm.targets.pools import Pool, Target
@@ -157,7 +159,7 @@ def accept(farm: Farm, name: str, cells: Iterable[Cell], **build: Any) -> str:
         },
         "cells": planned,
     }
-    farm.builds.accept(document, b"version: 1\n")
+    farm.admission.accept(document, b"version: 1\n")
     return build_id
 
 
@@ -245,7 +247,7 @@ COMPILED = {
     },
     "quantized": {"Conv": 53, "MatMul": 1},
 }
-"""What a compiler for GPUs says of a program."""
+"""What a compiler for GPUs says about a program."""
 
 
 def sidecar_of(
@@ -360,13 +362,13 @@ def automate(farm: Farm, manifest: str, build: str, *, error: str = "several poo
     pushed: Any = [{"version": number, "digest": "d" * 64, "pushed": time.time(), "by": "ci"} for number in (1, 2)]
     triggers[0]["next"] = time.time() + 7200
     head: Any = {"schema": 1, "id": "a" * 16, "name": manifest, "version": 2, "versions": pushed, "triggers": triggers}
-    farm.stored_manifests.move("main", manifest, lambda _: head)
-    farm.webhooks.create("main", "ci", "https://ci.example/hooks/farm", ["build.finished"], by="admin")
-    farm.webhooks.tell("main", "build.finished", build, {"id": build})
-    message = farm.webhooks.deliveries("main", "ci", 1)[0]["id"]
-    found = farm.webhooks.claim("main", "ci", message, 60)
+    farm.part(StoredManifests.of).move("main", manifest, lambda _: head)
+    Webhooks.of(farm).create("main", "ci", "https://ci.example/hooks/farm", ["build.finished"], by="admin")
+    Webhooks.of(farm).tell("main", "build.finished", build, {"id": build})
+    message = Webhooks.of(farm).deliveries("main", "ci", 1)[0]["id"]
+    found = Webhooks.of(farm).claim("main", "ci", message, 60)
     assert isinstance(found, tuple)
     attempt: Any = {"at": time.time(), "status": 500, "error": "it answered 500", "seconds": 0.2}
     delivery: Any = {**found[0], "state": "failed", "next": None, "attempts": [attempt]}
-    farm.webhooks.ended("main", "ci", delivery, found[1])
+    Webhooks.of(farm).ended("main", "ci", delivery, found[1])
     return message

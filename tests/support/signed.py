@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
-from farm.signing import bundles, statements
-from farm.signing.judging import AtHand
-from farm.signing.signing_keys import load_signer, new_key
+from farm.extras.signing import bundles, statements
+from farm.extras.signing.judging import AtHand
+from farm.extras.signing.signing_keys import load_signer, new_key
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner

@@ -42,7 +42,7 @@ def race(connect: Callable[[], S3Store], commits: int, *, committers: int, merge
         merges = 0
         while not over.is_set():
             with suppress(FarmFault):  # Others were faster 64 times: the next round finds what is left.
-                merges += database.merge().deltas > 0
+                merges += database.merge()["deltas"] > 0
         return merges
 
     with ThreadPoolExecutor(committers) as writers, ThreadPoolExecutor(mergers) as merging:

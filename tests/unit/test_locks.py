@@ -15,7 +15,7 @@ from packaging.version import Version
 from tests.support.places import ROOT
 
 LOCKS = ROOT / "deploy" / "locks"
-NAMES = ["cuda", "dev", "embedded-cuda", "server", "worker"]
+NAMES = ["client", "cuda", "dev", "embedded", "embedded-cuda", "server", "worker"]
 FOR_CUDA = re.compile(r"nvidia-.*|onnxruntime-gpu")
 PYTHONS = ["3.11", "3.12", "3.13"]
 
@@ -29,9 +29,9 @@ def locked(name: str) -> list[tuple[Requirement, list[str]]]:
 
 
 def wanted(extra: str) -> Iterator[Requirement]:
-    """What an extra of the farm asks for, with the extras that it names."""
+    """What an extra of the farm asks for, with the extras that it names; a client has none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
+    for text in [*project["dependencies"], *project["optional-dependencies"].get(extra, [])]:
         requirement = Requirement(text)
         if requirement.name == project["name"]:
             for inner in requirement.extras:

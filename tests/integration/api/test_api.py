@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,26 @@ import httpx
 import jsonschema
 import pytest
 import redis
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from farm.api import artifact_routes
-from farm.api.application import create_app
 from farm.app import Farm
 from farm.artifacts import blob_key, s3_uploads
 from farm.artifacts.refs import Refs
-from farm.builds import service
+from farm.artifacts.tokens import ADMINISTRATOR
+from farm.builds import planner
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.client.family import schema
 from farm.client.transfers import BLOBS_AT_ONCE, lots
-from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, NotPlanned, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.matrix.cells import expand
+from farm.serving.application import create_app
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
-from tests.support.places import ROOT
 
 # --- who may ask ----------------------------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ def test_malformed_submissions_are_the_callers_fault(
 
 def test_what_is_no_name_at_all_is_said_in_words(client: FarmClient) -> None:
     answer = client.transport._api.get("/v1/jobs/onnxruntime1.31")
-    assert answer.json()["detail"] == "'onnxruntime1.31' is no job id"
+    assert answer.json()["detail"] == "'onnxruntime1.31' is not a job id"
 
 
 def test_a_model_file_outside_its_folder_is_refused(client: FarmClient, frozen: Frozen) -> None:
@@ -272,16 +274,93 @@ def test_submit_uploads_inputs_and_may_be_repeated(farm: Farm, client: FarmClien
     assert [each["id"] for each in client.builds()] == [build["id"]]
 
 
-def test_a_plan_is_accepted_as_it_was_shown_and_expanded_once(
-    client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each time that a server expanded a matrix."""
+    found: list[int] = []
+    monkeypatch.setattr(planner, "expand", lambda *args, **options: found.append(1) or expand(*args, **options))
+    return found
+
+
+@pytest.fixture
+def sent(client: FarmClient) -> list[tuple[str, int]]:
+    """The path, and the bytes of the body, of each request that the client sends."""
+    found: list[tuple[str, int]] = []
+
+    def note(request: httpx.Request) -> None:
+        found.append((request.url.path, int(request.headers.get("Content-Length", 0))))
+
+    client.transport._api.event_hooks = {"request": [note]}
+    return found
+
+
+def test_a_submission_is_sent_and_expanded_once(
+    client: FarmClient, frozen: Frozen, expanded: list[int], sent: list[tuple[str, int]]
 ) -> None:
-    expanded = []
-    monkeypatch.setattr(service, "expand", lambda *args, **options: expanded.append(1) or expand(*args, **options))
     planned = client.plan(frozen)
     build = client.submit(frozen, plan=planned)
     assert build["plan"] == planned["digest"]
-    assert client.submit(frozen)["plan"] == planned["digest"]
+    bodies = [(path, size > 500) for path, size in sent]
+    accepted = f"/v1/builds/{frozen.build_id}"
+    assert bodies == [("/v1/plan", True), ("/v1/blobs", False), (accepted, False)]
     assert len(expanded) == 1
+    assert client.submit(frozen, plan=planned)["plan"] == planned["digest"], "it is known"
+    again = Frozen({**frozen.submission, "build_id": new_build_id()}, frozen.files)
+    assert client.submit(again)["plan"] == planned["digest"]
+    assert len(expanded) == 1, "another build of the same shares the work"
+
+
+def test_a_submission_without_its_inputs_is_not_sent_again(
+    client: FarmClient, frozen: Frozen, expanded: list[int], sent: list[tuple[str, int]]
+) -> None:
+    assert client.submit(frozen)["id"] == frozen.build_id
+    assert [path for path, size in sent if size > 500] == ["/v1/builds"]
+    assert len(expanded) == 1
+
+
+def test_a_server_that_did_not_see_the_plan_takes_the_whole_submission(
+    api: tuple[FastAPI, str], farm: Farm, client: FarmClient, frozen: Frozen, sent: list[tuple[str, int]]
+) -> None:
+    planned = client.plan(frozen)
+    api[0].state.farm = Farm(farm.settings)
+    assert client.submit(frozen, plan=planned)["plan"] == planned["digest"]
+    assert [path for path, _ in sent][2:] == [f"/v1/builds/{frozen.build_id}", "/v1/builds"]
+
+
+def test_a_plan_is_accepted_only_by_those_who_asked_for_it(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    kept = client.plan(frozen)["kept"]
+    client.upload(frozen.files)
+    accept = {"build_id": frozen.build_id, "kept": kept, "by": ADMINISTRATOR}
+    for other in ({"by": "somebody"}, {"kept": "0" * 64}):
+        with pytest.raises(NotPlanned, match="keeps no plan"):
+            farm.builds.submit_planned("main", **{**accept, **other})
+    with pytest.raises(NotPlanned):
+        farm.builds.submit_planned("pr", **accept)
+    assert farm.builds.submit_planned("main", **accept)["id"] == frozen.build_id
+
+
+def test_an_id_that_another_request_took_is_refused_with_a_plan_too(
+    client: FarmClient, frozen: Frozen, tmp_path: Path
+) -> None:
+    first, second = frozen.submission, {**frozen.submission, "labels": {"run": "2"}}
+    other = Frozen(second, frozen.files)
+    plans = client.plan(frozen), client.plan(other)
+    client.submit(frozen, plan=plans[0])
+    with pytest.raises(Conflict, match="made by another request"):
+        client.submit(other, plan=plans[1])
+    assert client.build(first["build_id"])["labels"] == {}
+
+
+def test_pools_that_came_since_the_plan_count(
+    farm: Farm, client: FarmClient, frozen: Frozen, expanded: list[int]
+) -> None:
+    planned = client.plan(frozen)
+    newer = replace(POOL, recipe=POOL.recipe + 1).as_dict()
+    farm.store.workers.register(
+        {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [newer]}, ttl=600
+    )
+    assert client.submit(frozen, plan=planned)["plan"] != planned["digest"]
+    assert len(expanded) == 2
 
 
 def test_an_input_that_goes_between_plan_and_submit_is_brought_again(
@@ -338,11 +417,11 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
     file = tmp_path / "weights.bin"
     file.write_bytes(secrets.token_bytes(17 << 20))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    whole, client.transport._storage = client.transport._storage, httpx.Client(transport=Breaking(takes=2))
+    client.transport._opened["uploads"] = httpx.Client(transport=Breaking(takes=2))
     with pytest.raises(FarmFault, match=r"cannot upload weights\.bin"):
         client.upload({digest: file})
     assert not farm.artifacts.has_blob(digest)
-    client.transport._storage = whole
+    del client.transport._opened["uploads"]
     seen: list[tuple[int, int]] = []
     sent = client.upload({digest: file}, lambda *progress: seen.append(progress))
     assert sent in (7 << 20, 12 << 20), "two of four parts, of 5 and 2 MiB, were there"
@@ -463,7 +542,7 @@ def test_a_fetch_leaves_the_other_programs_of_its_folder(farm: Farm, client: Far
 
 
 def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
-    """What another toolchain made is no member, even for a shape that the family does not have."""
+    """What another toolchain made is not a member, even for a shape that the family does not have."""
     finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
     other = {"identifier": "net/onnxruntime-cpu/fp32/b64", "shape": "b64", "toolchain": "onnxruntime1.32.0-ffffffff"}
     Refs(farm.artifacts).add_cells("main", "latest", [{**client.ls()[0], **other}])
@@ -685,13 +764,6 @@ def test_workers_and_pools(client: FarmClient) -> None:
     assert (worker["id"], worker["pools"]) == ("w1", [POOL.name])
     (pool,) = client.pools.all()
     assert (pool["name"], pool["live_workers"], pool["slots"]) == (POOL.name, 1, 2)
-
-
-def test_the_documentation_has_every_route(url: str) -> None:
-    text = (ROOT / "docs" / "api.md").read_text()
-    paths = httpx.get(f"{url}/v1/openapi.json", timeout=60).json()["paths"]
-    routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert {route for route in routes if f"`{route}" not in text} == set()
 
 
 def test_schema_is_served_for_editors(url: str) -> None:

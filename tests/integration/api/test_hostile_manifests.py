@@ -54,7 +54,7 @@ def test_the_api_refuses_them_too_and_makes_nothing(
     before = list(farm.artifacts.list_objects(""))
     refused = 0
     for name, content, _ in hostile():
-        # JSON carries text alone: what is no text ends at the client.
+        # JSON carries text alone: what is not text ends at the client.
         text = content.decode(errors="ignore")
         if name in OPENED_BY_THE_CLIENT or text.encode() != content:
             continue

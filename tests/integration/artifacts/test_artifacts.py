@@ -358,7 +358,7 @@ def test_a_sidecar_whose_blobs_are_not_there_is_not_published(store: S3Store) ->
 
 
 def test_main_is_asked_first_and_never_written_from_elsewhere(store: S3Store) -> None:
-    """CVE-2025-36852: what an untrusted namespace publishes under a key is no hit for the trusted one."""
+    """CVE-2025-36852: what an untrusted namespace publishes under a key is not a hit for the trusted one."""
     store.publish("pr-7", make_sidecar(store, worker="fork"))
     assert store.lookup(["main"], KEY) is None
     found = store.lookup(["main", "pr-7"], KEY)

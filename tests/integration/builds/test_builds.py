@@ -61,8 +61,8 @@ def states(farm: Farm, build_id: str) -> dict[str, str]:
 def test_an_acknowledged_build_survives_the_loss_of_redis(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)
     lose_redis(farm)
-    farm.builds.resume()
-    farm.builds.resume()
+    farm.admission.resume()
+    farm.admission.resume()
     assert states(farm, build["id"]) == {"fp32": "queued", "fp16": "queued"}
     assert work(farm) == 2
     farm.build_finisher.finish(build["id"])
@@ -86,7 +86,7 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
     monkeypatch.undo()
     with pytest.raises(StoreUnavailable, match="the store lost build"):
         farm.build_reader.report("main", build["id"])
-    farm.builds.resume()
+    farm.admission.resume()
     farm.build_finisher.finish(build["id"])
     assert set(states(farm, build["id"]).values()) == {"succeeded"}
 
@@ -159,7 +159,7 @@ def test_a_build_that_cannot_be_resumed_keeps_no_other(farm: Farm, frozen: Froze
     farm.artifacts.put_object(f"ns/main/builds/{builds[0]}/plan.json", b"{")
     lose_redis(farm)
     resumed = Farm(farm.settings)  # A new control plane, that has not read the plan yet.
-    resumed.builds.resume()
+    resumed.admission.resume()
     assert states(resumed, builds[1]) == {"fp32": "queued", "fp16": "queued"}
 
 
@@ -170,7 +170,7 @@ def test_what_was_published_before_the_loss_is_not_compiled_again(farm: Farm, fr
     claim = farm.store.jobs.claim(job_id, number, nonce="n", worker="w1", node="n1")
     farm.store.jobs.finish(job_id, claim.token, succeed(farm)(job_id, dict(claim.order), claim.key))
     lose_redis(farm)
-    farm.builds.resume()
+    farm.admission.resume()
     assert sorted(states(farm, build["id"]).values()) == ["queued", "succeeded"]
     assert work(farm) == 1
 
@@ -181,7 +181,7 @@ def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(fa
     farm.build_finisher.finish(build["id"])
     before = farm.build_reader.report("main", build["id"])
     lose_redis(farm)
-    farm.builds.resume()
+    farm.admission.resume()
     assert farm.build_reader.report("main", build["id"])["cells"] == before["cells"]
     # A finished build never reopens.
     assert farm.store.builds.get(build["id"]) is None
@@ -512,6 +512,9 @@ def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
     assert all("no live worker serves" in cell["waiting"] for cell in farm.build_reader.cells("main", build["id"]))
 
 
+MODELS = f"models-{secrets.token_hex(4)}"
+"""A bucket of models; each test process has one."""
+
 BUCKET_MANIFEST = """\
 version: 1
 name: from-a-bucket
@@ -519,8 +522,8 @@ targets: [onnxruntime/cpu]
 precisions: [fp32]
 models:
   - name: net
-    source: {s3: "s3://models/nets/net.onnx"}
-"""
+    source: {s3: "s3://@MODELS@/nets/net.onnx"}
+""".replace("@MODELS@", MODELS)
 
 
 def from_bucket(text: str = BUCKET_MANIFEST) -> dict[str, Any]:
@@ -531,10 +534,10 @@ def from_bucket(text: str = BUCKET_MANIFEST) -> dict[str, Any]:
 def open_farm(farm: Farm, frozen: Frozen, s3_client: Any) -> Farm:
     """A farm whose operator lets it read models from the bucket `models`, in which the demo net lies."""
     with contextlib.suppress(s3_client.exceptions.BucketAlreadyOwnedByYou, s3_client.exceptions.BucketAlreadyExists):
-        s3_client.create_bucket(Bucket="models")
+        s3_client.create_bucket(Bucket=MODELS)
     (model,) = frozen.files.values()
-    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=model.read_bytes())
-    return Farm(farm.settings.model_copy(update={"s3_sources": ("models",)}))
+    s3_client.put_object(Bucket=MODELS, Key="nets/net.onnx", Body=model.read_bytes())
+    return Farm(farm.settings.model_copy(update={"s3_sources": (MODELS,)}))
 
 
 def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_farm: Farm, frozen: Frozen) -> None:
@@ -547,7 +550,7 @@ def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_far
 
 
 def test_another_bucket_is_refused_with_its_line(farm: Farm) -> None:
-    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*reads no models from bucket models"):
+    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*reads no models from bucket {MODELS}"):
         farm.builds.submit("main", from_bucket(), by="test")
 
 
@@ -560,7 +563,7 @@ def test_a_broken_model_in_a_bucket_is_refused_and_another_digest_too(open_farm:
     promised = BUCKET_MANIFEST.replace('net.onnx"', f'net.onnx", sha256: "{"0" * 64}"')
     with pytest.raises(ManifestError, match="does not have the promised SHA-256"):
         open_farm.builds.plan("main", from_bucket(promised))
-    s3_client.put_object(Bucket="models", Key="nets/net.onnx", Body=b"no model at all")
+    s3_client.put_object(Bucket=MODELS, Key="nets/net.onnx", Body=b"no model at all")
     with pytest.raises(ManifestError, match="not an ONNX model"):
         open_farm.builds.plan("main", from_bucket())
 
@@ -592,13 +595,13 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
     """All parts become blobs, a part that changes is another model, and one that is missing is named."""
     model = with_external_data(tmp_path, "a.bin", "parts/b.bin")
     text = BUCKET_MANIFEST.replace("net.onnx", "large.onnx")
-    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
-    s3_client.put_object(Bucket="models", Key="nets/a.bin", Body=bytes(16))
-    with pytest.raises(ManifestError, match=r"m\.yaml:7:.*s3://models/nets/parts/b.bin cannot be read: 404"):
+    s3_client.put_object(Bucket=MODELS, Key="nets/large.onnx", Body=model.read_bytes())
+    s3_client.put_object(Bucket=MODELS, Key="nets/a.bin", Body=bytes(16))
+    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*s3://{MODELS}/nets/parts/b.bin cannot be read: 404"):
         open_farm.builds.plan("main", from_bucket(text))
     keys = []
     for content in (bytes(16), b"1" * 16):
-        s3_client.put_object(Bucket="models", Key="nets/parts/b.bin", Body=content)
+        s3_client.put_object(Bucket=MODELS, Key="nets/parts/b.bin", Body=content)
         plan = open_farm.builds.plan("main", from_bucket(text))
         assert plan["missing_blobs"] == []
         keys.append(plan["cells"][0]["key"])
@@ -606,7 +609,7 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
     (tmp_path / "a.bin").write_bytes(bytes(16))
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "b.bin").write_bytes(b"1" * 16)
-    (tmp_path / "m.yaml").write_text(text.replace('s3: "s3://models/nets/large.onnx"', "path: large.onnx"))
+    (tmp_path / "m.yaml").write_text(text.replace(f's3: "s3://{MODELS}/nets/large.onnx"', "path: large.onnx"))
     brought = freeze(tmp_path / "m.yaml", cache=tmp_path / "cache")
     assert open_farm.builds.plan("main", brought.submission)["cells"][0]["key"] == keys[1]
     assert len(brought.files) == 3
@@ -615,9 +618,9 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
 def test_external_data_of_a_bucket_does_not_leave_the_models_folder(
     open_farm: Farm, s3_client: Any, tmp_path: Path
 ) -> None:
-    s3_client.put_object(Bucket="models", Key="secret.bin", Body=bytes(16))
+    s3_client.put_object(Bucket=MODELS, Key="secret.bin", Body=bytes(16))
     model = with_external_data(tmp_path, "../secret.bin")
-    s3_client.put_object(Bucket="models", Key="nets/large.onnx", Body=model.read_bytes())
+    s3_client.put_object(Bucket=MODELS, Key="nets/large.onnx", Body=model.read_bytes())
     with pytest.raises(ManifestError, match="is outside the model's folder"):
         open_farm.builds.plan("main", from_bucket(BUCKET_MANIFEST.replace("net.onnx", "large.onnx")))
 
@@ -638,7 +641,7 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     farm.builds.pause_pool(POOL.name, paused=True)
     farm.builds.cancel("main", cancelled["id"])
     lose_redis(farm)
-    farm.builds.resume()
+    farm.admission.resume()
     assert farm.build_reader.get("main", paused["id"])["paused"]
     assert set(states(farm, cancelled["id"]).values()) == {"cancelled"}
     assert work(farm) == 0
@@ -667,7 +670,7 @@ def test_no_job_of_a_paused_or_cancelled_build_starts_while_the_store_gets_it_ba
         return count
 
     monkeypatch.setattr(farm.store.builds, "create", create_and_dispatch)
-    farm.builds.resume()
+    farm.admission.resume()
     assert set(states(farm, build["id"]).values()) == {state}
     assert handed == []
 
@@ -764,7 +767,7 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     assert plan
     assert [cell["limits"]["time"] for cell in json.loads(plan.data)["cells"]] == [0], "a deep search may take days"
     lose_redis(farm)
-    farm.builds.resume()
+    farm.admission.resume()
     farm.build_finisher.finish(first)
     assert work(farm, compared(farm, verdict)) == 1
     farm.build_finisher.finish(follower)
@@ -777,6 +780,66 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     farm.build_finisher.finish(again["id"])
     assert farm.build_reader.get("main", again["id"])["followed_by"] is None
     assert latest_mode(farm) == named
+
+
+def deeper(farm: Farm) -> Callable[[str, dict[str, Any], str], Outcome]:
+    """A worker whose follow-ups are faster, but large and inaccurate."""
+
+    def make(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        if not (published := order.get("against")):
+            return succeed(farm)(job_id, order, key)
+        faster = {"key": published, "ratio": 1.5, "interval": [1.4, 1.6], "verdict": "faster"}
+        return succeed(farm, against=faster, program=b"x" * 5000, error=0.05)(job_id, order, key)
+
+    return make
+
+
+REFUSING = ["verify: {tolerance: 0.001}\n", "budgets: {size: 1KiB}\n", "gates: {baseline: prod, size: 10%}\n"]
+
+
+@pytest.mark.parametrize("gates", REFUSING)
+def test_latest_never_names_a_program_of_the_background_that_a_gate_refuses(
+    farm: Farm, tmp_path: Path, gates: str
+) -> None:
+    """Neither one of an earlier build, whose gates were not so strict, nor that of the build's own follow-up."""
+    loose = BACKGROUND + "verify: {tolerance: 0.1}\n"
+    build = submit(farm, freeze_manifest(tmp_path, loose))
+    work(farm, deeper(farm))
+    farm.build_finisher.finish(build["id"])
+    Refs(farm.artifacts).point("main", "prod", "latest")
+    follower = farm.build_reader.get("main", build["id"])["followed_by"]
+    work(farm, deeper(farm))
+    farm.build_finisher.finish(follower)
+    assert latest_mode(farm) == "exhaustive"
+    strict = (BACKGROUND if "verify" in gates else loose) + gates
+    again = submit(farm, freeze_manifest(tmp_path, strict))
+    assert work(farm) == 0
+    farm.build_finisher.finish(again["id"])
+    assert farm.build_reader.get("main", again["id"])["verdict"]["exit_code"] == 0
+    assert latest_mode(farm) == "quick"
+    assert farm.build_reader.get("main", again["id"])["followed_by"] is None, "it is there already"
+
+    other = submit(farm, freeze_manifest(tmp_path, f"{strict}salt: other\n"))
+    work(farm, deeper(farm))
+    farm.build_finisher.finish(other["id"])
+    follower = farm.build_reader.get("main", other["id"])["followed_by"]
+    work(farm, deeper(farm))
+    farm.build_finisher.finish(follower)
+    assert farm.build_reader.get("main", follower)["verdict"]["exit_code"] == 3
+    assert latest_mode(farm) == "quick"
+
+
+def test_latest_names_no_program_of_the_background_that_is_gone(farm: Farm, tmp_path: Path) -> None:
+    """The index follows storage only after a while."""
+    _, follower = tuned_quickly(farm, tmp_path)
+    work(farm, deeper(farm))
+    farm.build_finisher.finish(follower)
+    (cell,) = farm.build_reader.cells("main", follower)
+    farm.artifacts.delete_object(blob_key(cell["facts"]["program"]["digest"]))
+    again = submit(farm, freeze_manifest(tmp_path, BACKGROUND))
+    farm.build_finisher.finish(again["id"])
+    assert latest_mode(farm) == "quick"
+    assert farm.build_reader.get("main", again["id"])["followed_by"], "it is made again"
 
 
 def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
@@ -897,7 +960,7 @@ def test_latest_is_no_follow_up_and_the_newest_submission_also_after_a_loss(farm
     older = [newer(farm, tmp_path, salt) for salt in ("one", "two", "three")]
     assert farm.build_reader.resolve("main", "@latest") == older[-1]
     lose_redis(farm)
-    farm.builds.resume()
+    farm.admission.resume()
     assert farm.store.builds.get(follower)
     assert farm.build_reader.resolve("main", "@latest") == older[-1]
 

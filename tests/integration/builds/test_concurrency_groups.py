@@ -100,7 +100,7 @@ def test_groups_survive_the_loss_of_redis(farm: Farm, client: FarmClient, frozen
         connection.flushall()
     row: Any = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
     farm.store.workers.register(row, ttl=600)
-    farm.builds.resume()
+    farm.admission.resume()
     assert states(farm, old) == ["cancelled"] * 2
     assert states(farm, new) == ["queued"] * 2
 

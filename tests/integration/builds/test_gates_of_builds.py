@@ -11,7 +11,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.builds.cell_history import CellHistory
+from farm.builds.build_index import BuildIndex
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
 from farm.errors import ExitCode
@@ -102,9 +102,38 @@ def test_gates_of_the_command_line_are_laid_over_those_of_the_manifest(
     assert (cell["kind"], cell["message"]) == ("budget", "latency is 1 ms, the budget is 500 µs")
 
 
+def test_a_gate_of_the_manifest_is_switched_off_on_the_command_line(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    text = GATED + "budgets: {latency: 0.5ms}\nsalt: new\n"
+    gates = read_gates(["latency=off", "size=off"], ["latency=off"])
+    (cell,) = client.report(finished(farm, client, _with_gates(tmp_path, text, gates)))["cells"]
+    assert cell["state"] == "succeeded", cell["message"]
+    assert cell["compared"] == []
+
+
 def _with_gates(folder: Path, text: str, gates: Any) -> Frozen:
     (folder / "farm.yaml").write_text(text)
     return freeze(folder / "farm.yaml", cache=folder / "cache", gates=gates)
+
+
+def test_the_namespace_of_a_pull_request_is_compared_with_main(
+    farm: Farm, client: FarmClient, url: str, tmp_path: Path, prod: str
+) -> None:
+    """It reads main's refs; one of its own goes before."""
+    gated = ONE + "gates: {baseline: prod, size: 0%}\n"
+    with FarmClient(url, farm.settings.api_token.get_secret_value(), namespace="pr") as theirs:
+
+        def compared_with(text: str) -> str:
+            build = str(theirs.submit(_again(tmp_path, text))["id"])
+            work(farm)
+            farm.build_finisher.finish(build)
+            (cell,) = farm.build_reader.read_plan("pr", build)["cells"]
+            return str(cell["baseline"]["key"] if cell["baseline"] else "")
+
+        assert compared_with(gated + "salt: new\n") == prod
+        theirs.refs.move("prod", "latest")
+        assert compared_with(gated + "salt: newer\n") == theirs.ls("prod")[0]["key"] != prod
 
 
 def test_a_tag_that_names_nothing_warns_and_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
@@ -131,11 +160,12 @@ def test_the_history_of_a_cell_can_be_made_again_of_the_reports(
         ("succeeded", False, False),
     ]
     assert found[0]["values"]["latency"] == 0.001
-    path = farm.settings.data_dir / "history.sqlite3"
+    path = farm.settings.data_dir / "builds.sqlite3"
     path.write_bytes(b"no database" * 1000)
     assert client.upkeep.rebuild_history() == 2
     assert client.history(CELL) == found
-    elsewhere = CellHistory(tmp_path / "elsewhere.sqlite3", farm.artifacts)
+    elsewhere = BuildIndex(tmp_path / "elsewhere.sqlite3", farm.store, farm.artifacts)
+    assert elsewhere.catch_up("main").is_whole
     assert elsewhere.of("main", CELL) == found, "another server reads the reports that it does not know"
 
 
@@ -144,13 +174,59 @@ def test_a_follow_up_is_in_the_history_and_is_no_build_before(farm: Farm, client
     later = {"id": "b-" + "f" * 16, "follows": report["build"]["id"], "ended_at": time.time() + 60}
     (cell,) = report["cells"]
     failed: Any = {**report, "build": {**report["build"], **later}, "cells": [{**cell, "state": "failed"}]}
-    farm.cell_history.add(failed)
+    farm.build_index.add(failed)
     assert [past["state"] for past in client.history(CELL)] == ["failed", "succeeded"]
-    assert farm.cell_history.last("main", "demo", [CELL])[CELL]["state"] == "succeeded"
+    assert farm.build_index.last("main", "demo", [CELL])[CELL]["state"] == "succeeded"
+
+
+# --- numbers of other nodes ----------------------------------------------------------------------------------------
+
+ONCE = f"{ONE}gates: {{baseline: prod, compile-time: 50%}}\n"
+
+
+@pytest.fixture
+def prod_of_n1(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Let `prod` name a program that the node n1 took 10 s to compile."""
+    finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), succeed(farm, node="n1", seconds=10.0))
+    client.refs.move("prod", "latest")
+
+
+def compiled(farm: Farm, client: FarmClient, folder: Path, text: str, seconds: float) -> tuple[int, str]:
+    """Build a cell on the node n2; return the exit code, and what came of the comparison."""
+    build = finished(farm, client, _again(folder, text), succeed(farm, node="n2", seconds=seconds))
+    report = client.report(build)
+    (cell,) = report["cells"]
+    assert report["build"]["verdict"]
+    return report["build"]["verdict"]["exit_code"], cell["compared"][0]["outcome"] if cell["compared"] else ""
+
+
+@pytest.mark.usefixtures("prod_of_n1")
+def test_a_slow_compile_on_another_node_is_red_however_often_it_is_built(
+    farm: Farm, client: FarmClient, tmp_path: Path
+) -> None:
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: a\n", 10.0) == (0, "not compared")
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: a\n", 10.0) == (0, "not compared"), "it does not judge itself"
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: b\n", 100.0) == (3, "worse")
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: b\n", 100.0) == (3, "worse"), "a hit"
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: c\n", 105.0) == (3, "worse")
+
+
+@pytest.mark.usefixtures("prod_of_n1")
+def test_steps_that_are_small_each_do_not_pass_together(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: a\n", 10.0) == (0, "not compared")
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: b\n", 15.0) == (0, "within")
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: c\n", 20.0) == (3, "worse"), "twice the first"
+
+
+@pytest.mark.usefixtures("prod_of_n1")
+def test_what_another_manifest_compiled_faster_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    experiment = ONE.replace("name: demo", "name: experiment")
+    assert compiled(farm, client, tmp_path, f"{experiment}salt: branch\n", 4.0) == (0, "")
+    assert compiled(farm, client, tmp_path, f"{ONCE}salt: as prod\n", 10.0) == (0, "not compared")
 
 
 def test_a_damaged_history_stops_no_build(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:
-    (farm.settings.data_dir / "history.sqlite3").write_bytes(b"no database" * 1000)
+    (farm.settings.data_dir / "builds.sqlite3").write_bytes(b"no database" * 1000)
     report = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: more\n")))
     assert report["build"]["state"] == "reported"
 

@@ -22,11 +22,11 @@ from farm.app import Farm
 from farm.artifacts import ownership
 from farm.cli.main import main
 from farm.client.storage_client import StorageClient
-from farm.client.verifying import Trust, verify_file
 from farm.errors import ExitCode
+from farm.extras.signing.signing_keys import new_key
+from farm.extras.signing.trust import policy_of_keys
+from farm.extras.signing.verifying import Trust, verify_file
 from farm.settings import Settings
-from farm.signing.signing_keys import new_key
-from farm.signing.trust import policy_of_keys
 from tests.support.api_farm import commands
 from tests.support.helpers import wait_until
 from tests.support.played import Made, Player, played_to_the_end, toolchain

@@ -282,7 +282,7 @@ def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pyte
 def test_doctor_says_which_workers_the_farm_has(
     farm: Farm, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that rests is named, also where another of its node works; none at all is no fault, but nothing is done."""
+    """One that rests is named, also where another of its node works; none at all is not a fault, but idle."""
     monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
 
     def found() -> tuple[str, str]:

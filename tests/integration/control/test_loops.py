@@ -13,44 +13,27 @@ from farm.app import Farm
 from farm.artifacts import ownership
 from farm.artifacts.ownership import MARKS
 from farm.control import loops, retention
-from farm.control.loops import ControlPlane
+from farm.control.loops import ControlPlane, job_loops
 from farm.errors import StorageUnavailable
+from farm.extension import Loop
 from farm.settings import load_settings
 from farm.store import Store
 from tests.support.helpers import in_a_thread, wait_until
 from tests.support.jobs import Reports, join_pool, new_cell, submit
 
 
-def make_plane(farm: Farm, **does: Any) -> ControlPlane:
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("send", "queued", "finish_build", "resume", "tidy", "merge", "collect", "fire", "deliver")
-    )
-    return ControlPlane(farm.settings, farm.store, **{**{name: lambda *_: None for name in nothing}, **does})
-
-
-@pytest.fixture
-def stopped() -> threading.Event:
-    """Loops that see it do what is due once, and wait for nothing."""
-    stop = threading.Event()
-    stop.set()
-    return stop
-
-
-def test_a_tidying_that_fails_is_not_repeated_at_each_look(
-    farm: Farm, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_is_not_repeated_at_once(farm: Farm) -> None:
+    """Such as the upkeep of storage that is away: each try costs it something."""
     tried: list[str] = []
+    ticks: list[str] = []
 
     def tidy() -> None:
         tried.append("again")
         raise StorageUnavailable("away")
 
-    monkeypatch.setattr(loops, "FIRST_TIDYING", 0.0)
-    plane = make_plane(farm, tidy=tidy)
-    with pytest.raises(StorageUnavailable):
-        plane._repair(stopped)
-    for _ in range(3):
-        plane._repair(stopped)
+    loops_ = [Loop("tidy", tidy, 600.0), Loop("tick", partial(ticks.append, ""), 0.1, leader_only=False)]
+    with in_a_thread(ControlPlane(farm.store, loops_).run):
+        wait_until(lambda: len(ticks) > 15, message="time has passed")
     assert len(tried) == 1
 
 
@@ -94,17 +77,15 @@ def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_u
 
     reports = Reports(store)
     plane = ControlPlane(
-        settings,
         store,
-        send=lambda *_: None,
-        queued=broken,
-        finish_build=reports.finish,
-        resume=reports.resume,
-        tidy=lambda: None,
-        merge=lambda: None,
-        collect=lambda: None,
-        fire=lambda: None,
-        deliver=lambda: None,
+        job_loops(
+            settings,
+            store,
+            send=lambda *_: None,
+            queued=broken,
+            finish=reports.finish,
+            resume=reports.resume,
+        ),
     )
     thread = threading.Thread(target=plane.run, args=(stop,))
     thread.start()

@@ -283,7 +283,7 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) -> None:
     """Nor an address: who made the folder would get the token at it."""
     as_in_a_clone(tmp_path)
-    with pytest.raises(NotAllowed, match="not of a farm of yours"):
+    with pytest.raises(NotAllowed, match="names a farm that is not yours"):
         FarmClient.from_settings(settings_for(tmp_path, api_token="secret"))
     (tmp_path / "farm.json").write_text(json.dumps({"api_url": "https://evil.example", "api_token": ""}))
     (tmp_path / "farm.json").chmod(0o600)

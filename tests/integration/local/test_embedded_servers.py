@@ -179,16 +179,14 @@ def test_a_page_of_another_site_changes_nothing_whatever_origin_and_host_it_has(
         "x-amz-date": "20260101T000000Z", "x-amz-credential": f"{weed.access_key}/20260101/us-east-1/s3/aws4_request",
     }  # fmt: skip
     file = {"file": ("x", b'{"role": "admin"}', "application/json")}
-    for origin in ("http://evil.example", "null", weed.server.url, ""):
+    for origin in ("http://evil.example", "null", weed.url, ""):
         headers = {"Host": host, **({"Origin": origin} if origin else {})}
         for more in ({}, policy, newer):
             for path in (f"/{bucket}", f"/{bucket}/", "/", f"/{bucket}/config/tokens/intruder.json"):
-                form = httpx.post(
-                    weed.server.url + path, data={**fields, **more}, files=file, headers=headers, timeout=60
-                )
+                form = httpx.post(weed.url + path, data={**fields, **more}, files=file, headers=headers, timeout=60)
                 assert form.status_code >= 400, (path, form.text)
         for method, query in ASKED:
-            url = f"{weed.server.url}/{bucket}/{query or 'config/tokens/known.json'}"
+            url = f"{weed.url}/{bucket}/{query or 'config/tokens/known.json'}"
             body = None if method == "GET" else b"x"
             answer = httpx.request(method, url, content=body, headers=headers, timeout=60)
             assert answer.status_code in (400, 403, 405, 411), (method, query, answer.status_code, answer.text)

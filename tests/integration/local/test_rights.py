@@ -21,12 +21,12 @@ from farm.artifacts import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
 from farm.cli import main
 from farm.client.storage_client import StorageClient
-from farm.client.verifying import Trust
 from farm.errors import StorageUnavailable, UsageError
+from farm.extras.signing.signing_keys import new_key
+from farm.extras.signing.trust import policy_of_keys
+from farm.extras.signing.verifying import Trust
 from farm.local import servers
 from farm.settings import Settings
-from farm.signing.signing_keys import new_key
-from farm.signing.trust import policy_of_keys
 from tests.chaos.rig import Rig
 from tests.support.helpers import wait_until
 from tests.support.places import ROOT
@@ -239,7 +239,7 @@ def test_what_storage_alone_cannot_do_is_said(rights: Rights) -> None:
             client.builds()
         with pytest.raises(UsageError, match="for the farm's API"):
             next(client.watch(rights.build))
-    with pytest.raises(UsageError, match="no address of object storage"):
+    with pytest.raises(UsageError, match="not an address of object storage"):
         StorageClient.below("ftp://storage.example")
 
 

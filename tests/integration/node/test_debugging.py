@@ -17,7 +17,6 @@ from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
 from farm.targets.compilers import COMPILERS
 from farm.tuning.database import ForOneRun, Restored
-from farm.tuning.formats import write_folder
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
 from farm.tuning.tuner import Tuner
@@ -76,9 +75,8 @@ class Knows(ForOneRun):
         found = [Record(store, "", key, value, RecordSource("")) for store, value in records.items() for key in keys]
         self.snapshot = Snapshot.of(found)
 
-    def restore(self, folder: Path) -> Restored:
-        write_folder(self.snapshot, folder)
-        return Restored(self.snapshot, 1, 0)
+    def since(self, seen: frozenset[str]) -> Restored:
+        return Restored(self.snapshot, seen)
 
 
 def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

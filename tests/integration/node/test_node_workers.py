@@ -19,7 +19,7 @@ import pytest
 from farm import broker
 from farm.app import Farm
 from farm.cli import main
-from farm.control.loops import ControlPlane
+from farm.control.loops import ControlPlane, job_loops
 from farm.errors import ManifestError
 from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
@@ -76,20 +76,15 @@ def farm_worker(settings: Settings, root: Path) -> Iterator[subprocess.Popen[byt
 def control(farm: Farm) -> Iterator[None]:
     """The control plane's loops in a thread."""
     app = farm.celery
-    plane = ControlPlane(
+    loops = job_loops(
         farm.settings,
         farm.store,
         send=partial(broker.dispatch, app),
         queued=partial(broker.queued, app),
-        finish_build=farm.build_finisher.finish,
-        resume=farm.builds.resume,
-        tidy=lambda: None,
-        merge=lambda: None,
-        collect=lambda: None,
-        fire=lambda: None,
-        deliver=lambda: None,
+        finish=farm.build_finisher.finish,
+        resume=farm.admission.resume,
     )
-    with in_a_thread(plane.run):
+    with in_a_thread(ControlPlane(farm.store, loops).run):
         yield
 
 

@@ -20,14 +20,14 @@ from botocore.exceptions import EndpointConnectionError
 from farm.app import Farm
 from farm.artifacts import sidecar_key
 from farm.artifacts.s3 import S3Store
-from farm.client.verifying import Trust
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageUnavailable
+from farm.extras.signing.signing_keys import new_key
+from farm.extras.signing.trust import policy_of_keys
+from farm.extras.signing.verifying import Trust
 from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.deliveries import Deliveries
 from farm.node.outbox import Outbox, Parcel
-from farm.signing.signing_keys import new_key
-from farm.signing.trust import policy_of_keys
 from farm.tuning.collecting import Collector
 from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
@@ -56,7 +56,7 @@ def claimed(farm: Farm, folder: Path, tuning: str = "off") -> Attempt:
 class Outage:
     """Storage refuses every connection from when an attempt reaches a phase (at once where that is empty).
 
-    Notes what the attempt says of it.
+    Notes what the attempt says about it.
     """
 
     def __init__(self, farm: Farm, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
@@ -309,7 +309,7 @@ def test_a_name_that_storage_never_answers_fails_the_attempt(
         thread.join()
     assert outcomes[0].kind == "storage", outcomes[0]
     assert name in outcomes[0].message
-    assert "its operator has to see to that" in outcomes[0].message
+    assert "its operator has to act" in outcomes[0].message
 
 
 def test_what_tuning_found_outlives_an_outage_that_is_longer_than_the_tuning(

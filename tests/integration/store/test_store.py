@@ -169,7 +169,7 @@ def test_limits_are_the_largest_when_the_attempt_starts(store: Store) -> None:
     assert take(store)[1].limits == {"time": 60.0, "memory": 1 << 33}
     submit(store, new_cell("b" * 64, limits={"time": 60.0, "memory": 1 << 33}))
     submit(store, new_cell("b" * 64, limits={"time": 0, "memory": 0}))
-    assert take(store)[1].limits == {"time": 0.0, "memory": 0}, "0 is no limit at all"
+    assert take(store)[1].limits == {"time": 0.0, "memory": 0}, "0 means no limit at all"
 
 
 # --- endings ---------------------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_what_an_attempt_is_doing_can_be_read(store: Store) -> None:
     store.jobs.renew(claim.token, job_id, phase="tuning", progress=0.5)
     assert store.jobs.log_tail(job_id) == b"\xfflog"
     phases = [event["phase"] for event in store.events.read(build_id).items if event["type"] == "phase"]
-    assert phases == ["tuning"], "progress alone is no event"
+    assert phases == ["tuning"], "progress alone is not an event"
 
 
 # --- other nodes first -----------------------------------------------------------------------------------------------

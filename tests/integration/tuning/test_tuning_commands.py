@@ -20,7 +20,7 @@ from farm.control.tuning_merges import merge_tuning
 from farm.errors import ExitCode
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
-from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
+from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name, restore
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import POOL, commands
 from tests.support.tuning_writers import delta
@@ -71,7 +71,7 @@ def test_what_a_user_brings_is_there_for_everybody_and_comes_back_whole(
     assert "left out: 1 never decided, 1 broken" in err
     assert f"{FIND} is damaged (line 2 has no end): its complete records are used" in err
     assert "own/gfx1030_36.HIP.3_5_1_4dddc24.ufdb.txt: it is not of gfx942" in err
-    assert "refused gfx942130.ukdb: kernel binaries are no tuning" in err
+    assert "refused gfx942130.ukdb: kernel binaries are not tuning" in err
     assert "0 of them new" in said(["import", "gfx942 quick", str(own)], capsys)
 
     assert said(["export", "gfx942 quick", "-o", "mine"], capsys).startswith(f"2 records of {QUICK}")
@@ -199,7 +199,7 @@ def test_a_problem_cache_of_the_other_form_is_refused(
     other = next(name for name in ("new.json", "old.json") if name != read[0])
     assert main(["tuning", "import", database.name, other]) == 2
     assert f"refused {other}: it is " in capsys.readouterr().err
-    database.restore(tmp_path / "restored")
+    restore(database, tmp_path / "restored")
     restored = json.loads((tmp_path / "restored" / "problem_cache.json").read_text())
     assert json.loads((tmp_path / read[0]).read_text())[0] in restored
     assert len(restored) == len(read), "what the job tuned too"
@@ -271,7 +271,7 @@ def test_a_name_must_mean_one_database(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "out").exists()
     (tmp_path / "model.onnx").write_bytes(b"x")
     assert main(["tuning", "import", QUICK, "model.onnx"]) == 2
-    assert "model.onnx is no tuning database" in capsys.readouterr().err
+    assert "model.onnx is not a tuning database" in capsys.readouterr().err
 
 
 def test_only_databases_that_a_pool_can_have_are_listed(farm: Farm, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Outlooks: builds whose ends lie in what was said of them, before they run and while they do."""
+"""Outlooks: builds whose ends lie in what was said about them, before they run and while they do."""
 
 import math
 import random

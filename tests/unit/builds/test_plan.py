@@ -1,4 +1,4 @@
-"""What a plan says of a miss: the parts of the cache key that changed, in words for people."""
+"""What a plan says about a miss: the parts of the cache key that changed, in words for people."""
 
 from __future__ import annotations
 

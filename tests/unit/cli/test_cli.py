@@ -43,7 +43,7 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No farm, no configuration: an empty folder. What a command says of logging ends with it."""
+    """No farm, no configuration: an empty folder. What a command says about logging ends with it."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     monkeypatch.chdir(tmp_path)
@@ -117,26 +117,19 @@ def test_examples_in_the_help_are_command_lines_of_today(command: str, capsys: p
         assert set(re.findall(r"(?<!\S)--?[a-z]+", example)) <= set(re.findall(r"(?<!\S)--?[a-z]+", text))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_documentation_has_every_command_and_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-    assert f"`farm {command}" in text
-    assert main([*command.split(), "--help"]) == 0
-    options = set(re.findall(r"(?<![\w-])--[a-z0-9-]+", capsys.readouterr().out.partition("Options:")[2]))
-    assert {option for option in options if option not in text} == set()
-
-
-def test_the_documentation_has_the_exit_codes() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-    assert all(f"| {int(code)} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
-
-
 def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     commands = capsys.readouterr().out.partition("Builds:")[2]
     assert "..." not in commands
     assert all(f"\n  {command.split()[0]} " in commands for command in COMMANDS)
-    assert re.findall(r"^(\w.*):$", commands, re.M) == ["Programs", "Manifests", "Without a farm", "The farm", "Help"]
+    assert re.findall(r"^(\w.*):$", commands, re.M) == [
+        "Programs",
+        "Manifests",
+        "Without a farm",
+        "The farm",
+        "Extensions",
+        "Help",
+    ]
     for group in sorted({command.split()[0] for command in COMMANDS if " " in command}):
         assert main([group, "--help"]) == 0
         text = capsys.readouterr().out
@@ -208,7 +201,7 @@ def test_ctrl_c_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["lint", "farm.yaml", "--json"]) == 8
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["kind"], error["exit_code"]) == ("Interrupted", 8)
-    monkeypatch.setattr("farm.cli.quick_start.compile_less", interrupted)
+    monkeypatch.setattr("farm.cli.commands.run", interrupted)
     assert main(["lint", "farm.yaml"]) == 8, "while it is imported"
     assert capsys.readouterr() == ("", "stopped\n")
 

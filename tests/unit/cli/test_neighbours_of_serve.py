@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.api import server
 from farm.cli import main
 from farm.cli.operator_commands import other_users
+from farm.serving import server
 
 
 def user(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts.sidecar import Conditions, Processes
 from farm.cli import render
-from farm.cli.artifact_commands import describe
-from farm.cli.log_following import added
+from farm.cli.attempt_commands import added
+from farm.cli.inspect_command import describe
 from farm.cli.progress import Lines, Screen
 from farm.inert import inert, one_line
+from farm.wire.program import Conditions, Processes
 
 
 def facts(size: int, latency: float | None, error: float, **more: Any) -> dict[str, Any]:

@@ -17,27 +17,28 @@ from tests.support.places import ROOT
 
 FRAMEWORK = {"typer", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
 FRAMEWORK |= {"annotated_doc", "shellingham", "platformdirs"}
-HTTP = {"httpx", "anyio", "idna", "certifi", "sniffio"}
+HTTP = {"httpx", "httpcore", "h11", "anyio", "idna", "certifi", "sniffio"}
 YAML = {"ruamel"}
 
 TALKING = {
     "artifacts",
     "cli",
     "client",
+    "entry_points",
     "errors",
     "files",
     "inert",
     "jobs",
     "matrix",
     "models",
-    "packs",
     "results",
     "settings",
     "spec",
 }
-TALKING |= {"units"}
-CHECKING = (TALKING - {"artifacts", "packs", "results", "settings"}) | {"manifest", "runner", "targets"}
-ROOMS = {"status": TALKING, "ls": TALKING, "lint": CHECKING, "plan": CHECKING | {"settings"}}
+TALKING |= {"runner", "units", "wire"}
+CHECKING = (TALKING - {"artifacts", "results", "settings"}) | {"manifest", "targets"}
+CHECKING |= {"entry_points", "extras"}  # Extensions add targets.
+ROOMS = {"status": TALKING, "ls": TALKING, "lint": CHECKING, "plan": CHECKING | {"settings", "extension"}}
 """The first word of commands, and the rooms that each may import."""
 
 LIBRARIES = {

@@ -84,7 +84,7 @@ def test_what_storage_says_is_read_to_its_limit(tmp_path: Path) -> None:
     taken: list[int] = []
     for status in (200, 400, 500):
         client = channel(iter(()))
-        client._storage = httpx.Client(
+        client._opened["uploads"] = httpx.Client(
             transport=httpx.MockTransport(lambda _, status=status: httpx.Response(status, content=endless(taken)))
         )
         put = {"url": "http://storage.example/blob", "headers": {}, "start": 0, "size": 4}

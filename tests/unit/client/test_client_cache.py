@@ -47,6 +47,23 @@ def test_what_another_command_may_be_reading_stays(tmp_path: Path) -> None:
     assert today.exists()
 
 
+def test_what_another_command_has_found_since_the_first_look_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = keep(tmp_path / "data" / "found.npz", 400, days=10)
+    unused = keep(tmp_path / "data" / "unused.npz", 400, days=9)
+
+    def looked_at(entry: Path) -> int:
+        if entry == unused:
+            note_use(tmp_path, [found])
+        return 400
+
+    monkeypatch.setattr("farm.client.cache._size", looked_at)
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([found, unused]))
+    trim(tmp_path, limit=500)
+    assert found.exists() and not unused.exists()
+
+
 def test_half_a_folder_is_replaced_and_a_whole_one_stays(tmp_path: Path) -> None:
     place = tmp_path / "conversions" / "key"
     (place / "rest").mkdir(parents=True)

@@ -61,11 +61,16 @@ def test_a_blob_comes_in_pieces_and_is_kept(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache" / "blobs").iterdir()] == [WANTED.digest]
 
 
-def test_a_file_alone_shares_nothing_with_the_cache(tmp_path: Path) -> None:
-    """External data of a model must not: its check refuses a file with a second name."""
+def test_a_write_into_a_fetched_file_changes_no_other_and_not_the_cache(tmp_path: Path) -> None:
+    """Also a model's external data: its check refuses a file with a second name."""
     cache = Downloads(tmp_path / "cache")
-    place = cache.bring(WANTED, tmp_path / "weights.bin", Server(), alone=True)
-    assert (place.read_bytes(), place.stat().st_nlink) == (DATA, 1)
+    prod = cache.bring(WANTED, tmp_path / "prod", Server())
+    staging = cache.bring(WANTED, tmp_path / "staging", never)
+    with staging.open("r+b") as file:
+        file.write(b"an experiment")
+    assert prod.read_bytes() == DATA
+    assert cache.bring(WANTED, tmp_path / "again", never).read_bytes() == DATA
+    assert [place.stat().st_nlink for place in (prod, staging)] == [1, 1]
 
 
 def test_without_a_cache_nothing_is_left_but_the_blob(tmp_path: Path) -> None:
@@ -106,9 +111,9 @@ def test_a_digest_leads_nowhere_else(tmp_path: Path, cached: bool) -> None:
     downloads = Downloads(tmp_path / "cache" if cached else None)
     (tmp_path / "cache" / "blobs").mkdir(parents=True)
     for digest in ("../../mine", str(mine), "", WANTED.digest.upper()):
-        with pytest.raises(ArtifactGone, match="which is no SHA-256"):
+        with pytest.raises(ArtifactGone, match="which is not a SHA-256"):
             downloads.bring(WANTED._replace(digest=digest), tmp_path / "one", Server())
-        with pytest.raises(ArtifactGone, match="which is no SHA-256"):
+        with pytest.raises(ArtifactGone, match="which is not a SHA-256"):
             downloads.find(digest, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "mine"]
 
@@ -125,6 +130,24 @@ def test_a_damaged_blob_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
     server = Server()
     assert kept.bring(WANTED, tmp_path / "two", server).read_bytes() == DATA
     assert server.asked
+
+
+def test_a_blob_that_another_process_removes_meanwhile_is_brought_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, server, clone = Downloads(tmp_path / "cache"), Server(), transfers._clone
+    kept.bring(WANTED, tmp_path / "one", Server())
+
+    def once(source: Path, place: Path) -> None:
+        monkeypatch.setattr(transfers, "_clone", clone)
+        source.unlink()
+        clone(source, place)
+
+    monkeypatch.setattr(transfers, "_clone", once)
+    assert kept.bring(WANTED, tmp_path / "two", server).read_bytes() == DATA
+    assert server.asked
+    with pytest.raises(FileNotFoundError):
+        kept.bring(WANTED, tmp_path / "no" / "folder", never)
 
 
 @pytest.mark.parametrize("data", [DATA[:-1] + b"x", DATA[:-1]])
@@ -164,7 +187,7 @@ def test_a_server_without_ranges_sends_the_whole(tmp_path: Path) -> None:
 
 
 def _killed_half_way(cache: Path) -> None:
-    transfers.PIECE, transfers.AT_ONCE = PIECE, 1
+    transfers.PIECE, transfers.DOWNLOADS_AT_ONCE = PIECE, 1
 
     def dying(start: int, end: int, write: Write) -> None:
         if start == 6 * PIECE:

@@ -71,20 +71,6 @@ def test_programs_share_a_folder(tmp_path: Path) -> None:
         assert document["blobs"]["program"]["path"] == name
 
 
-def test_a_folder_of_an_older_client_is_taken_over(tmp_path: Path) -> None:
-    """Its program is replaced, with its sidecar; what describes another program stays, and so does a user's file."""
-    (tmp_path / "net.onnx").write_text("old")
-    (tmp_path / "artifact.json").write_text(json.dumps({"blobs": {"program": blob("net.onnx", b"old"), "log": None}}))
-    fetch(tmp_path, blob("other.onnx"))
-    assert (tmp_path / "artifact.json").exists()
-    fetch(tmp_path, blob("net.onnx", b"new"))
-    assert contents(tmp_path) == {"net.onnx": "new", "other.onnx": "a program"}
-    assert not (tmp_path / "artifact.json").exists()
-    (tmp_path / "artifact.json").write_text("mine")
-    fetch(tmp_path, blob("net.onnx", b"newer"))
-    assert (tmp_path / "artifact.json").read_text() == "mine"
-
-
 def test_what_a_fetch_wrote_is_replaced_by_the_next(tmp_path: Path) -> None:
     fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
     fetch(tmp_path, blob("net.onnx", b"one"), log=blob("log.txt", b"a log"))
@@ -108,7 +94,7 @@ def test_a_name_that_was_only_announced_gives_no_right_to_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name",
     ["../net.onnx", "/etc/net.onnx", ".net.onnx", "a/net.onnx", "Makefile", "conftest.py", "farm.toml", "artifact.json",
-     "a.artifact.json", "family.json", "net.onnx\n", "..", ""],
+     "a.artifact.json", "family.json", "pack.json", "net.onnx\n", "..", ""],
 )  # fmt: skip
 def test_names_that_no_artifact_has_are_refused(tmp_path: Path, name: str) -> None:
     for blobs in ({"program": blob(name)}, {"program": blob("net.onnx"), "sample": blob(name)}):

@@ -1,4 +1,4 @@
-"""Which artifact fits a machine, and what is said of the others."""
+"""Which artifact fits a machine, and what is said about the others."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def sidecar(latency: float | None = None, **device: Any) -> Sidecar:
 )
 def test_the_reason_against_a_cell(cell: SnapshotCell, reason: str) -> None:
     assert why_not(cell, [CARD]) == reason
+
+
+def test_of_one_cell_it_is_what_was_submitted_last_as_for_all_readers() -> None:
+    """What this very toolchain made may be of a commit that was taken back."""
+    back: SnapshotCell = {**on_cpu(toolchain="onnxruntime1.30.0-ffffffff"), "submitted": 3.0}
+    taken_back: SnapshotCell = {**on_cpu(), "submitted": 2.0}
+    assert best_fit([(taken_back, sidecar()), (back, sidecar())], [CPU]).best.cell == back
+    assert best_fit([(taken_back, sidecar()), ({**back, "submitted": 1.0}, sidecar())], [CPU]).best.cell == taken_back
 
 
 def test_programs_of_an_older_onnx_runtime_are_read_and_of_a_newer_one_not() -> None:

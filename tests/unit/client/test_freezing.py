@@ -15,10 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.cli import main
 from farm.client.authoring import init_manifest, lint, name_cells
+from farm.client.client import freeze as submission_of
 from farm.client.freezing import as_submission, freeze, in_package
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest, manifest_schema
 from farm.matrix.cells import expand
+from farm.matrix.combinations import MatrixRules, combine
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 
@@ -67,12 +69,12 @@ def test_a_manifest_and_its_files_become_models_data_and_blobs(tmp_path: Path) -
     np.savez(tmp_path / "cal.npz", x=np.zeros((6, 4), dtype=np.float32))
     calibrated = f"source: {{path: models/net.onnx}}\ncalibration: {{path: cal.npz}}\nprecisions: [int8]\n{SHAPE}"
     manifest = write(tmp_path, f"source: {{path: models/net.onnx}}\n{SHAPE}", calibrated)
-    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
     assert sorted(found.models) == ["net0", "net1"]
     assert list(found.data) == ["net1/calibration"]
     for digest, file in found.files.items():
         assert hashlib.sha256(file.read_bytes()).hexdigest() == digest
-    cells = expand(manifest, found.models, found.data, [CPU])
+    cells = expand(combine(manifest), found.models, found.data, [CPU])
     named = {
         file["digest"] for cell in cells for file in [*cell.order["model"]["files"], cell.order["calibration"]] if file
     }
@@ -84,7 +86,7 @@ def test_a_dataset_is_frozen_once_under_its_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "cal.npz", x=np.zeros((6, 4), dtype=np.float32))
     entry = f"source: {{path: net.onnx}}\ncalibration: shared\nsamples: shared\n{SHAPE}"
     manifest = write(tmp_path, entry, entry, last="datasets: {shared: {path: cal.npz}}")
-    assert list(freeze(manifest, tmp_path, cache=tmp_path / "cache").data) == ["shared"]
+    assert list(freeze(combine(manifest), tmp_path, cache=tmp_path / "cache").data) == ["shared"]
 
 
 def test_a_dataset_is_to_each_model_what_its_own_inputs_make_of_it(tmp_path: Path) -> None:
@@ -104,12 +106,12 @@ def test_a_dataset_is_to_each_model_what_its_own_inputs_make_of_it(tmp_path: Pat
         entry,
         last="datasets: {shared: {path: cal.npy}}",
     )
-    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
     assert {key: list(data.arrays) for key, data in found.data.items()} == {
         "shared": ["x"],
         "net1/calibration": ["pixels"],
     }
-    cells = expand(manifest, found.models, found.data, [CPU])
+    cells = expand(combine(manifest), found.models, found.data, [CPU])
     digests = [cell.spec.calibration["digest"] for cell in cells]
     assert digests == [found.data[key].digest for key in ("shared", "net1/calibration", "shared")]
 
@@ -126,7 +128,7 @@ def test_every_file_that_is_missing_is_reported_at_once_with_its_line(tmp_path: 
         "source: {package: no_such_package/net.onnx}",
         f"source: {{path: resnet50.onnx}}\ncalibration: {{path: cal.npz}}\n{SHAPE}",
     )
-    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "cache"))
+    text = refused(lambda: freeze(combine(manifest), tmp_path, cache=tmp_path / "cache"))
     for expected in (
         "farm.yaml:6:20: there is no file",
         "did you mean `resnet50.onnx`?",
@@ -144,7 +146,7 @@ def test_every_file_that_is_missing_is_reported_at_once_with_its_line(tmp_path: 
 def test_models_in_a_bucket_are_left_to_the_farm(tmp_path: Path) -> None:
     save_net(tmp_path / "net.onnx")
     manifest = write(tmp_path, "source: {path: net.onnx}", "source: {s3: 's3://models/net.onnx'}")
-    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
     assert (list(found.models), list(found.files.values())) == (["net0"], [tmp_path / "net.onnx"])
 
 
@@ -158,9 +160,11 @@ def test_a_file_of_a_package_is_found_without_importing_it(tmp_path: Path, monke
     save_net(package / "nets" / "net.onnx")
     monkeypatch.syspath_prepend(tmp_path)
     assert in_package("trapped_models/nets/net.onnx") == package / "nets" / "net.onnx"
-    text = refused(lambda: freeze(write(tmp_path, "source: {package: trapped_models/nets/ned.onnx}"), tmp_path))
+    text = refused(
+        lambda: freeze(combine(write(tmp_path, "source: {package: trapped_models/nets/ned.onnx}")), tmp_path)
+    )
     assert "did you mean `trapped_models/nets/net.onnx`?" in text
-    text = refused(lambda: freeze(write(tmp_path, "source: {package: trapped_models/../farm.yaml}"), tmp_path))
+    text = refused(lambda: freeze(combine(write(tmp_path, "source: {package: trapped_models/../farm.yaml}")), tmp_path))
     assert "leaves the package" in text
 
 
@@ -182,7 +186,7 @@ class Web:
 def get(folder: Path, web: Web, content: bytes) -> Path:
     digest = hashlib.sha256(content).hexdigest()
     manifest = write(folder, f"source: {{https: 'https://models.example/net.onnx?v=1', sha256: {digest}}}")
-    return freeze(manifest, folder, cache=folder / "cache", transport=httpx.MockTransport(web)).files[digest]
+    return freeze(combine(manifest), folder, cache=folder / "cache", transport=httpx.MockTransport(web)).files[digest]
 
 
 def test_a_download_is_checked_and_kept(tmp_path: Path) -> None:
@@ -226,12 +230,14 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
     manifest = write(tmp_path, f"source: {{https: 'https://models.example/net.onnx', sha256: {'a' * 64}}}")
     transport = httpx.MockTransport(gone)
-    assert "no route to host" in refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c", transport=transport))
+    assert "no route to host" in refused(
+        lambda: freeze(combine(manifest), tmp_path, cache=tmp_path / "c", transport=transport)
+    )
 
 
 def test_what_is_no_address_is_a_usage_error(tmp_path: Path) -> None:
     manifest = write(tmp_path, f"source: {{https: 'https://é..x/net.onnx', sha256: {'a' * 64}}}")
-    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "c"))
+    text = refused(lambda: freeze(combine(manifest), tmp_path, cache=tmp_path / "c"))
     assert "https://é..x/net.onnx cannot be read: Invalid IDNA hostname" in text
 
 
@@ -350,12 +356,12 @@ def test_overrides_bring_data_for_the_models_that_need_it_and_files_for_the_envi
         "  - {select: {shape: b2}, calibration: {path: better.npz}}\n"
         "  - {select: {model: net1}, env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gemms.txt}}}",
     )
-    found = freeze(manifest, tmp_path, cache=tmp_path / "cache")
+    found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
     assert sorted(found.data) == ["net0/calibration", "net0/calibration/0"]
     digest = hashlib.sha256(b"a tuned GEMM\n").hexdigest()
     assert as_submission(found)["files"] == {"gemms.txt": {"digest": digest, "size": 13}}
     assert found.files[digest].read_bytes() == b"a tuned GEMM\n"
-    cell, _ = expand(manifest, found.models, found.data, [CPU], files=found.env_files)
+    cell, _ = expand(combine(manifest), found.models, found.data, [CPU], files=found.env_files)
     assert cell.spec.calibration == {"digest": found.data["net0/calibration/0"].digest}
 
 
@@ -363,5 +369,17 @@ def test_a_file_of_the_environment_that_is_missing_is_reported_at_its_place(tmp_
     save_net(tmp_path / "net.onnx")
     setting = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: gems.txt}}"
     manifest = write(tmp_path, f"source: {{path: net.onnx}}\n{SHAPE}\n{setting}")
-    text = refused(lambda: freeze(manifest, tmp_path, cache=tmp_path / "cache"))
+    text = refused(lambda: freeze(combine(manifest), tmp_path, cache=tmp_path / "cache"))
     assert "farm.yaml:9:43: there is no file" in text
+
+
+def test_a_client_multiplies_out_the_matrix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    combined: list[int] = []
+    once = MatrixRules.all
+    monkeypatch.setattr(MatrixRules, "all", lambda rules: combined.append(1) or once(rules))
+    save_net(tmp_path / "net.onnx", [2, 4])
+    write(tmp_path, "source: {path: net.onnx}")
+    submission_of(tmp_path / "farm.yaml", cache=tmp_path / "cache")
+    assert len(combined) == 1
+    assert name_cells(tmp_path / "farm.yaml")[1]
+    assert len(combined) == 2

@@ -1,4 +1,4 @@
-"""A farm that means ill answers what no farm does: the client says so in one line, and never with a traceback."""
+"""A farm that means ill: the client says in one line what is wrong, and never with a traceback."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from farm.client.client import FarmClient
-from farm.client.conformity import conforming
-from farm.client.verifying import Trust
 from farm.errors import FarmError, Untrusted, UsageError
+from farm.extras.signing.signatures_api import SignaturesApi
+from farm.extras.signing.trust import clock, policy_of_keys
+from farm.extras.signing.verifying import Trust
 from farm.matrix.planned import CellGates
-from farm.signing.trust import clock, policy_of_keys
+from farm.wire.checking import checked
 from tests.support.signed import Signed, key_in, sidecar_of
 
 CELL: dict[str, Any] = {
@@ -103,7 +104,7 @@ LISTS: dict[str, Callable[[FarmClient], object]] = {
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("item", [None, 1, [], {}, {"id": [], "name": {}}], ids=repr)
 def test_odd_entries_of_lists_are_one_line(name: str, item: Any) -> None:
-    with pytest.raises(UsageError, match=r"farm.* answers what no farm does: ") as caught:
+    with pytest.raises(UsageError, match=r"unexpected answer from .*farm.*: ") as caught:
         LISTS[name](client({"items": [item]}))
     assert "\n" not in caught.value.message
 
@@ -130,14 +131,13 @@ ASKS: dict[str, Callable[[FarmClient], object]] = {
     "tuning": lambda farm: farm.tuning.stats("pool/device/quick")["records"],
     "merge": lambda farm: farm.tuning.merge("pool/device/quick")["deltas"],
     "upload": lambda farm: farm.upload({"ab" * 32: Path(__file__)}),
-    "audit": lambda farm: next(iter(farm.upkeep.audit()))["counts"],
 }
 
 
 @pytest.mark.parametrize("answer", [{}, {"id": 1}, {"spec": [], "blobs": 1}])
 @pytest.mark.parametrize("name", ASKS)
 def test_odd_documents_are_one_line(name: str, answer: Any) -> None:
-    with pytest.raises(UsageError, match="answers what no farm does: ") as caught:
+    with pytest.raises(UsageError, match="unexpected answer from ") as caught:
         ASKS[name](client(answer))
     assert "\n" not in caught.value.message
 
@@ -147,7 +147,7 @@ def test_odd_events_are_one_line(data: str) -> None:
     channel = httpx.MockTransport(lambda _: httpx.Response(200, text=f"id: 1\ndata: {data}\n\n"))
     farm = FarmClient("http://farm.example", transport=channel)
     for ask in (farm.changes, farm.watch):
-        with pytest.raises(UsageError, match="answers what no farm does: "):
+        with pytest.raises(UsageError, match="unexpected answer from "):
             next(iter(ask(BUILD_ID)))
 
 
@@ -160,11 +160,11 @@ def test_another_artifact_than_the_one_that_was_asked_for_is_refused(tmp_path: P
     assert own.artifacts.signed(old.sidecar.key)
     with pytest.raises(Untrusted, match="it is the artifact 0000000000000000…, and abababababababab… was asked for"):
         own.artifacts.signed("ab" * 32)
-    assert [check.name for check in own.artifacts.judged("ab" * 32, trust)] == ["key"]
+    assert [check.name for check in SignaturesApi.of(own).judged("ab" * 32, trust)] == ["key"]
 
 
-def test_an_older_farm_leaves_out_what_a_newer_one_added() -> None:
-    gates = {"tolerance": {"*": 0.1}, "weak": "warn", "on_fail": "fail"}
-    assert conforming(gates, CellGates, "x") == gates
-    with pytest.raises(UsageError, match=r"x answers what no farm does: [.]weak is"):
-        conforming({**gates, "weak": 1}, CellGates, "x")
+def test_what_is_wrong_is_named_with_its_place() -> None:
+    gates = {"tolerance": {"*": 0.1}, "weak": "warn", "on_fail": "fail", "unverifiable": "warn"}
+    assert checked(gates, CellGates, "x") == gates
+    with pytest.raises(UsageError, match="unexpected answer from x: weak: Input should be"):
+        checked({**gates, "weak": 1}, CellGates, "x")

@@ -25,7 +25,10 @@ CELL = {
 }  # fmt: skip
 # fmt: off
 ANSWERS: dict[str, Any] = {
-    "/v1/refs/prod": {"tag": "prod", "cells": {"net": CELL}},
+    "/v1/refs/prod": {
+        **{"tag": "prod", "generation": 1, "snapshot": "ef" * 32, "previous": None, "moved": "", "schema": 1},
+        "cells": {"net": CELL},
+    },
     f"/v1/artifacts/{KEY}/statements": {"sidecar": "{}", "statements": []},
     f"/v1/artifacts/{KEY}": {
         "schema": 1, "key": KEY, "namespace": "main", "identifier": CELL["identifier"], "spec": {}, "toolchain": "t",
@@ -69,7 +72,7 @@ def connect(farm: AwayFarm, tmp_path: Path) -> Iterator[Connect]:
 
     def client(token: str = "mine", cache: Path | None = tmp_path / "cache") -> FarmClient:
         made = FarmClient("http://farm.example", token, cache=cache, transport=httpx.MockTransport(farm))
-        made.transport._storage = httpx.Client(
+        made.transport._opened["downloads"] = httpx.Client(
             transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=httpx.ByteStream(PROGRAM)))
         )
         return made

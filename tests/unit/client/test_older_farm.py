@@ -33,12 +33,6 @@ def test_what_is_not_there_is_no_sign_of_an_older_farm() -> None:
         client.build("b-1")
 
 
-def test_a_farm_that_knows_no_statements_has_none() -> None:
-    unknown = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "Not Found"}
-    with client_of(404, unknown) as client:
-        assert client.artifacts.signed("0" * 64) is None
-
-
 @pytest.mark.parametrize("status", [404, 501])
 def test_another_web_server_is_no_farm(status: int) -> None:
     page = httpx.MockTransport(lambda _: httpx.Response(status, text="<h1>File not found</h1>"))

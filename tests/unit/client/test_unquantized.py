@@ -19,6 +19,7 @@ from farm.client.freezing import FrozenInputs, freeze, read_inputs
 from farm.errors import ManifestError
 from farm.manifest import Manifest, parse_manifest
 from farm.matrix.cells import expand
+from farm.matrix.combinations import combine
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 
@@ -59,7 +60,7 @@ def manifest(fields: str = "reference: {model: float}, samples: {path: samples.n
 
 
 def frozen(made: Path, cache: Path, text: Manifest) -> FrozenInputs:
-    return freeze(text, made, cache=cache)
+    return freeze(combine(text), made, cache=cache)
 
 
 def test_the_expected_outputs_are_the_unquantized_models(made: Path, tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_expected_outputs_are_the_unquantized_models(made: Path, tmp_path: P
         session = onnxruntime.InferenceSession(str(made / "float.onnx"), providers=["CPUExecutionProvider"])
         assert np.allclose(arrays["y"], session.run(None, {"x": SAMPLES})[0], rtol=1e-6)
         assert np.array_equal(arrays["x"], SAMPLES)
-    cells = expand(manifest(), found.models, found.data, [CPU])
+    cells = expand(combine(manifest()), found.models, found.data, [CPU])
     specs = {cell.model: cell.spec for cell in cells if cell.spec}
     verification = specs["quark"].as_dict()["verification"]
     assert verification and verification["samples"] == {"digest": data.digest}
@@ -101,4 +102,4 @@ def test_a_reference_needs_samples(fields: str) -> None:
 
 def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.client.unquantized.run_child", lambda *_, **__: pytest.fail("it ran"))
-    assert read_inputs(manifest(), made, cache=tmp_path, quick=True).problems == []
+    assert read_inputs(combine(manifest()), made, cache=tmp_path, quick=True).problems == []

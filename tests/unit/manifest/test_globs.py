@@ -94,8 +94,8 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
             "farm.yaml:7:20: `models/beta.onnx` would be model `beta`, as the model on line 5",
         ),
         ("  - source: {glob", "  - name: all\n    source: {glob", "`name` and `glob` do not go together"),
-        ('{glob: "models/*.onnx"}', '{glob: ""}', "is no pattern of file names"),
-        ('{glob: "models/*.onnx"}', "{glob: {a: []}}", "is no pattern of file names"),
+        ('{glob: "models/*.onnx"}', '{glob: ""}', "is not a pattern of file names"),
+        ('{glob: "models/*.onnx"}', "{glob: {a: []}}", "is not a pattern of file names"),
     ],
 )
 def test_what_is_wrong_with_a_pattern_is_reported_at_its_place(

@@ -11,12 +11,15 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
 from farm.manifest import Manifest, load_manifest, parse_manifest
 from farm.manifest.cron import runs_after
 from farm.manifest.yaml import MAX_BYTES, read_document
 from farm.matrix.cells import expand
+from farm.matrix.combinations import combine
 from farm.units import parse_duration, parse_size
 from tests.support.places import ROOT
 
@@ -95,10 +98,11 @@ from pathlib import Path
 from farm.errors import ManifestError
 from farm.manifest import load_manifest
 from farm.matrix.cells import check
+from farm.matrix.combinations import combine
 # A document that takes the reader for hours would show here; how fast it is belongs to no test.
 resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 try:
-    problems = check(load_manifest(sys.argv[1]), {}, {})
+    problems = check(combine(load_manifest(sys.argv[1])), {}, {})
 except ManifestError as error:
     problems = error.problems
 # Not ru_maxrss: that begins with what the process had that started this one.
@@ -126,7 +130,7 @@ def test_a_hostile_document_is_refused_with_its_line_and_within_200_mib(name: st
 def test_no_cell_is_made_of_a_matrix_that_is_too_large() -> None:
     manifest = parse_manifest(HOSTILE["a matrix of 1e9 cells"][0].decode(), "farm.yaml")
     with pytest.raises(ManifestError, match=r"farm\.yaml:7.*more than 50,000"):
-        expand(manifest, {}, {}, [])
+        expand(combine(manifest), {}, {}, [])
 
 
 def test_escape_sequences_in_a_manifest_never_reach_the_terminal() -> None:
@@ -387,3 +391,16 @@ def test_schedules_follow_the_clock_of_their_time_zone() -> None:
     assert runs("2027-03-27", "30 2 * * *", 3) == ["27 01:30", "28 01:00", "29 00:30"]
     assert runs("2027-10-30", "30 2 * * *", 3) == ["30 00:30", "31 00:30", "01 01:30"]
     assert runs("2027-01-01", "0 12 * * FRI", 2) == ["01 11:00", "08 11:00"]
+
+
+@given(
+    hours=st.floats(0, 24 * 366),
+    timezone=st.sampled_from(["Europe/Berlin", "America/New_York", "Africa/Cairo", "Australia/Lord_Howe", "UTC"]),
+    schedule=st.sampled_from(["59 2 * * *", "30 1 * * *", "*/20 * * * *", "15 0-3 * * 0"]),
+)
+@example(hours=7129 + 1 / 12, timezone="Europe/Berlin", schedule="59 2 * * *")  # In the hour that October repeats.
+def test_a_schedule_is_never_due_in_the_past(hours: float, timezone: str, schedule: str) -> None:
+    """Else a trigger fires at every look until that hour is over."""
+    now = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + hours * 3600
+    due = [now, *islice(runs_after(schedule, timezone, now), 3)]
+    assert due == sorted(set(due))

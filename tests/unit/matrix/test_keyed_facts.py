@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from farm.errors import ManifestError
 from farm.manifest import parse_manifest
 from farm.matrix.cells import Cell, expand
+from farm.matrix.combinations import combine
 from farm.models.model import FrozenModel, Tensor
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
@@ -52,7 +53,7 @@ GPU = Pool(
 def planned(pools: list[Pool], known: list[Pool], *, slots: dict[str, int] | None = None, **asked: str) -> list[Cell]:
     asked = {"precision": "fp32", "level": "standard", "mode": "off", "background": "off", **asked}
     text = MANIFEST.format(**asked)
-    return expand(parse_manifest(text, "facts"), {"net": MODEL}, {}, pools, known=known, slots=slots)
+    return expand(combine(parse_manifest(text, "facts")), {"net": MODEL}, {}, pools, known=known, slots=slots)
 
 
 def keys(cells: list[Cell]) -> list[str]:
@@ -169,7 +170,7 @@ def test_cells_that_every_family_compiles_alike_go_to_all_nodes_by_their_slots()
     text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="standard", mode="off", background="off")
     text = text.replace("[1, 8]", str(list(range(1, 201))))
     cells = expand(
-        parse_manifest(text, "facts"), {"net": MODEL}, {}, [CPU, other], slots={CPU.name: 10, other.name: 30}
+        combine(parse_manifest(text, "facts")), {"net": MODEL}, {}, [CPU, other], slots={CPU.name: 10, other.name: 30}
     )
     shares = [sum(cell.pool == pool.name for cell in cells) for pool in (CPU, other)]
     assert sum(shares) == 200
@@ -197,7 +198,7 @@ def test_no_cell_waits_for_workers_that_are_gone_while_others_give_it_the_same_k
     here, gone = (CPU, other) if other_is_gone else (other, CPU)
     known = [CPU, other]
     live = in_use([(here, 1), (gone, 0)])
-    cells = expand(manifest, {"net": MODEL}, {}, live, known=known, slots={here.name: 1, gone.name: 0})
+    cells = expand(combine(manifest), {"net": MODEL}, {}, live, known=known, slots={here.name: 1, gone.name: 0})
     assert {cell.pool for cell in cells} == {here.name}
 
 
@@ -206,7 +207,7 @@ def test_no_cell_waits_for_a_pool_that_takes_none_while_another_gives_it_the_sam
     resting = replace(CPU, cpu_family="x86-64-v4")
     text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="standard", mode="off", background="off")
     manifest = parse_manifest(text.replace("[1, 8]", str(list(range(1, 401)))), "facts")
-    cells = expand(manifest, {"net": MODEL}, {}, [CPU, resting], slots={CPU.name: 1, resting.name: 0})
+    cells = expand(combine(manifest), {"net": MODEL}, {}, [CPU, resting], slots={CPU.name: 1, resting.name: 0})
     assert {cell.pool for cell in cells} == {CPU.name}
 
 
@@ -214,7 +215,7 @@ def test_a_family_is_chosen_by_toolchains() -> None:
     other = replace(CPU, cpu_family="x86-64-v4")
     text = MANIFEST.format(target="onnxruntime/cpu", precision="fp32", level="tuned", mode="off", background="off")
     text += f"toolchains: [{other.build}]\n"
-    cells = expand(parse_manifest(text, "facts"), {"net": MODEL}, {}, [CPU, other])
+    cells = expand(combine(parse_manifest(text, "facts")), {"net": MODEL}, {}, [CPU, other])
     assert {cell.pool for cell in cells} == {other.name}
     assert {cell.spec.device.cpu_family for cell in cells} == {"x86-64-v4"}
     assert {cell.identifier for cell in cells} == {"net/onnxruntime-cpu/fp32/b1", "net/onnxruntime-cpu/fp32/b8"}

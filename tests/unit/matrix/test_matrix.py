@@ -17,8 +17,8 @@ from farm.builds.plan import input_files, make_plan
 from farm.errors import ManifestError
 from farm.jobs.order import keys_of
 from farm.manifest import parse_manifest
-from farm.matrix.cells import Cell, check, expand, overridden_calibration
-from farm.matrix.combinations import Selector
+from farm.matrix.cells import Cell, check, expand
+from farm.matrix.combinations import Selector, combine
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import Span, shape_label, sum_of
@@ -83,7 +83,7 @@ def manifest_text(*lines: str, targets: str = "[onnxruntime/cpu]", precisions: s
 def cells(text: str, models: Mapping[str, FrozenModel] | None = None, **options: Any) -> list[Cell]:
     pools = options.pop("pools", POOLS)
     frozen = options.pop("data", {})
-    return expand(parse_manifest(text, "farm.yaml"), models or {"net": model()}, frozen, pools, **options)
+    return expand(combine(parse_manifest(text, "farm.yaml")), models or {"net": model()}, frozen, pools, **options)
 
 
 def names(*args: Any, **options: Any) -> list[str]:
@@ -288,7 +288,7 @@ def test_the_matrix_is_what_githubs_rules_make_of_it(matrix: dict[str, Any]) -> 
     strangers = any(entry.get("model", matrix["model"][0]) not in matrix["model"] for entry in matrix["include"])
     doubled = len({row[:4] for row in wanted}) < len(wanted)
     try:
-        found = expand(parse_manifest(as_yaml(matrix), "x"), {"m0": model(), "m1": model()}, {}, POOLS)
+        found = expand(combine(parse_manifest(as_yaml(matrix), "x")), {"m0": model(), "m1": model()}, {}, POOLS)
     except ManifestError as error:
         text = str(error)
         assert vacuous or strangers or doubled or not wanted, text
@@ -339,7 +339,7 @@ def test_ten_thousand_cells_are_expanded() -> None:
     text += "exclude: [{model: net7, target: gfx942}]\n"
     manifest = parse_manifest(text, "farm.yaml")
     models = {f"net{number}": model(Tensor("x", "float32", ("batch", "seq", 3))) for number in range(100)}
-    assert len(expand(manifest, models, {}, POOLS)) == 10_000 - 50
+    assert len(expand(combine(manifest), models, {}, POOLS)) == 10_000 - 50
 
 
 def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
@@ -612,6 +612,12 @@ def test_a_pair_has_the_tolerance_of_its_coarser_half_unless_it_has_its_own() ->
     assert one(manifest_text(**pair)).gates["tolerance"] == {"*": 0.2}
     text = manifest_text("verify: {tolerance: {int8: 0.1, fp16: 0.15}}", **pair)
     assert one(text).gates["tolerance"] == {"*": 0.15}
+    text = manifest_text("verify: {tolerance: {fp16: 0.005}}", **pair)
+    assert one(text).gates["tolerance"] == {"*": 0.2}, "int8 has its default"
+    text = manifest_text("verify: {tolerance: {fp16: {y: 0.005}, int8: {y: 0.1}}}", **pair)
+    assert one(text).gates["tolerance"] == {"*": 0.2, "y": 0.1}
+    text = manifest_text("verify: {tolerance: {fp16: {y: 0.005}}}", **pair)
+    assert one(text).gates["tolerance"] == {"*": 0.2, "y": 0.2}
     text = manifest_text("verify: {tolerance: {int8: 0.1, int8+fp16: 0.05}}", **pair)
     assert one(text).gates["tolerance"] == {"*": 0.05}
 
@@ -946,17 +952,11 @@ def test_an_output_that_a_model_does_not_have_has_no_tolerance() -> None:
 
 def test_a_check_needs_no_pools_and_skips_models_it_was_not_given() -> None:
     manifest = parse_manifest(manifest_text(model=ONE, precisions="[int8]", targets="[gfx90a]"), "farm.yaml")
-    assert [problem.message for problem in check(manifest, {"net": model()}, {})] == [
+    assert [problem.message for problem in check(combine(manifest), {"net": model()}, {})] == [
         "int8 of model `net` needs calibration data"
     ]
     manifest = parse_manifest(manifest_text(model=ONE, targets="[gfx90a]"), "farm.yaml")
-    assert check(manifest, {}, {}) == []
-
-
-def test_the_file_in_messages_can_be_chosen() -> None:
-    text = manifest_text(model=ONE, precisions="[int8]")
-    with pytest.raises(ManifestError, match=r"^builds/7\.yaml:6"):
-        cells(text, file="builds/7.yaml")
+    assert check(combine(manifest), {}, {}) == []
 
 
 def test_every_profile_belongs_to_a_gpu_that_a_compiler_knows() -> None:
@@ -1050,9 +1050,9 @@ def test_an_override_brings_calibration_of_its_own_to_the_cells_that_it_selects(
         "net/calibration/0": FrozenData("b" * 64, 9, data(x=(8, 3)).arrays),
     }
     assert [cell.spec.calibration for cell in cells(text, data=frozen)] == [{"digest": "a" * 64}, {"digest": "b" * 64}]
-    assert overridden_calibration(parse_manifest(text)) == [(0, 0)]
+    assert combine(parse_manifest(text)).overridden_calibration() == [(0, 0)]
     # Where no cell that it selects needs any, nobody has to bring it.
-    assert overridden_calibration(parse_manifest(text.replace("[int8]", "[fp32]"))) == []
+    assert combine(parse_manifest(text.replace("[int8]", "[fp32]"))).overridden_calibration() == []
     assert "overrides[0]" not in refusal(text, data={"net/calibration": frozen["net/calibration"]})
 
 

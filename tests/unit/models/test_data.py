@@ -220,7 +220,7 @@ def header(shape: str, dtype: str = "<f4") -> bytes:
         ({"x.npy": header("(2,)", "<U4") + b"\0" * 32}, "not numbers"),
         ({"x.npy": b"garbage"}, "cannot be read"),
         ({"x.npy": b""}, "cannot be read"),
-        ({"readme.txt": b"hello"}, "is no array"),
+        ({"readme.txt": b"hello"}, "is not an array"),
         ({f"a{index}.npy": npy(np.zeros(1)) for index in range(1001)}, "more than 1000 arrays"),
     ],
 )

@@ -107,7 +107,7 @@ def test_gpus_are_distinguished_by_their_names_and_not_by_order(tmp_path: Path) 
     tool.write_text(head + "".join(mark + agent for agent in agents[:-1]) + "'\n")
     gpus, notes = look(machine)
     assert [gpu.arch for gpu in gpus] == ["gfx90a:sramecc+:xnack-", "gfx1100"]
-    assert "the kernel has 2, rocminfo 1: the kernel's word stands" in notes
+    assert "the kernel has 2, rocminfo 1: the value of the kernel is used" in notes
 
 
 def test_a_worker_keeps_to_the_gpus_that_it_was_left(tmp_path: Path) -> None:

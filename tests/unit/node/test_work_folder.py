@@ -64,15 +64,6 @@ def test_a_folder_that_someone_removed_is_made_again(tmp_path: Path) -> None:
     assert [path for host in (tmp_path / "work").iterdir() for path in host.iterdir()] == []
 
 
-def test_what_release_0_1_0_left_goes(tmp_path: Path) -> None:
-    """Its folders are named by process ids alone."""
-    node = tmp_path / socket.gethostname()
-    for pid in (os.getpid(), os.getppid(), 2**22 + 1):
-        (node / str(pid) / "j-1-1-x").mkdir(parents=True)
-    WorkFolder(tmp_path)
-    assert [folder.name for folder in node.iterdir()] == [str(os.getppid())]
-
-
 def test_folders_without_end_of_a_killed_attempt_end_no_worker_at_its_start(tmp_path: Path) -> None:
     """A clean-up that calls itself for each level would die of them, at each start."""
     left = tmp_path / "host" / "7-0"

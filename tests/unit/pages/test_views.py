@@ -9,13 +9,13 @@ import pytest
 from markupsafe import Markup
 
 from farm.pages import drawing, log_view, quantities, rendering, usage
-from farm.pages.across import Across, BuildColumns, across
+from farm.pages.across import Across, across
 from farm.pages.build_view import CellFilter, ShownBuild, matrix, said
 from farm.pages.comparison import compare
 from farm.pages.drawing import Bar, Spread
 from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import ingredients_of
-from farm.results.lines import CellColumns, CellLine
+from farm.results.lines import CellEnd, CellLine
 
 
 def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def side_by_side(*builds: dict[str, float | str]) -> Across:
         )
         for number, build in enumerate(builds)
     ]
-    return across([BuildColumns(each.build, CellColumns.of(each.cells)) for each in views])
+    return across([(each.build, list(map(CellEnd.of, each.cells))) for each in views])
 
 
 def shown_rows(found: Across, *, everything: bool = False) -> list[tuple[str, list[str]]]:
     return [
-        (row.identifier.partition("/")[0], ["" if place is None else said(place) for place in row.places])
+        (row.identifier.partition("/")[0], ["" if end is None else said(end) for end in row.ends])
         for row in found.rows(found.found(everything=everything))
     ]
 
@@ -175,17 +175,15 @@ def test_builds_next_to_each_other_show_what_differs() -> None:
     ]
     assert shown_rows(found, everything=True)[-1] == ("gone", ["✓ 1.00", ""])
     assert len(found.found("mo")) == 1 and not found.found("same")
-    ((moved,),) = [row.places[1:] for row in found.rows(found.found("moved"))]
-    assert moved and moved.change == pytest.approx(0.5)
+    ((moved,),) = [row.shares[1:] for row in found.rows(found.found("moved"))]
+    assert moved == pytest.approx(0.5)
 
 
 def test_a_change_is_judged_from_one_build_to_the_next() -> None:
     found = side_by_side({"net": 2.0}, {"net": 2.15}, {"net": 2.3})
     assert (found.found(), found.same, found.worse) == ([], 1, 0), "each step is noise"
     found = side_by_side({"net": 2.0}, {"net": 3.0}, {"net": 2.0})
-    assert [place and place.change for place in found.rows([0])[0].places] == [
-        None, pytest.approx(0.5), pytest.approx(-1 / 3),
-    ]  # fmt: skip
+    assert found.rows([0])[0].shares == [None, pytest.approx(0.5), pytest.approx(-1 / 3)]
     assert found.worse == 0
 
 
@@ -339,7 +337,7 @@ def test_a_new_level_is_named_when_it_has_become_usual() -> None:
     (mark,) = found.marks
     assert (mark.build, mark.label, mark.moved) == ("b-8", "+20 %", "slower")
     assert found.points[11].band == pytest.approx((1.2 * 0.9, 1.2 * 1.1)), "the band begins again, too"
-    assert past(*NOISE, 1.2, *NOISE).marks == [], "an outlier is no level"
+    assert past(*NOISE, 1.2, *NOISE).marks == [], "an outlier is not a level"
 
 
 def test_a_mark_says_what_changed_and_if_it_hurt() -> None:

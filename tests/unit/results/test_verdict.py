@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from junitparser import JUnitXml
 
 from farm.errors import ExitCode
-from farm.results import junit
 from farm.results.verdict import judge_cell, verdict_of
 
 KEY = "a" * 64
@@ -95,8 +92,6 @@ def test_a_program_that_nothing_was_compared_with_is_never_green_in_silence() ->
     verdict = verdict_of([cell, judge_cell(planned(), succeeded())])
     assert verdict["text"] == "2 of 2 cells succeeded (1 not or only partly verified)"
     assert verdict["exit_code"] == ExitCode.OK
-    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
-    assert UNVERIFIED["unverified"] in text
 
 
 def test_a_manifest_that_wants_everything_verified_gets_a_failed_gate() -> None:
@@ -153,20 +148,6 @@ def test_a_success_against_the_expectation_is_reported() -> None:
     verdict = verdict_of([cell])
     assert verdict["exit_code"] == ExitCode.GATE_FAILED
     assert "against the manifest's expectation" in verdict["text"]
-
-
-def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
-    cells = [
-        judge_cell(planned(), succeeded()),
-        judge_cell(planned(), failed("bad_model")),
-        judge_cell(planned(), failed("worker_lost")),
-        judge_cell(planned(expected=expectation("hang")), failed("hang")),
-    ]
-    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": cells})
-    suite = next(iter(JUnitXml.fromstring(text.encode())))
-    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
-    assert "\x1b" not in text
-    assert [element.get("value") for element in ET.fromstring(text).iter("property") if element.get("name") == "key"]
 
 
 def test_what_runs_on_the_cpu_for_want_of_a_kernel_is_said_or_refused_and_what_is_there_on_purpose_is_not() -> None:

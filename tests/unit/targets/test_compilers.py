@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from farm.jobs.state import FailureKind
 from farm.runner.samples import make_samples
 from farm.targets.compilers import (
     COMPILERS,
@@ -186,8 +185,9 @@ def test_what_a_device_computes_in_a_wider_type_is_known(device: str, precision:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_onnx_runtime_widens_weights_of_bf16(device: str) -> None:
-    assert ONNXRUNTIME.emulates(device, "bf16") == ("bf16",)
-    assert {part for each in ONNXRUNTIME.precisions(device) for part in ONNXRUNTIME.emulates(device, each)} == {"bf16"}
+    known = COMPILERS["onnxruntime"]
+    assert known.emulates(device, "bf16") == ("bf16",)
+    assert {part for each in known.precisions(device) for part in known.emulates(device, each)} == {"bf16"}
 
 
 # --- the runner ------------------------------------------------------------------------------------------------
@@ -202,12 +202,17 @@ def test_runner_is_python_3_10_and_imports_nothing_else_of_the_farm(path: Path) 
         allowed |= {"torch", "tensorflow", "tf2onnx"}
     if path.name == "torch_program.py":
         allowed |= {"torch"}
+    if path.name in ("documents.py", "bounds.py"):  # For the type checker, and for the farm.
+        allowed |= {"typing_extensions", "pydantic", "pydantic_core"}
     allowed -= {"tomllib"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             assert {alias.name.split(".")[0] for alias in node.names} <= allowed
         elif isinstance(node, ast.ImportFrom) and not node.level:
             assert str(node.module).split(".")[0] in allowed
+        elif isinstance(node, ast.ImportFrom) and path.name != "documents.py":
+            checked = any(isinstance(each, ast.If) and node in each.body for each in tree.body)
+            assert node.module not in ("documents", "bounds") or checked
 
 
 def test_guard_imports_nothing_heavy() -> None:
@@ -229,13 +234,6 @@ def test_generated_samples_depend_only_on_seed_and_name() -> None:
     assert first.runs[0]["x"].min() >= 0
     assert set(first.runs[0]["i"]) == {7}
     assert first.distinct({"x": {"batch_axis": 0}, "i": {"batch_axis": 0}}) == 8
-
-
-def test_every_failure_kind_is_documented_as_it_is() -> None:
-    """The page names each kind, whose fault it is and how many attempts it costs."""
-    page = (RUNNER.parents[1] / "docs" / "failure-kinds.md").read_text()
-    for kind in FailureKind:
-        assert f"| `{kind}` | {kind.policy.fault} | {kind.policy.attempts} |" in page
 
 
 def test_the_page_of_the_cache_key_lists_the_younger_options() -> None:

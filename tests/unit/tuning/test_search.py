@@ -22,5 +22,5 @@ def test_a_slice_is_looked_for_where_the_child_was_to_write_it(path: str) -> Non
 
 @pytest.mark.parametrize("wrong", [{"path": 1}, {"operations": "x"}, {"count": 1 << 40}, {"count": 0}])
 def test_a_slice_that_is_none_is_the_childs_failure(wrong: dict[str, Any]) -> None:
-    with pytest.raises(StepEnded, match="named a slice that is none"):
+    with pytest.raises(StepEnded, match="named an unknown slice"):
         Search._checked({**CUT, **wrong}, Path("/w/slices"))

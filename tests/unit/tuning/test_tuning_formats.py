@@ -327,7 +327,7 @@ def test_what_is_no_name_of_miopen(name: str) -> None:
 
 def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"model\.onnx is no tuning database"):
+    with pytest.raises(UsageError, match=r"model\.onnx is not a tuning database"):
         read_files([tmp_path / "model.onnx"], SOURCE)
     with pytest.raises(UsageError, match=r"there is no .*gone\.json"):
         read_files([tmp_path / "gone.json"], SOURCE)

@@ -1,0 +1,69 @@
+"""The files for CI servers: they parse, use what the commands have, and name the files that are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from farm.extras.ci import ci_servers
+from tests.contracts.published import command_lines
+from tests.support.places import ROOT
+
+FOLDER = ROOT / "deploy" / "ci"
+FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
+COMMAND = re.compile(r"(?:bin/farm\"?|(?<![\w/.\"-])farm) (lint|submit|watch|token create)\b([^\n]*)")
+
+
+def read(path: Path) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_file_uses_commands_and_options_that_there_are(path: Path) -> None:
+    known, found = command_lines(), COMMAND.findall(path.read_text())
+    assert found
+    for command, rest in found:
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))
+        assert options <= known[f"farm {command}"]["parameters"].keys(), (command, rest)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".yml"], ids=lambda path: path.name)
+def test_actions_of_others_are_pinned_and_inputs_are_no_text_of_scripts(path: Path) -> None:
+    text = path.read_text()
+    assert read(path)
+    for used in re.findall(r"^\s*- uses: (\S+)", text, re.MULTILINE):
+        assert used.startswith("./") or re.search(r"@[0-9a-f]{40}$", used), used
+    scripts = re.findall(r"run: \|\n((?:(?: {8,}.*)?\n)+)", text)
+    assert not any("${{" in script for script in scripts)
+
+
+def test_gitlab_reads_the_reports_that_commands_write() -> None:
+    reports = read(FOLDER / "gitlab.yml")[".farm-build"]["artifacts"]["reports"]
+    assert reports == {
+        "junit": f"{ci_servers.FOLDER}/junit.xml",
+        "annotations": f"{ci_servers.FOLDER}/annotations.json",
+        "metrics": f"{ci_servers.FOLDER}/metrics.txt",
+        "dotenv": f"{ci_servers.FOLDER}/build.env",
+    }
+    assert f"{ci_servers.FOLDER}/junit.xml" in (FOLDER / "Jenkinsfile").read_text()
+
+
+def test_strangers_get_no_secret_but_their_own_token() -> None:
+    jobs = read(FOLDER / "github" / "workflow.yml")["jobs"]
+    assert "secrets." not in str(jobs["lint"])
+    assert re.findall(r"secrets\.(\w+)", str(jobs["strangers"])) == ["FARM_STRANGERS_TOKEN"]
+    assert "--untrusted" in jobs["strangers"]["steps"][-1]["run"]
+    checkout = jobs["strangers"]["steps"][0]["with"]
+    assert checkout["persist-credentials"] is False
+    assert "head.sha" in checkout["ref"]
+
+
+def test_the_pre_commit_hook_lints_manifests() -> None:
+    (hook,) = read(ROOT / ".pre-commit-hooks.yaml")
+    assert hook["entry"] == "farm lint"
+    assert re.search(hook["files"], "models/farm.yaml")
+    assert not re.search(hook["files"], "models/other.yaml")

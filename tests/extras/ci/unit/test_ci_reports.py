@@ -1,0 +1,281 @@
+"""What CI servers get of a build: within their limits with a thousand cells, in their formats, and inert."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import jsonschema
+import pytest
+from junitparser import JUnitXml
+
+from farm.errors import Problem
+from farm.extras.ci import junit, line_annotations, markdown, open_metrics, sarif
+from farm.results.verdict import judge_cell, verdict_of
+from tests.unit.results.test_gates import against, facts, planned
+from tests.unit.results.test_verdict import UNVERIFIED, expectation, failed, succeeded
+from tests.unit.results.test_verdict import planned as planned_cell
+from tests.unit.results.test_verdict import row as row_of
+
+LINK = "https://farm.example/ui/ns/main/builds/b-1"
+HOSTILE = "::error::x\n%0A</td><script>alert(1)</script> | @team [a](javascript:x) \x1b[31m \u202e ]]> " + "x" * 300
+
+
+def cells(count: int) -> list[dict[str, Any]]:
+    """Judged cells of every sort, with hostile messages and long names."""
+    found = []
+    for number in range(count):
+        cell = {**planned(limits={"latency": 0.05}), "line": number + 1, "reason": "salt: none -> x"}
+        cell["identifier"] = f"model-{number:04}-{'n' * 120}/onnxruntime-cpu/fp32/b1"
+        row: dict[str, Any] = {"state": "succeeded", "facts": facts(**against(1.0, 0.99, 1.01)), "elapsed": 2.0}
+        match number % 5:
+            case 0:
+                row = {"state": "failed", "kind": "compiler_error", "message": HOSTILE, "detail": HOSTILE, "job": "j"}
+            case 1:
+                row = {"state": "failed", "kind": "worker_lost", "message": "gone", "attempt": 3}
+            case 2:
+                row["facts"] = facts(**against(0.8, 0.79, 0.81))
+            case 3:
+                row |= {"hit": True, "facts": facts()}
+        found.append(judge_cell(cell, row_of(**row)))
+    return found
+
+
+def build(found: list[dict[str, Any]]) -> dict[str, Any]:
+    labels = {"commit": "abc", "team": HOSTILE}
+    return {"id": "b-1", "name": "nightly", "labels": labels, "verdict": verdict_of(found)}
+
+
+THOUSAND = cells(1000)
+
+
+# --- GitHub and Buildkite ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [markdown.LIMIT, 100_000, 5_000, 1_000])
+def test_a_summary_stays_within_its_limit_and_says_what_is_left_out(limit: int) -> None:
+    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK, limit=limit)
+    assert len(text.encode()) <= limit < 2**20
+    assert re.search(r"\d+ rows are left out", text) or limit == markdown.LIMIT
+    assert text.startswith(f"## ❌ failed: [nightly b-1]({LINK})")
+
+
+def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> None:
+    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    assert all(cell["identifier"].replace("_", r"\_") in text for cell in THOUSAND)
+    table = text[text.index("| --- |") :].splitlines()[1:]
+    states = [line.split(" | ")[1].split()[0] for line in table]
+    assert states == sorted(states)
+    assert "### New failures (600)" in text
+    assert "- and 550 more" in text
+
+
+def test_a_summary_shows_foreign_text_as_it_stands() -> None:
+    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert r"\<script\>" in text
+    assert not re.search(r"(?<!\\)\[a\]\(", text)
+
+
+def test_annotations_are_the_worst_ten_at_the_lines_of_the_manifest() -> None:
+    found = line_annotations.of_cells(THOUSAND, "sub/farm.yaml")
+    lines = line_annotations.github_commands(found, "in the summary")
+    errors = [line for line in lines if line.startswith("::error")]
+    warnings = [line for line in lines if line.startswith("::warning")]
+    assert (len(errors), len(warnings)) == (10, 10)
+    assert errors[0].startswith("::error file=sub/farm.yaml,line=2,title=model-0001-")
+    assert "worker_lost" in errors[0], "the farm's own faults come first"
+    assert errors[-1] == "::error::and 591 more in the summary"
+    assert all("\n" not in line and "\r" not in line for line in lines)
+
+
+def test_annotations_escape_what_github_reads() -> None:
+    (line,) = line_annotations.github_commands([line_annotations.Annotation("error", "50%\nb", "a,b:c.yaml", 1)], "")
+    assert line == "::error file=a%2Cb%3Ac.yaml,line=1::50%25%0Ab"
+
+
+# --- GitLab ------------------------------------------------------------------------------------------------------
+
+
+def test_gitlab_gets_links_to_the_build_and_its_worst_cells() -> None:
+    document = line_annotations.gitlab_links(build(THOUSAND), THOUSAND, LINK)
+    (links,) = document.values()
+    assert len(links) == 10
+    assert links[0] == {"external_link": {"label": "nightly b-1", "url": LINK}}
+    assert all(set(each["external_link"]) == {"label", "url"} for each in links)
+
+
+def test_metrics_are_openmetrics() -> None:
+    """Each family's metadata before its samples, nothing after the end, no blank line."""
+    *lines, end, last = open_metrics.render(THOUSAND).split("\n")
+    assert (end, last) == ("# EOF", "")
+    samples: dict[str, int] = {}
+    name = ""
+    for line in lines:
+        if found := re.fullmatch(r"# TYPE ([a-z_]+) gauge", line):
+            name = found[1]
+            samples[name] = 0
+        elif not line.startswith(f"# HELP {name} "):
+            assert re.fullmatch(rf'{name}\{{cell="[ -!#-\[\]-~]+"\}} [0-9.e+-]+', line), line
+            samples[name] += 1
+    assert samples == {
+        "farm_cell_latency_seconds": 400,
+        "farm_cell_size_bytes": 400,
+        "farm_cell_error": 400,
+        "farm_cell_compile_seconds": 400,
+    }
+
+
+# --- JUnit -------------------------------------------------------------------------------------------------------
+
+
+def test_junit_of_a_thousand_cells_parses_and_counts() -> None:
+    text = junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    (suite,) = JUnitXml.fromstring(text.encode())
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (1000, 400, 200, 0)
+    properties = {each.name: each.value for each in suite.properties()}
+    assert (properties["build"], properties["label.commit"], properties["url"]) == ("b-1", "abc", LINK)
+
+
+def test_junit_says_in_the_body_of_a_gate_what_was_measured() -> None:
+    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
+    case = root.findall("./testsuite/testcase")[2]
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.get("type") == "regression"
+    assert "latency is 25 % above prod's" in (failure.text or "")
+    assert "y: error 0, tolerance 0.1" in (failure.text or "")
+    properties = {each.get("name"): each.get("value") for each in case.findall("./properties/property")}
+    assert properties["url"] == f"{LINK}/cells/{case.get('name')}"
+    attempts = root.findall("./testsuite/testcase")[1].find("./properties/property[@name='attempts']")
+    assert attempts is not None
+    assert attempts.get("value") == "3"
+
+
+def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
+    cells = [
+        judge_cell(planned_cell(), succeeded()),
+        judge_cell(planned_cell(), failed("bad_model")),
+        judge_cell(planned_cell(), failed("worker_lost")),
+        judge_cell(planned_cell(expected=expectation("hang")), failed("hang")),
+    ]
+    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": cells})
+    suite = next(iter(JUnitXml.fromstring(text.encode())))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
+    assert "\x1b" not in text
+    assert [element.get("value") for element in ET.fromstring(text).iter("property") if element.get("name") == "key"]
+
+
+def test_junit_says_what_was_not_verified() -> None:
+    cell = judge_cell(planned_cell(), succeeded(UNVERIFIED))
+    assert UNVERIFIED["unverified"] in junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
+
+
+def test_junit_has_the_elements_in_the_order_of_its_schema() -> None:
+    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}))
+    (suite,) = root
+    assert [suite[0].tag, {each.tag for each in suite[1:]}] == ["properties", {"testcase"}]
+    order = ["properties", "skipped", "error", "failure"]
+    for case in suite[1:]:
+        tags = [order.index(each.tag) for each in case]
+        assert tags == sorted(tags)
+        assert len(tags) <= 2
+
+
+JUNIT: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors"},
+        {"time", "skipped", "timestamp", "hostname", "id", "package", "file", "url"},
+        {"testcase", "properties"},
+    ),
+    "testcase": ({"name"}, {"time", "classname"}, {"failure", "error", "skipped", "properties"}),
+    "properties": (set(), set(), {"property"}),
+    "property": ({"name", "value"}, set(), set()),
+    **dict.fromkeys(("failure", "error", "skipped"), (set(), {"type", "message"}, set())),
+}
+"""The required attributes, further attributes and children of each element, as in `junit-10.xsd` of Jenkins' xUnit
+plugin. The properties of test cases are of its JUnit plugin."""
+
+
+def test_junit_of_a_thousand_cells_fits_its_schema() -> None:
+    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
+    assert root.tag == "testsuites"
+    for element in root.iter():
+        required, further, children = JUNIT[element.tag]
+        assert required <= element.attrib.keys() <= required | further, element.attrib
+        assert {child.tag for child in element} <= children
+        assert re.fullmatch(r"[0-9]+\.[0-9]{3}", element.get("time", "0.000"))
+
+
+# --- SARIF -------------------------------------------------------------------------------------------------------
+
+
+def test_sarif_has_a_file_and_a_region_for_each_problem() -> None:
+    problems = [Problem(HOSTILE, "a b.yaml", 3, 7, "try"), Problem("no place", "b.yaml"), Problem("stdin", "-", 1, 0)]
+    document: Any = json.loads(json.dumps(sarif.render(problems, "1.2.3")))
+    (run,) = document["runs"]
+    assert (document["version"], run["tool"]["driver"]["version"]) == ("2.1.0", "1.2.3")
+    places = [each["locations"][0]["physicalLocation"] for each in run["results"]]
+    assert places[0] == {
+        "artifactLocation": {"uri": "a%20b.yaml"},
+        "region": {"startLine": 3, "startColumn": 7},
+    }
+    assert "region" not in places[1]
+    assert places[2]["region"] == {"startLine": 1, "startColumn": 1}
+    assert {each["ruleId"] for each in run["results"]} == {run["tool"]["driver"]["rules"][0]["id"]}
+
+
+def closed(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """The schema of an object that has nothing else, as almost every one of SARIF's is."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+ONE_OR_MORE, TEXT = {"type": "integer", "minimum": 1}, {"type": "string"}
+MESSAGE = closed({"text": TEXT})
+SARIF = closed(
+    {"version": {"const": "2.1.0"}, "runs": {"type": "array", "items": closed(
+        {"tool": closed({"driver": closed(
+            {"name": TEXT},
+            version=TEXT,
+            informationUri={"type": "string", "format": "uri"},
+            rules={"type": "array", "uniqueItems": True, "items": closed({"id": TEXT}, shortDescription=MESSAGE)},
+        )})},
+        columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+        results={"type": "array", "items": closed(
+            {"message": MESSAGE},
+            ruleId=TEXT,
+            level={"enum": ["none", "note", "warning", "error"]},
+            locations={"type": "array", "items": closed({}, physicalLocation=closed(
+                {"artifactLocation": closed({}, uri={"type": "string", "format": "uri-reference"})},
+                region=closed({}, startLine=ONE_OR_MORE, startColumn=ONE_OR_MORE),
+            ))},
+        )},
+    )}},
+    **{"$schema": {"type": "string", "format": "uri"}},
+)  # fmt: skip
+"""What the schema of SARIF 2.1.0 says about the properties that the farm writes."""
+
+
+def test_sarif_of_a_thousand_problems_fits_its_schema() -> None:
+    places = [("a b.yaml", 3, 7), ("b.yaml", 0, 0), ("-", 1, 0), ("../é/c.yaml", 9, 1)]
+    problems = [Problem(HOSTILE, *places[number % 4], "try" * (number % 2)) for number in range(1000)]
+    document = json.loads(json.dumps(sarif.render(problems, "1.2.3")))
+    jsonschema.validate(document, SARIF, format_checker=jsonschema.FormatChecker())
+    assert len(document["runs"][0]["results"]) == 1000
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "runs": [{**document["runs"][0], "results": [{"ruleId": "x"}]}]}, SARIF)
+
+
+def test_sarif_has_no_more_results_than_github_takes() -> None:
+    document: Any = sarif.render([Problem("p", "f", 1, 1)] * 6000, "1")
+    assert len(document["runs"][0]["results"]) == 5000

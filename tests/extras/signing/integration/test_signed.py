@@ -1,0 +1,361 @@
+"""Signed programs from the worker to the reader: what is stored, fetched, promoted, and checked without a farm."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from farm.app import Farm
+from farm.artifacts import artifacts_prefix, sidecar_key, statements_key
+from farm.artifacts.ownership import documents
+from farm.cli import main
+from farm.client.client import FarmClient, Frozen
+from farm.client.storage_client import StorageClient
+from farm.errors import Untrusted, UsageError
+from farm.extras.signing.revocations import issue, keep
+from farm.extras.signing.signing_keys import load_signer, new_key
+from farm.extras.signing.trust import clock, load_policy, policy_of_keys
+from farm.extras.signing.verifying import Trust, verify_file
+from farm.settings import Settings
+from tests.extras.packs.integration.test_packs_fetched import build_packs
+from tests.support.api_farm import POOL, commands, finished, freeze_manifest
+from tests.support.signed import REVOKING
+
+MANIFEST = """\
+version: 1
+name: demo
+targets: [onnxruntime/cpu]
+precisions: [fp32]
+models:
+  - name: net
+    source: {path: net.onnx}
+"""
+SIDECAR, STATEMENTS = "program.onnx.artifact.json", "program.onnx.artifact.sigstore.jsonl"
+OF_A_PACK = ["model_ctx.onnx", "use.py", "use.sh", "artifact.json", "artifact.sigstore.jsonl"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    folder = tmp_path / "keys"
+    for name in ("farm", "root", "stranger"):
+        new_key(name, folder)
+    (folder / "trust.toml").write_text(REVOKING)
+    issue(folder / "revocations.json", load_signer(folder / "root.key"), clock(), {}, {})
+    return folder
+
+
+@pytest.fixture
+def farm(settings: Settings, keys: Path) -> Farm:
+    """A farm whose worker and server sign, and whose server has a policy."""
+    changes = {
+        "api_token": SecretStr("sesame"),
+        "signing_key": str(keys / "farm.key"),
+        "builder_id": "urn:example:farm",
+        "trust_policy": str(keys / "trust.toml"),
+    }
+    farm = Farm(settings.model_copy(update=changes))
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    return farm
+
+
+@pytest.fixture
+def built(farm: Farm, client: FarmClient, tmp_path: Path) -> str:
+    return finished(farm, client, freeze_manifest(tmp_path, MANIFEST))
+
+
+@pytest.fixture
+def trusting(farm: Farm, url: str, keys: Path) -> Iterator[Callable[..., FarmClient]]:
+    """Makes clients with a trust policy."""
+    made = []
+
+    def make(trust: Trust | None = None) -> FarmClient:
+        trust = trust or Trust(load_policy(keys / "trust.toml"))
+        made.append(FarmClient(url, farm.settings.api_token.get_secret_value(), trust=trust))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def fetch(client: FarmClient, folder: Path, ref: str = "latest") -> Path:
+    return client.fetch("net", "onnxruntime/cpu", "fp32", ref=ref, folder=folder).program
+
+
+def said(bundle: bytes) -> dict[str, Any]:
+    statement: dict[str, Any] = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
+    return statement
+
+
+def test_statements_lie_near_the_sidecar_and_say_what_it_says(farm: Farm, client: FarmClient, built: str) -> None:
+    (cell,) = client.ls()
+    lines = farm.artifacts.get_object(statements_key("main", cell["key"])).data.splitlines()
+    provenance, by_worker, of_build = map(said, lines)
+    stored = farm.artifacts.get_object(sidecar_key("main", cell["key"])).data
+    digests = {each["name"]: each["digest"]["sha256"] for each in provenance["subject"]}
+    assert digests["artifact.json"] == hashlib.sha256(stored).hexdigest()
+    assert digests["program.onnx"] == cell["program"]["digest"]
+    made = provenance["predicate"]
+    assert made["runDetails"]["builder"]["id"] == "urn:example:farm"
+    parameters = made["buildDefinition"]["externalParameters"]
+    assert (parameters["identifier"], parameters["key"]) == (cell["identifier"], cell["key"])
+    assert made["buildDefinition"]["resolvedDependencies"][0] == {
+        "name": "model",
+        "digest": {"sha256": client.artifacts.get(cell["key"])["spec"]["model"]["digest"]},
+    }
+    assert by_worker["predicate"]["speed"]["latency"]["median"] == 0.001
+    assert by_worker["predicate"]["accuracy"]["errors"] == {"y": 0.0}
+    assert of_build["predicate"]["gates"]["build"] == built
+    # They are no sidecars, and keep no blobs.
+    assert [name for name in farm.artifacts.list_objects(artifacts_prefix("main")) if "statements" in name] == []
+    assert [name for name in documents(farm.artifacts) if "/statements/" in name] == []
+
+
+def test_a_fetched_program_is_verified_without_a_farm(
+    farm: Farm,
+    url: str,
+    client: FarmClient,
+    built: str,
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = fetch(client, tmp_path / "out")
+    with commands(farm, "http://127.0.0.1:9", tmp_path, monkeypatch):
+        policy = ["--policy", str(keys / "trust.toml")]
+        assert main(["verify", str(program), *policy]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == ["ok"] * 5
+        names = ["sha256", "revocations", "provenance", "test-results", "test-results"]
+        assert [line.split()[1] for line in lines[1:]] == names
+        assert "made by urn:example:farm" in lines[3]
+        assert any(f"passed the gates of {built}" in line for line in lines)
+        for path in (tmp_path / "out", tmp_path / "out" / SIDECAR):
+            assert main(["verify", str(path), "--key", str(keys / "farm.pub")]) == 0
+        assert main(["verify", str(program), "--key", str(keys / "stranger.pub")]) == 39
+        capsys.readouterr()
+        assert main(["verify", str(program), "--tag", "prod", "--json", *policy]) == 39
+        (item,) = json.loads(capsys.readouterr().out)["items"]
+        assert [check[1:] for check in map(list, map(dict.values, item["checks"])) if check[0] == "refused"] == [
+            ["summary", "nobody trusted says that it may be prod"]
+        ]
+        assert main(["verify", str(program)]) == 2, "without a policy there is nothing to check it by"
+        kept = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        sidecar, statements = (tmp_path / "out" / name for name in (SIDECAR, STATEMENTS))
+        for path, content in (
+            (program, b"another program"),
+            (sidecar, kept[sidecar].replace(b"0.001", b"0.002")),
+            (statements, kept[statements].replace(b'"sig": "', b'"sig": "AA')),
+            (statements, b""),
+        ):
+            path.write_bytes(content)
+            assert main(["verify", str(program), *policy]) == 39, (path, content[:40])
+            path.write_bytes(kept[path])
+        assert main(["verify", str(program), *policy]) == 0
+
+
+def test_a_trusted_reader_takes_only_what_is_signed(
+    farm: Farm, client: FarmClient, built: str, keys: Path, trusting: Callable[..., FarmClient], tmp_path: Path
+) -> None:
+    fetch(trusting(), tmp_path / "signed")
+    assert (tmp_path / "signed" / STATEMENTS).exists()
+    strangers = trusting(Trust(policy_of_keys([keys / "stranger.pub"], "main")))
+    with pytest.raises(Untrusted, match=r"net/onnxruntime-cpu/fp32/static is refused.*unknown key"):
+        fetch(strangers, tmp_path / "no")
+    others = trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7"))
+    (keys / "trust.toml").write_text(REVOKING.replace("namespaces.main", "namespaces.pr-7"))
+    with pytest.raises(Untrusted, match="says nothing of the namespace main"):
+        fetch(trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7")), tmp_path / "no")
+    assert fetch(others, tmp_path / "of-main").exists(), "everybody may read main"
+    (cell,) = client.ls()
+    farm.artifacts.delete_object(statements_key("main", cell["key"]))
+    with pytest.raises(Untrusted, match="no statement of a trusted signer"):
+        fetch(others, tmp_path / "no")
+    assert not (tmp_path / "no").exists() or not list((tmp_path / "no").iterdir())
+    again = fetch(client, tmp_path / "signed")
+    assert again.exists() and not (tmp_path / "signed" / STATEMENTS).exists(), "a reader without a policy asks nothing"
+
+
+def test_storage_alone_is_enough_to_check(farm: Farm, built: str, keys: Path, tmp_path: Path) -> None:
+    trust = Trust(load_policy(keys / "trust.toml"))
+    with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
+        program = fetch(reader, tmp_path / "out")
+        assert [check.verdict for check in verify_file(program, trust)] == ["ok"] * 5
+    # The client takes over a newer document, also where it does not ask the farm's API.
+    keep(farm.artifacts, mine := (keys / "revocations.json").read_bytes())
+    (keys / "revocations.json").unlink()
+    with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
+        fetch(reader, tmp_path / "out")
+        assert (keys / "revocations.json").read_bytes() == mine
+        (key,) = [cell["key"] for cell in reader.ls()]
+    farm.artifacts.delete_object(statements_key("main", key))
+    with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
+        with pytest.raises(Untrusted, match="no statement of a trusted signer"):
+            fetch(reader, tmp_path / "no")
+
+
+def test_statements_of_another_program_are_worth_nothing(
+    farm: Farm, client: FarmClient, frozen: Frozen, trusting: Callable[..., FarmClient], tmp_path: Path
+) -> None:
+    finished(farm, client, frozen)
+    one, other = client.ls()
+    there = farm.artifacts.get_object(statements_key("main", other["key"]))
+    farm.artifacts.put_object(statements_key("main", one["key"]), there.data)
+    precision = one["precision"]
+    with pytest.raises(Untrusted, match="about another program"):
+        trusting().fetch("net", "onnxruntime/cpu", precision, folder=tmp_path / "no")
+
+
+def test_a_ref_names_what_the_policy_takes_and_says_so(
+    farm: Farm,
+    url: str,
+    client: FarmClient,
+    built: str,
+    keys: Path,
+    trusting: Callable[..., FarmClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client.refs.move("prod", "latest")
+    client.refs.move("prod", built)
+    program = fetch(trusting(), tmp_path / "prod", ref="prod")
+    (summary,) = [each for each in map(said, (tmp_path / "prod" / STATEMENTS).read_bytes().splitlines())
+                  if "verification_summary" in each["predicateType"]]  # fmt: skip
+    predicate = summary["predicate"]
+    assert predicate["resourceUri"] == "urn:migraphx-farm:ref:main:prod"
+    assert (predicate["verificationResult"], len(predicate["inputAttestations"])) == ("PASSED", 3)
+    with commands(farm, url, tmp_path, monkeypatch):
+        policy = ["--policy", str(keys / "trust.toml")]
+        assert main(["verify", str(program), "--tag", "prod", *policy]) == 0
+        assert (
+            main(["verify", "prod", *policy]) == main(["verify", "net/onnxruntime-cpu/fp32/static@prod", *policy]) == 0
+        )
+        assert main(["tag", "beta", "latest"]) == 0
+        digest = client.ls()[0]["program"]["digest"]
+        revoke = ["key", "revoke", str(keys / "revocations.json"), "--by", str(keys / "root.key")]
+        assert main([*revoke, "--program", str(program), "--reason", "wrong"]) == 0
+        assert main(["verify", str(program), *policy]) == 39
+        assert "the program is revoked: wrong" in capsys.readouterr().out
+        assert main(["tag", "gamma", "latest"]) == 39
+        assert "gamma" not in client.refs.all()
+        assert main([*revoke, "--key", str(keys / "stranger.pub"), "--since", "2026-01-01", "--json"]) == 0
+        out = capsys.readouterr().out
+        assert json.loads(out[out.index("{") :]) | {"file": "", "keys": 1} == {
+            "file": "", "number": 3, "keys": 1, "programs": [digest]
+        }  # fmt: skip
+        assert main([*revoke[:-1], str(keys / "farm.key")]) == 2, "another key has signed it"
+
+
+def test_readers_get_a_newer_revocation_document_from_the_farm(
+    farm: Farm,
+    url: str,
+    client: FarmClient,
+    built: str,
+    keys: Path,
+    trusting: Callable[..., FarmClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, theirs = keys / "revocations.json", tmp_path / "theirs.json"
+    theirs.write_bytes(mine.read_bytes())
+    digest = client.ls()[0]["program"]["digest"]
+    with commands(farm, url, tmp_path, monkeypatch):
+        assert main(["key", "revoke", str(theirs), "--by", str(keys / "root.key"), "--program", digest]) == 0
+        for _ in range(2):
+            issue(tmp_path / "forged.json", load_signer(keys / "stranger.key"), clock(), {}, {})
+        assert main(["key", "publish", str(tmp_path / "forged.json")]) == 0
+        fetch(trusting(), tmp_path / "out")
+        assert mine.read_bytes() != (tmp_path / "forged.json").read_bytes(), "of nobody whom the policy names"
+        assert main(["key", "publish", str(theirs)]) == 2, "not newer than what is there"
+        for _ in range(2):
+            issue(theirs, load_signer(keys / "root.key"), clock(), {}, {})
+        assert main(["key", "publish", str(theirs)]) == 0
+        assert main(["key", "publish", str(keys / "farm.pub")]) == 2
+        assert main(["tag", "prod", "latest"]) == 39, "the server takes it, too"
+    with pytest.raises(Untrusted, match="the program is revoked"):
+        fetch(trusting(), tmp_path / "out")
+    assert json.loads(mine.read_bytes()) == json.loads(theirs.read_bytes())
+
+
+def test_a_key_that_others_can_read_ends_the_start(settings: Settings, keys: Path) -> None:
+    (keys / "farm.key").chmod(0o644)
+    farm = Farm(settings.model_copy(update={"signing_key": str(keys / "farm.key")}))
+    with pytest.raises(UsageError, match="chmod 600"):
+        _ = farm.executor
+
+
+def test_a_key_is_made_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "new", "mine", "-o", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.key", "mine.pub"]
+    assert "signing_key" in capsys.readouterr().out
+    assert main(["key", "new", "mine", "-o", str(tmp_path)]) == 2
+
+
+@pytest.fixture
+def packed(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """A build whose programs are for packs, by a worker with an AMD card that the test plays."""
+    build_packs(farm, client, tmp_path)
+
+
+def test_a_pack_is_written_of_signed_files_and_verified_as_a_whole(
+    farm: Farm,
+    packed: None,
+    keys: Path,
+    trusting: Callable[..., FarmClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, policy = tmp_path / "pack", ["--policy", str(keys / "trust.toml")]
+    with monkeypatch.context() as patch:
+        # A client of another release would write another wrapper: the one that was signed is taken.
+        patch.setattr("farm.extras.packs.writing.wrapper", lambda _: b"another wrapper")
+        trusting().fetch("net", "gfx942", "fp16", folder=folder, layout="onnxruntime")
+    assert main(["verify", str(folder), *policy]) == 0
+    assert "all its files are signed" in capsys.readouterr().out
+    for name in (*OF_A_PACK, next(folder.glob("*.mxr")).name):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(kept[:-9])
+        assert main(["verify", str(folder), *policy]) == 39, name
+        index = (folder / "pack.json").read_bytes()
+        document = json.loads(index)
+        for file in document["files"]:
+            if file["path"] == name:
+                file["digest"] = hashlib.sha256(kept[:-9]).hexdigest()
+        (folder / "pack.json").write_text(json.dumps(document))
+        assert main(["verify", str(folder), *policy]) == 39, f"{name}, with an index that says so"
+        (folder / name).write_bytes(kept)
+        (folder / "pack.json").write_bytes(index)
+    assert main(["verify", str(folder), *policy]) == 0
+    (cell,) = [cell for cell in trusting().ls() if cell["shape"] == "b8.pack"]
+    place = statements_key("main", cell["key"])
+    others = [line for line in farm.artifacts.get_object(place).data.splitlines() if "content" not in str(said(line))]
+    farm.artifacts.put_object(place, b"\n".join(others))
+    with pytest.raises(Untrusted, match="pack: no statement"):
+        trusting().fetch("net", "gfx942", "fp16", folder=tmp_path / "no", layout="onnxruntime")
+    trusting().fetch("net", "gfx942", "fp16", "b8.pack", folder=tmp_path / "plain")
+
+
+def test_the_page_of_an_artifact_says_who_signed_it(farm: Farm, url: str, built: str, keys: Path) -> None:
+    facts_of = farm.build_reader.cells("main", built)[0]["facts"]
+    assert facts_of
+    answer = httpx.get(
+        f"{url}/ui/ns/main/artifacts/{facts_of['key']}", headers={"Authorization": "Bearer sesame"}, timeout=60
+    )
+    keyid = load_signer(keys / "farm.key").public_key.keyid
+    assert answer.status_code == 200 and f"<code>{keyid}</code>" in answer.text
+    assert "provenance by key" in answer.text and "test-results by key" in answer.text
+    farm.artifacts.put_object(statements_key("main", facts_of["key"]), b"no bundle\n")
+    answer = httpx.get(str(answer.url), headers={"Authorization": "Bearer sesame"}, timeout=60)
+    assert answer.status_code == 200 and "by nobody" in answer.text

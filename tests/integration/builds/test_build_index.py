@@ -1,0 +1,252 @@
+"""The index of finished builds: what plans, lists and pages read, and what happens while it is filled."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from fastapi import FastAPI
+
+from farm.app import Farm
+from farm.artifacts import build_key
+from farm.builds import build_index
+from farm.builds.build_index import BuildIndex
+from farm.client.client import FarmClient
+from farm.control.retention import tidy_storage
+from farm.jobs.state import FailureKind, Outcome
+from farm.results.report import BuildView, Report
+from tests.support.api_farm import MANIFEST, finished, freeze_manifest, work
+
+CELL = "net/onnxruntime-cpu/fp32/b1"
+ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [1]\n"
+
+
+@pytest.fixture
+def elsewhere(farm: Farm, tmp_path: Path) -> BuildIndex:
+    """The index of a control plane that starts."""
+    return BuildIndex(tmp_path / "elsewhere.sqlite3", farm.store, farm.artifacts)
+
+
+@pytest.fixture
+def second(farm: Farm, tmp_path: Path) -> Farm:
+    """A second control plane of the same farm, with a folder of its own."""
+    return Farm(farm.settings.model_copy(update={"data_dir": tmp_path / "second"}))
+
+
+@pytest.fixture
+def submit(second: Farm, client: FarmClient, api: tuple[FastAPI, str], tmp_path: Path) -> Callable[[str], str]:
+    """Submits the manifest, with something more, to the second control plane."""
+
+    def submitted(more: str) -> str:
+        first, api[0].state.farm = api[0].state.farm, second
+        try:
+            return str(client.submit(freeze_manifest(tmp_path, f"{ONE}{more}\n", batch="N"))["id"])
+        finally:
+            api[0].state.farm = first
+
+    return submitted
+
+
+def fail(job: str, order: dict[str, Any], key: str) -> Outcome:
+    return Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel")
+
+
+def many_reports(farm: Farm, report: Report, count: int, name: str = "old") -> None:
+    """Put reports into object storage that the store does not know (any more)."""
+    for number in range(count):
+        build = {**report["build"], "id": f"b-{number:016x}", "name": name, "ended_at": 1.0 + number}
+        key = build_key("main", build["id"], "report.json")
+        farm.artifacts.put_object(key, json.dumps({**report, "build": build}).encode())
+
+
+def stands(farm: Farm, build: str) -> tuple[str, str] | None:
+    """State and kind of a build's only cell in the build before, as its plan says it."""
+    (cell,) = farm.build_reader.read_plan("main", build)["cells"]
+    return (before["state"], before["kind"]) if (before := cell.get("before")) else None
+
+
+@pytest.fixture
+def failed(farm: Farm, client: FarmClient, tmp_path: Path) -> Report:
+    """The report of a build whose only cell failed."""
+    return client.report(finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), fail))
+
+
+def test_a_build_of_one_control_plane_is_before_the_next_plan_of_another(
+    farm: Farm, client: FarmClient, tmp_path: Path, second: Farm, submit: Callable[[str], str]
+) -> None:
+    second.build_index.fill()
+    finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), fail)
+    build = submit("salt: new")
+    assert stands(second, build) == ("failed", "compiler_error")
+    assert client.build(build)["warnings"] == []
+
+
+def test_what_is_not_read_yet_is_neither_new_nor_fixed(
+    farm: Farm,
+    client: FarmClient,
+    second: Farm,
+    submit: Callable[[str], str],
+    failed: Report,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many_reports(farm, failed, 3, "demo")
+    server = redis.Redis.from_url(farm.settings.redis_url.get_secret_value())
+    for key in server.keys(f"*{failed['build']['id']}*"):
+        server.delete(key)
+    farm.store.builds.forget_expired()
+    monkeypatch.setattr(second.build_index, "_look", lambda namespace: {f"b-{number:016x}" for number in range(3)})
+    build = submit("salt: new")
+    state, kind = stands(second, build) or ("", "")
+    assert state == "unknown" and kind.startswith("the index is at")
+    (warning,) = client.build(build)["warnings"]
+    assert warning == f"{kind}: it is not known how 1 of the cells ended before"
+    work(farm, fail)
+    farm.build_finisher.finish(build)
+    found = client.report(build)["changes"]
+    assert not found["new_failures"] and not found["still_failing"] and not found["fixed"]
+    assert kind in found["undecided"][0]["text"]
+    monkeypatch.undo()
+    second.build_index.fill()
+    assert stands(second, submit("salt: newer")) == ("failed", "compiler_error")
+
+
+def test_no_submission_waits_for_reports_that_are_read(
+    farm: Farm,
+    client: FarmClient,
+    second: Farm,
+    submit: Callable[[str], str],
+    failed: Report,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many_reports(farm, failed, 50)
+    read, go_on, reached = second.artifacts.get_object, threading.Event(), threading.Event()
+
+    def slow(key: str) -> object:
+        if key.endswith("report.json") and threading.current_thread() is filling:
+            reached.set()
+            go_on.wait(60)
+        return read(key)
+
+    monkeypatch.setattr(second.artifacts, "get_object", slow)
+    filling = threading.Thread(target=second.build_index.fill)
+    filling.start()
+    try:
+        assert reached.wait(60)
+        build = submit("salt: new")
+        assert stands(second, build) == ("failed", "compiler_error"), "it is read for the plan"
+    finally:
+        go_on.set()
+        filling.join()
+    assert len(second.build_index.builds("main")) == 51
+
+
+@pytest.mark.parametrize("how", ["removed", "no database", "cut", "foreign", "of another version"])
+def test_the_file_may_be_lost_or_damaged_at_any_time(
+    farm: Farm, client: FarmClient, failed: Report, tmp_path: Path, how: str
+) -> None:
+    path = farm.settings.data_dir / "builds.sqlite3"
+    past = client.history(CELL)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    match how:
+        case "removed":
+            path.unlink()
+        case "no database":
+            path.write_bytes(b"no database" * 1000)
+        case "cut":
+            path.write_bytes(path.read_bytes()[:5000])
+        case "foreign":
+            path.unlink()
+            with sqlite3.connect(path) as database:
+                database.execute("CREATE TABLE cells (name)")
+        case _:
+            with sqlite3.connect(path) as database:
+                database.execute("PRAGMA user_version = 99")
+    assert client.history(CELL) == past
+    assert [each["id"] for each in client.builds()] == [failed["build"]["id"]]
+
+
+def test_cells_of_the_newest_builds_are_kept_and_others_read_again(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_index, "KEPT", 2)
+    many_reports(farm, failed, 3)
+    elsewhere.fill()
+    assert [each["build"] for each in elsewhere.of("main", CELL)[1:]] == [f"b-{number:016x}" for number in (2, 1)]
+    assert elsewhere.lines("main", f"b-{0:016x}") is None and len(elsewhere.builds("main")) == 4
+    monkeypatch.setattr(elsewhere, "_read", lambda *_: pytest.fail("read again by itself"))
+    assert elsewhere.catch_up("main").is_whole
+    farm.build_index.fill()
+    assert farm.build_reader.lines("main", f"b-{0:016x}").cells[0].look == "failed"
+
+
+def test_builds_that_the_store_forgot_are_listed(farm: Farm, client: FarmClient, failed: Report) -> None:
+    redis.Redis.from_url(farm.settings.redis_url.get_secret_value()).flushdb()
+    assert [each["verdict"] for each in client.builds()] == [failed["build"]["verdict"]]
+    assert client.build("@latest")["id"] == failed["build"]["id"]
+
+
+def test_a_report_that_cannot_be_read_stops_nothing(farm: Farm, elsewhere: BuildIndex, failed: Report) -> None:
+    farm.artifacts.put_object(build_key("main", "b-" + "0" * 16, "report.json"), b"[1, 2")
+    elsewhere.fill()
+    assert len(elsewhere.of("main", CELL)) == 1 and elsewhere.catch_up("main").is_whole
+    again = {**failed, "build": {**failed["build"], "id": "b-" + "0" * 16}}
+    elsewhere.add(again)
+    assert len(elsewhere.of("main", CELL)) == 2, "it was written again"
+
+
+def test_a_question_reads_a_bounded_number_of_reports(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_index, "AT_ONCE", 3)
+    many_reports(farm, failed, 10)
+    assert str(elsewhere.catch_up("main")) == "the index is at 27 %"
+    assert not elsewhere.catch_up("main", ["demo"]).is_whole
+    elsewhere.fill()
+    assert elsewhere.catch_up("main").is_whole
+
+
+def test_extracts_of_earlier_versions_are_deleted(farm: Farm) -> None:
+    farm.artifacts.put_object("ns/main/extracts/b-1-ended.json.gz", b"")
+    tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
+    assert list(farm.artifacts.list_objects("ns/main/extracts/")) == []
+
+
+def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {**failed, "build": {**failed["build"], "id": "b-" + "1" * 16}}
+    began = elsewhere._is_there
+
+    def lost(build: BuildView) -> bool:
+        there = began(build)
+        elsewhere._forget()
+        monkeypatch.setattr(elsewhere, "_is_there", began)
+        elsewhere.add({**other, "cells": []})
+        return there
+
+    monkeypatch.setattr(elsewhere, "_is_there", lost)
+    elsewhere.add(failed)
+    found = elsewhere.lines("main", other["build"]["id"])
+    assert found and found.cells == []
+    elsewhere.fill()
+    assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
+
+
+def test_a_report_that_storage_lost_leaves_nothing_undecided(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    farm.artifacts.delete_object(build_key("main", failed["build"]["id"], "report.json"))
+    assert not elsewhere.catch_up("main", ["demo"]).is_whole
+    monkeypatch.setattr(build_index, "AT_ONCE", 1)
+    assert elsewhere.catch_up("main", ["demo"]).is_whole
+    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    assert elsewhere.catch_up("main", ["demo"]).is_whole, "it is not looked for again"

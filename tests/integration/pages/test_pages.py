@@ -1,0 +1,827 @@
+"""The pages, over a real server, store and object storage: what they show, to whom, and how little they trust."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+import anyio
+import httpx
+import pytest
+
+from farm.api.build_routes import WATCHERS
+from farm.app import Farm
+from farm.artifacts.tokens import Role
+from farm.builds import reading
+from farm.builds.acknowledged import today
+from farm.client.client import FarmClient, Frozen
+from farm.extras.webhooks.hooks import Webhooks
+from farm.jobs.state import FailureKind, Outcome
+from farm.pages import across_pages, build_pages, page_reading
+from farm.pages.event_hub import EventHub
+from farm.pages.page_reading import BuildPages
+from farm.results.lines import CellLine
+from farm.serving.application import create_app
+from farm.settings import Settings
+from tests.support import shown
+from tests.support.api_farm import finished, serving
+from tests.support.shown import Cell, accept, failed, matrix_of, only_recorded, passed, play, register
+
+
+@pytest.fixture
+def browser(farm: Farm, url: str) -> Iterator[httpx.Client]:
+    """Somebody who has signed in."""
+    with httpx.Client(base_url=url, timeout=60, follow_redirects=True, headers={"Accept": "text/html"}) as client:
+        register(farm)
+        token = farm.settings.api_token.get_secret_value()
+        answer = client.post("/ui/sign-in", data={"token": token, "next": "/ui/"}, headers={"Origin": url})
+        assert answer.status_code == 200, answer.text
+        yield client
+
+
+def build_page(browser: httpx.Client, build_id: str, query: str = "") -> str:
+    answer = browser.get(f"/ui/ns/main/builds/{build_id}{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def words(page: str) -> str:
+    """What a page says, without its markup."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def everything_passes(farm: Farm) -> shown.Decide:
+    return lambda job, order, key, number: passed(farm, order, key, job=job)
+
+
+# --- who may look ---------------------------------------------------------------------------------------------------
+
+PAGES = [
+    "/ui/",
+    "/ui/ns/main",
+    "/ui/ns/main/builds",
+    "/ui/ns/main/builds/b-0123456789abcdef",
+    "/ui/ns/main/builds/b-0123456789abcdef/events",
+    "/ui/ns/main/builds/b-0123456789abcdef/cells/net/onnxruntime-cpu/fp32/b1",
+    "/ui/ns/main/compare/b-0123456789abcdef/b-0123456789abcdef",
+    "/ui/ns/main/jobs/j-1",
+    "/ui/ns/main/jobs/j-1/log",
+    "/ui/ns/main/jobs/j-1/log/raw",
+    f"/ui/ns/main/artifacts/{'ab' * 32}",
+    f"/ui/ns/main/artifacts/{'ab' * 32}/log",
+    "/ui/ns/main/history/net/onnxruntime-cpu/fp32/b1",
+    "/ui/ns/main/across?name=nightly",
+    "/ui/ns/main/known",
+    "/ui/ns/main/automation",
+    "/ui/ns/main/workers",
+    "/ui/ns/main/models",
+    "/ui/ns/main/storage",
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_needs_a_token(url: str, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "farm=wrong"}):
+        assert httpx.get(url + path, headers=headers, timeout=60).status_code == 401
+    asked = httpx.get(url + path, headers={"Accept": "text/html"}, timeout=60)
+    assert asked.status_code == 303
+    assert asked.headers["location"].startswith("/ui/sign-in?next=/ui/")
+
+
+def test_the_front_door_leads_to_the_pages(url: str) -> None:
+    assert httpx.get(url, timeout=60).headers["location"] == "/ui/"
+
+
+def test_signing_in_sets_a_cookie_that_scripts_and_other_sites_do_not_get(farm: Farm, url: str) -> None:
+    token = farm.settings.api_token.get_secret_value()
+    form = {"token": token, "next": "/ui/ns/main/workers"}
+    answer = httpx.post(f"{url}/ui/sign-in", data=form, headers={"Origin": url}, timeout=60)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/ns/main/workers")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=lax" in cookie and "path=/" in cookie
+    assert "secure" not in cookie, "loopback has no TLS"
+    elsewhere = {"Host": "farm.example", "Origin": "https://farm.example"}
+    behind_proxy = httpx.post(f"{url}/ui/sign-in", data=form, headers=elsewhere, timeout=60)
+    assert behind_proxy.headers["set-cookie"].startswith("__Host-farm=")
+    assert "; Secure" in behind_proxy.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["https://evil.example/", "//evil.example", "/ui/\\evil", "/ui//evil.example", "javascript:1", "/v1/builds"],
+)
+def test_signing_in_leads_to_no_other_site(farm: Farm, url: str, after: str) -> None:
+    form = {"token": farm.settings.api_token.get_secret_value(), "next": after}
+    answer = httpx.post(f"{url}/ui/sign-in", data=form, headers={"Origin": url}, timeout=60)
+    assert answer.headers["location"] == "/ui/"
+
+
+def test_a_wrong_token_is_refused_and_not_shown(url: str) -> None:
+    answer = httpx.post(f"{url}/ui/sign-in", data={"token": "open-sesame"}, headers={"Origin": url}, timeout=60)
+    assert answer.status_code == 401
+    assert "does not know this token" in answer.text
+    assert "open-sesame" not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/ui/sign-in", "/ui/sign-out"])
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+def test_a_form_of_another_site_is_refused(farm: Farm, url: str, path: str, headers: dict[str, str]) -> None:
+    form = {"token": farm.settings.api_token.get_secret_value()}
+    answer = httpx.post(url + path, data=form, headers=headers, timeout=60)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_signing_out_forgets_the_token(url: str, browser: httpx.Client) -> None:
+    assert browser.get("/ui/ns/main/builds").url.path == "/ui/ns/main/builds"
+    browser.post("/ui/sign-out", headers={"Origin": url})
+    assert browser.get("/ui/ns/main/builds").url.path == "/ui/sign-in"
+
+
+def test_a_revoked_token_opens_no_page(farm: Farm, url: str) -> None:
+    secret = farm.tokens.create("guest", Role.READER, "main")
+    cookie = {"Cookie": f"farm={secret}"}
+    assert httpx.get(f"{url}/ui/ns/main/builds", headers=cookie, timeout=60).status_code == 200
+    farm.tokens.revoke("guest")
+    assert httpx.get(f"{url}/ui/ns/main/builds", headers=cookie, timeout=60).status_code == 401
+
+
+def test_namespaces_are_kept_apart(farm: Farm, url: str, browser: httpx.Client) -> None:
+    build_id = accept(farm, "secret-plan", [Cell("net")])
+    secret = farm.tokens.create("fork", Role.READER, "fork")
+    with httpx.Client(base_url=url, headers={"Cookie": f"farm={secret}"}, timeout=60) as other:
+        assert other.get("/ui/ns/main/builds").status_code == 403
+        assert other.get(f"/ui/ns/main/builds/{build_id}").status_code == 403
+        for path in (f"/ui/ns/fork/builds/{build_id}", f"/ui/ns/fork/builds/{build_id}/events"):
+            assert other.get(path).status_code == 404
+        assert "secret-plan" not in other.get("/ui/ns/fork/builds").text
+        (job,) = farm.store.jobs.hand_out(shown.POOL.name, 1)
+        assert other.get(f"/ui/ns/fork/jobs/{job[0]}/log").status_code == 404
+    assert "secret-plan" in browser.get("/ui/ns/main/builds").text
+
+
+def test_the_administrator_looks_at_every_namespace(farm: Farm, browser: httpx.Client) -> None:
+    assert "namespace fork" in words(browser.get("/ui/ns/fork/builds").text)
+
+
+def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browser: httpx.Client) -> None:
+    secret = farm.tokens.create("guest", Role.READER, "main")
+    seen = httpx.get(f"{url}/ui/ns/main/storage?garbage=yes", headers={"Cookie": f"farm={secret}"}, timeout=60).text
+    assert "guest" not in seen.partition("<main")[2] and "is named by" not in words(seen)
+    assert "guest" in browser.get("/ui/ns/main/storage").text
+    counted = words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+    assert "to be freed nothing: each blob is named by a document, or less than a day old" in counted
+    accept(farm, "nightly", [Cell("net"), Cell("other")])
+    assert "main 0 2 –" in words(browser.get("/ui/ns/main/storage").text) and "Changes today" not in seen
+
+
+def test_what_programs_take_is_counted_on_demand_and_a_shared_one_once(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net"), Cell("other")])
+    play(farm, lambda job, order, key, number: passed(farm, order, key))
+    facts = farm.store.index.get_many("main", sorted(farm.store.index.keys("main")))
+    first, other = facts.values()
+    farm.store.index.put("main", "ab" * 32, {**first, "key": "ab" * 32})
+    both = first["program"]["size"] + other["program"]["size"]
+    assert "3 programs in the index unfinished" in words(browser.get("/ui/ns/main/storage").text)
+    counted = words(browser.get("/ui/ns/main/storage?garbage=yes").text)
+    assert f"3 programs in the index: {both} B unfinished" in counted
+    assert f"main 3 {both} B 0 –" in counted
+
+
+# --- what pages are made of -----------------------------------------------------------------------------------------
+
+
+def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
+    farm: Farm, url: str, browser: httpx.Client
+) -> None:
+    message = shown.automate(farm, "nightly", "b-0123456789abcdef", error=HOSTILE)
+    page, path = browser.get("/ui/ns/main/automation"), "/ui/ns/main/automation/replay"
+    said = words(page.text)
+    assert (
+        "✗ The last runs of 2 triggers: 1 made no build." in said
+        and "schedule 17 3 * * 1-5 Europe/Berlin" in said
+        and "b-0123456789abcdef of version 2" in said
+    )
+    assert "no build: <script>" in said and "<script>alert" not in page.text
+    assert "✗ failed build.finished" in said and "it answered 500" in said
+
+    form = {"webhook": "ci", "message": message}
+    reader = {"Cookie": f"farm={farm.tokens.create('guest', Role.READER, 'main')}"}
+    unseen = words(httpx.get(f"{url}/ui/ns/main/automation", headers=reader, timeout=60).text)
+    assert "Administrators see them." in unseen and "ci.example" not in unseen and "17 3 * * 1-5" in unseen
+    for headers in ({}, {"Origin": "https://evil.example"}, {"Origin": url, **reader}):
+        with_cookie = {} if "Cookie" in headers else {"Cookie": f"farm={browser.cookies.get('farm')}"}
+        answer = httpx.post(url + path, data=form, headers={**with_cookie, **headers}, timeout=60)
+        assert answer.status_code == 403, headers
+    assert Webhooks.of(farm).delivery("main", "ci", message)["state"] == "failed"
+    answer = browser.post(path, data=form, headers={"Origin": url})
+    assert str(answer.url) == f"{url}/ui/ns/main/automation?webhook=ci#{message}"
+    assert "· waiting build.finished" in words(answer.text)
+    assert browser.get("/ui/ns/main/automation?webhook=gone").status_code == 404
+
+
+def test_no_page_has_anything_inline_or_from_elsewhere(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order) if "other" in order["identifier"] else passed(farm, order, key)
+        ),
+    )
+    job = farm.build_reader.cells("main", build_id)[1]["job"]
+    key = farm.build_reader.cells("main", build_id)[0]["facts"]["key"]
+    for path in [
+        "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
+        f"jobs/{job}/log", f"artifacts/{key}", "workers", "models", "storage", "history/net/onnxruntime-cpu/fp32/b1",
+        "across?name=nightly", "known", "automation", "",
+    ]:  # fmt: skip
+        answer = browser.get(f"/ui/ns/main/{path}")
+        assert answer.status_code == 200, (path, answer.text)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?! src=)|javascript:", answer.text), path
+        assert not re.search(r"""(src|href|action)=["'](https?:)?//""", answer.text), path
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{7*7}}\u202e\x1b[31m"
+
+
+def test_hostile_text_stays_text_on_every_page(farm: Farm, browser: httpx.Client) -> None:
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        log = f"{HOSTILE}\nerror: {HOSTILE}\n".encode()
+        return failed(farm, order, message=HOSTILE, detail=HOSTILE, log=log)
+
+    labels = {"team": HOSTILE, HOSTILE[:40]: "x"}
+    build_id = accept(farm, HOSTILE, [Cell("net")], labels=labels, created_by=HOSTILE, warnings=[HOSTILE])
+    play(farm, ends)
+    farm.build_finisher.finish(build_id)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    for path in (
+        "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
+        f"jobs/{job}/log", f"builds?name={quote(HOSTILE)}", "builds?label=<script>",
+        f"builds/{build_id}?text=%3Cscript%3E&model=%22%3E%3Cscript%3E", f"jobs/{job}/log?q=%3Cscript%3E",
+        "builds/%3Cscript%3E", "models?ref=%3Cscript%3Ealert", "compare/b-0/%3Cscript%3E",
+    ):  # fmt: skip
+        page = browser.get(f"/ui/ns/main/{path}").text
+        assert "<script>" not in page and "<img" not in page, path
+        assert "\u202e" not in page and "\x1b" not in page, path
+        assert "49" not in re.findall(r">(\d+)[\u202e<]", page), path
+
+
+def test_a_raw_log_is_text_in_every_browser(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order, log=b"<script>alert(1)</script>"))
+    job = farm.build_reader.cells("main", "@latest")[0]["job"]
+    answer = browser.get(f"/ui/ns/main/jobs/{job}/log/raw")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_static_files_are_kept_by_browsers_under_their_version(url: str, browser: httpx.Client) -> None:
+    page = browser.get("/ui/ns/main/builds").text
+    (path,) = re.findall(r'href="(/ui/static/farm\.css\?v=\w+)"', page)
+    answer = httpx.get(url + path, timeout=60)
+    assert answer.headers["content-type"].startswith("text/css") and "immutable" in answer.headers["cache-control"]
+    assert httpx.get(f"{url}/ui/static/..%2fparts.html", timeout=60).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["ns/main/nothing", "ns/main/builds/b-0", "ns/UPPER/builds", "nothing", "ns/main/jobs/J"]
+)
+def test_what_is_not_there_is_a_page_that_says_so(browser: httpx.Client, path: str) -> None:
+    answer = browser.get(f"/ui/{path}")
+    assert answer.status_code == 404
+    assert "<h1>Not" in answer.text
+
+
+def test_the_history_of_a_cell_has_a_page(farm: Farm, browser: httpx.Client) -> None:
+    for number, seconds in enumerate((0.002, 0.00201, 0.003)):
+        build_id = accept(farm, "nightly", [Cell("net", salt=str(number))])
+        play(farm, lambda job, order, key, number, seconds=seconds: passed(farm, order, key, latency=seconds))
+        farm.build_finisher.finish(build_id)
+    cell = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1").text
+    (path,) = re.findall(r'href="(/ui/ns/main/history/[^"]+)"', cell)
+    page = browser.get(path).text
+    assert "slower than the noise of those before explains" in words(page)
+    assert page.count("<circle") == 3 and "<polyline" in page and "1.80 ms to 2.20 ms" in page
+    for script in re.findall(r'src="(/ui/static/[^"]+)"', page):
+        assert browser.get(script).headers["content-type"].startswith("text/javascript")
+    before = (today() - timedelta(days=1)).isoformat()
+    assert "No build of this time had this cell" in browser.get(path, params={"until": before}).text
+    assert "No build of this time had this cell" in browser.get("/ui/ns/main/history/other/x").text
+
+
+def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> None:
+    assert "Nothing has been built yet" in words(browser.get("/ui/").text)
+    for broken in (False, True):
+        build_id = accept(farm, "nightly", [Cell("net", salt=str(broken)), Cell("other")])
+        play(
+            farm,
+            lambda job, order, key, number, broken=broken: (
+                failed(farm, order) if broken and "net" in order["identifier"] else passed(farm, order, key)
+            ),
+        )
+        farm.build_finisher.finish(build_id)
+    accept(farm, "weekly", [Cell("later")])
+    page = browser.get("/ui/")
+    said = words(page.text)
+    assert page.url.path == "/ui/ns/main"
+    assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
+    assert f"nightly ✗ failed 1 0 0 0 {build_id} just now" in said, "newly failed, slower, fixed, faster"
+    assert "weekly" in said and "1 waiting" in said and "1 job for 6 slots of onnxruntime-cpu" in said
+
+
+def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> None:
+    ids = []
+    for number, seconds in enumerate((0.002, 0.00202, 0.003)):
+        cells = [Cell(name, salt=str(number)) for name in ("moves", "stays")] + [Cell("breaks", salt=str(number))]
+        ids.append(accept(farm, "nightly", [*cells, Cell("new")] if number else cells))
+        play(
+            farm,
+            lambda job, order, key, number, seconds=seconds, build=number: (
+                failed(farm, order)
+                if "breaks" in order["identifier"] and build == 2
+                else passed(farm, order, key, latency=seconds if "moves" in order["identifier"] else 0.002)
+            ),
+        )
+        farm.build_finisher.finish(ids[-1])
+    page = browser.get("/ui/ns/main/across?name=nightly").text
+    assert ['id="across"' in page, page.count('scope="row"')] == [True, 2], "what is the same is left out"
+    said = words(page)
+    assert "2 cells are worse in the last build" in said and "▲ +49 %" in said
+    assert "1 cell the same in all builds and left out; 1 cell only in some and left out" in said
+    (everything,) = re.findall(r'href="([^"]+)">Show all cells', page)
+    assert browser.get(f"/ui/ns/main/across{html.unescape(everything)}").text.count('scope="row"') == 4
+    third = browser.get("/ui/ns/main/compare", params={"left": ids[1], "right": ids[2], "third": ids[0]})
+    assert third.url.path == "/ui/ns/main/across" and re.findall(r"b-[0-9a-f]{6}(?=<)", third.text) == [
+        each[:8] for each in ids
+    ]
+    assert browser.get("/ui/ns/main/across?name=nothing").status_code == 404
+    assert browser.get("/ui/ns/main/across?build=b-zz").status_code == 404
+
+
+def test_earlier_attempts_have_their_logs(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        kind = FailureKind.COMPILER_CRASH
+        return failed(farm, order, kind=kind, log=f"== compiling ==\nerror: try {number}\n".encode())
+
+    play(farm, ends)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    attempts = farm.jobs.get("main", str(job))["attempts"]
+    assert len(attempts) > 1
+    page = browser.get(f"/ui/ns/main/jobs/{job}").text
+    for one in attempts:
+        (path,) = re.findall(rf'href="([^"#]+attempt={one["number"]})#error"', page)
+        assert f"error: try {one['number']}" in browser.get(path).text
+        assert browser.get(path.replace("/log?", "/log/raw?")).text.endswith(f"try {one['number']}\n")
+    assert f"error: try {attempts[-1]['number']}" in browser.get(f"/ui/ns/main/jobs/{job}/log").text
+    assert browser.get(f"/ui/ns/main/jobs/{job}/log?attempt=9").status_code == 404
+
+
+# --- builds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_filtered_by_its_url_and_paged(farm: Farm, browser: httpx.Client) -> None:
+    ids = [accept(farm, "nightly", [Cell("net")], labels={"team": "vision"}) for _ in range(55)]
+    other = accept(farm, "weekly", [Cell("other")], created_by="ann")
+    page = browser.get("/ui/ns/main/builds")
+    assert page.text.count('class="id"') == 50
+    (older,) = re.findall(r'rel="next" href="([^"]+)"', page.text)
+    rest = browser.get(f"/ui/ns/main/builds{html.unescape(older)}").text
+    shown_ids = re.findall(r"b-[0-9a-f]{16}(?=</a>)", page.text + rest)
+    assert sorted(shown_ids) == sorted([*ids, other])
+    for query in ("name=week", "by=ann", "state=open&name=weekly"):
+        assert re.findall(r"b-[0-9a-f]{16}(?=</a>)", browser.get(f"/ui/ns/main/builds?{query}").text) == [other], query
+    assert other not in browser.get("/ui/ns/main/builds?label=team=vision").text
+    assert "No build fits" in browser.get("/ui/ns/main/builds?label=team=audio").text
+
+
+def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) -> None:
+    cells = [Cell(name) for name in ("breaks", "slows", "mends", "quickens", "stays")]
+    before = accept(farm, "nightly", cells)
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if "mends" in order["identifier"]
+            else passed(farm, order, key, latency=0.004 if "quickens" in order["identifier"] else 0.002, driver="6.12")
+        ),
+    )
+    farm.build_finisher.finish(before)
+    after = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if "breaks" in order["identifier"]
+            else passed(farm, order, key, latency=0.003 if "slows" in order["identifier"] else 0.00201, driver="6.14")
+        ),
+    )
+    farm.build_finisher.finish(after)
+    page = build_page(browser, after)
+    said = words(page)
+    assert "4 of 5 cells succeeded, 1 failed" in said
+    assert "1 newly failed breaks/onnxruntime-cpu/fp32/b1 compiler_error" in said
+    assert "1 slower slows/onnxruntime-cpu/fp32/b1 2.00 ms → 3.00 ms, +50 %" in said
+    assert "1 fixed mends/" in said and "1 faster quickens/" in said
+    assert page.index("newly failed") < page.index('id="matrix"')
+    assert "▲ +50 %" in said, "the matrix marks it too"
+    assert f'href="/ui/ns/main/compare/{before}/{after}#slower"' in browser.get("/ui/ns/main").text
+    compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
+    assert "1 cell that passed before fails now, 1 got slower" in compared
+    assert "slows/onnxruntime-cpu/fp32/b1 ▲ +50 % 2.00 ms 3.00 ms History of slows" in compared
+    assert "salt: none -> new; driver: 6.12 -> 6.14" in compared
+    assert "1 cell with the same program, or within 10 %" in compared
+    chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
+    assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
+    again = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    farm.build_finisher.finish(again)
+    said = words(build_page(browser, again))
+    assert f"Since {after} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
+    assert f"nightly ✗ failed 0 0 0 0 {again} just now" in words(browser.get("/ui/ns/main").text)
+
+
+def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    farm.build_finisher.finish(build_id)
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    page = build_page(browser, build_id)
+    assert "yours to fix" in page and "no kernel for this convolution" in page
+    assert f"/ui/ns/main/jobs/{job}/log#error" in page and f"farm reproduce {job}" in page
+
+
+def test_a_build_says_why_it_waits(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", "migraphx/gfx942"), Cell("other", "migraphx/gfx942")])
+    farm.store.workers.leave("n2-gpu")
+    said = words(build_page(browser, build_id))
+    assert f"2 cells: no live worker serves {shown.GPU.name}" in said
+    workers = words(browser.get("/ui/ns/main/workers").text)
+    assert f"2 jobs of {shown.GPU.name} wait: no live worker serves it" in workers
+    assert "nobody serves it" in workers
+    assert f"No worker takes jobs of {shown.GPU.name}" in words(browser.get("/ui/ns/main/builds").text)
+
+
+def test_a_thousand_cells_are_one_small_page(farm: Farm, browser: httpx.Client) -> None:
+    cells = matrix_of([f"model-{number:02}" for number in range(42)], shapes=["b1", "b8", "b16", "b32"])[:1000]
+    build_id = accept(farm, "large", cells)
+    play(farm, lambda job, order, key, number: only_recorded(order, key))
+    farm.build_finisher.finish(build_id)
+    page = build_page(browser, build_id)
+    assert page.count("/cells/") >= 1000
+    assert len(page.encode()) < 200 * 1024
+    few = build_page(browser, build_id, "?look=compiled&model=model-07&precision=fp16&target=migraphx/gfx942")
+    assert len(re.findall(r"model-07/migraphx-gfx942/fp16/\w+", few)) == 4
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that show few cells and few models, and builds that are large soon."""
+    for where, name, number in (
+        (build_pages, "PAGE", 20),
+        (build_pages, "MODELS", 4),
+        (build_pages, "GROUPED", 10),
+        (page_reading, "SMALL", 4),
+    ):
+        monkeypatch.setattr(where, name, number)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_more_cells_than_a_page_has_are_counted_by_model_and_target(farm: Farm, browser: httpx.Client) -> None:
+    models = [f"model-{number}" for number in range(6)]
+    build_id = accept(farm, "larger", matrix_of(models, shapes=["b1", "b8", "b16", "b32"]))
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order)
+            if order["identifier"] == "model-5/migraphx-gfx942/int8/b8"
+            else only_recorded(order, key)
+        ),
+    )
+    page = build_page(browser, build_id)
+    assert "Models 1 to 4 of 6" in words(page) and "/cells/model-0" not in page
+    assert re.findall(r'scope="row"><a href="[?]model=([^"#&]+)', page) == ["model-5", "model-0", "model-1", "model-2"]
+    assert "✗ 1 ✓ 11" in words(page)
+    (after,) = re.findall(r'rel="next" href="([^"]+)#cells"', page)
+    assert "model=model-4&amp;target=" in build_page(browser, build_id, html.unescape(after))
+    (failing,) = re.findall(r'class="failed"><a href="([^"#]+)#cells">✗ 1 ✓', page)
+    assert (
+        build_page(browser, build_id, html.unescape(failing)).count('href="' + build_id + "/cells/model-5/migr") == 12
+    )
+    assert "Cells 21 to 24 of 24" in words(build_page(browser, build_id, "?model=model-0&first=21"))
+    fp16 = build_page(browser, build_id, "?precision=fp16")
+    assert "?model=model-0&amp;precision=fp16#cells" in fp16 and "✓ 4" in words(fp16) and "✓ 12" not in words(fp16)
+
+
+def lines_of(farm: Farm, build_id: str) -> list[CellLine]:
+    return [CellLine.of(cell) for cell in farm.build_reader.report("main", build_id)["cells"]]
+
+
+def test_a_build_in_short_says_what_its_report_says(farm: Farm) -> None:
+    register(farm)
+    accept(farm, "before", [Cell("net-0")])
+    play(farm, everything_passes(farm))
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(8)])
+    ends = [
+        lambda order, key: passed(farm, order, key, error=0.5),
+        lambda order, key: failed(farm, order),
+        only_recorded,
+    ]
+    for end, (job, claimed) in zip(ends, shown.claim(farm, shown.POOL, 4), strict=False):
+        farm.store.jobs.finish(job, claimed.token, end(claimed.order, claimed.key))
+
+    def timeless(cells: list[CellLine]) -> list[CellLine]:
+        return [cell._replace(elapsed=None) for cell in cells]
+
+    build, cells = farm.build_reader.lines("main", build_id)
+    assert timeless(cells) == timeless(lines_of(farm, build_id))
+    assert {cell.look for cell in cells} == {"hit", "failed", "compiled", "running", "queued"}
+    assert {cell.kind for cell in cells} == {"", "accuracy", "compiler_error"}
+    outlook = farm.build_reader.report("main", build_id)["build"]["outlook"]
+    assert {**build["outlook"], "spent_seconds": 0} == {**outlook, "spent_seconds": 0}
+    farm.builds.cancel("main", build_id)
+    farm.build_finisher.finish(build_id)
+    ended = farm.build_reader.lines("main", build_id)
+    assert ended.cells == lines_of(farm, build_id) and ended.build["state"] == "reported"
+    (farm.settings.data_dir / "builds.sqlite3").write_bytes(b"damaged" * 1000)
+    assert farm.build_reader.lines("main", build_id) == ended == farm.build_index.lines("main", build_id)
+
+
+def test_builds_next_to_each_other_are_read_from_the_index(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve builds of 50,000 cells have some gigabytes of reports."""
+    monkeypatch.setattr(across_pages, "PAGE", 4)
+    builds = []
+    for number in range(2):
+        builds.append(accept(farm, "large", [Cell(f"net-{name}", salt=f"{number}") for name in range(5)]))
+        play(farm, lambda job, order, key, attempt, build=number: only_recorded(order, key, latency=1e-3 * (1 + build)))
+        farm.build_finisher.finish(builds[-1])
+    for name in ("report", "lines"):
+        monkeypatch.setattr(farm.build_reader, name, lambda *_, name=name: pytest.fail(f"reads the {name}"))
+    page = browser.get("/ui/ns/main/across?name=large").text
+    assert re.findall(r'scope="row"><a href="[^"]+">(net-[0-9])', page) == ["net-0", "net-1"], "no page is large"
+    assert "5 cells are worse" in words(page) and "▲ +100 %" in words(page) and "3 more cells" in words(page)
+    assert "net-4" in browser.get("/ui/ns/main/across?name=large&text=net-4").text
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_large_open_build_is_shown_before_its_cells_are_judged(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(5)])
+    (job, claimed), *_ = shown.claim(farm, shown.POOL, 2)
+    farm.store.jobs.finish(job, claimed.token, passed(farm, claimed.order, claimed.key, error=0.5))
+    monkeypatch.setattr(page_reading, "IMPATIENCE", 0.1)
+    lines, go_on = farm.build_reader.lines, threading.Event()
+    monkeypatch.setattr(farm.build_reader, "lines", lambda *which: (go_on.wait(60), lines(*which))[1])
+    page = build_page(browser, build_id)
+    assert 'data-position="reading"' in page and "are still being read" in page
+    assert "✓ 1 compiled" in words(page) and "▸ 1 running" in words(page) and "· 3 queued" in words(page)
+    assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net-0/onnxruntime-cpu/fp32/b1").status_code == 200
+    go_on.set()
+    with browser.stream("GET", f"/ui/ns/main/builds/{build_id}/events?after=reading") as stream:
+        assert "event: reset" in stream.iter_lines()
+    page = build_page(browser, build_id)
+    assert "are still being read" not in page and "✗ 1 failed" in words(page)
+
+
+# --- jobs, logs, artifacts ------------------------------------------------------------------------------------------
+
+
+def test_a_job_shows_attempts_ingredients_and_how_to_run_it_alone(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", reason="toolchain: rocm7.1 -> rocm7.2")])
+    kind = FailureKind.COMPILER_CRASH
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order, kind=kind, message="it died") if number == 1 else passed(farm, order, key, job=job)
+        ),
+    )
+    said = words(browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1").text)
+    assert "2 attempts" in said and "compiler_crash: it died" in said
+    assert "compiling 5.60 s" in said and "measuring 3.20 s" in said
+    assert "Compiled because: toolchain: rocm7.1 -> rocm7.2" in said
+    assert "options.level standard" in said and "inputs.data.shape 1, 3, 224, 224" in said
+    assert "Fastest Median p90 p99 Repeats whole run 1.88 ms 2.00 ms 2.24 ms 2.80 ms 400" in said
+    assert "logits 3.0e-04 1.0e-04" in said
+    job = farm.build_reader.cells("main", build_id)[0]["job"]
+    page = browser.get(f"/ui/ns/main/jobs/{job}").text
+    assert f"farm reproduce {job} -o again" in page and page.count("<rect") >= 7
+    assert f"net/onnxruntime-cpu/fp32/b1 of {build_id}" in words(page)
+
+
+def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "EXPLAINED", 1)
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("last")])
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1")
+    assert page.status_code == 200 and "· queued" in words(page.text)
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/last/onnxruntime-cpu/fp32/b1")
+    assert "1 job ahead for 6 slots of onnxruntime-cpu" in words(page.text), (
+        "also what the page of the build does not explain"
+    )
+    ((job, claimed),) = shown.claim(farm, shown.POOL, 1)
+    farm.store.jobs.renew(claimed.token, job, phase="compiling")
+    page = browser.get(f"/ui/ns/main/jobs/{job}")
+    assert re.search(r"▸ running for [\d.]+ m?s on n1-cpu, now compiling", words(page.text))
+    farm.store.jobs.finish(job, claimed.token, failed(farm, claimed.order))
+    assert "now compiling" not in words(browser.get(f"/ui/ns/main/jobs/{job}").text), "it has ended"
+    assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
+
+
+def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    job = farm.build_reader.cells("main", "@latest")[0]["job"]
+    page = browser.get(f"/ui/ns/main/jobs/{job}/log").text
+    (number,) = re.findall(r'<li id="L(\d+)" class="wrong"><a id="error">', page)
+    assert number == "50"
+    assert '<span class="c1">error: unsupported layout' in page and '<span class="c2">parsed</span>' in page
+    found = browser.get(f"/ui/ns/main/jobs/{job}/log?q=NODE_12").text
+    assert re.findall(r'<li id="L(\d+)"', found) == ["22"]
+
+
+def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("net", "migraphx/gfx942")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    onnx, mxr = (cell["facts"] for cell in farm.build_reader.cells("main", build_id))
+    page = words(browser.get(f"/ui/ns/main/artifacts/{onnx['key']}").text)
+    assert "farm fetch net --target onnxruntime/cpu --precision fp32 --shape b1" in page
+    assert "InferenceSession('net--onnxruntime-cpu--fp32--b1.onnx'" in page
+    assert f"/v1/blobs/{onnx['program']['digest']}" in page and "TYPE_FP32" in page
+    page = words(browser.get(f"/ui/ns/main/artifacts/{mxr['key']}").text)
+    assert "migraphx.load('net--migraphx-gfx942--fp32--b1.mxr')" in page and "migraphx-driver perf" in page
+    assert "migraphx-driver run net--migraphx-gfx942--fp32--b1.mxr --migraphx --enable-offload-copy" in page
+    assert "--layout onnxruntime-cache" in page
+    models = browser.get("/ui/ns/main/models").text
+    assert "net" in words(models) and "2 1" not in models
+    compiled = words(browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/migraphx-gfx942/fp32/b1").text)
+    assert "coverage 96 % of 54 operations" in compiled and "Conv 53 nodes quantized" in compiled
+    assert compiled.index("compile_ops 5.31 s") < compiled.index("fuse_mlir 1.20 s"), "the longest pass first"
+    model = browser.get("/ui/ns/main/models/net").text
+    assert onnx["key"] in model and "onnxruntime/cpu fp32 b1 2.00 ms" in words(model)
+    model = words(browser.get("/ui/ns/fork/models/net").text)
+    assert "what latest of main names now" in model and "onnxruntime/cpu fp32 b1 2.00 ms" in model, "as `farm ls` says"
+    again = accept(farm, "nightly", [Cell("net")])
+    hit = words(browser.get(f"/ui/ns/main/builds/{again}/cells/net/onnxruntime-cpu/fp32/b1").text)
+    assert "≡ hit 2.00 ms median" in hit and "Compiled 2026-11-21 00:00:00 UTC" in hit, "its times are of then"
+    assert "latest" in browser.get("/ui/ns/main/storage").text
+
+
+# --- live -----------------------------------------------------------------------------------------------------------
+
+
+def stream_of(browser: httpx.Client, build_id: str, after: str) -> Iterator[tuple[str, str, str]]:
+    """The events of a build's page: kind, id and data."""
+    with browser.stream("GET", f"/ui/ns/main/builds/{build_id}/events", params={"after": after}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        kind = position = ""
+        for line in answer.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "id":
+                position = value
+            elif name == "data":
+                yield kind, position, value
+
+
+def test_an_open_page_gets_news_until_the_end(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    play(farm, everything_passes(farm))
+    events = stream_of(browser, build_id, after)
+    kind, position, data = next(events)
+    assert kind == "news" and '"compiled": 2' in data
+    assert '"net/onnxruntime-cpu/fp32/b1": ["compiled", "✓ 2.00"]' in data
+    assert "2 of 2 cells are done" in data
+    farm.build_finisher.finish(build_id)
+    kind, _, _ = next(events)
+    assert kind == "end"
+    # Whoever comes back with the place of the first message gets the end once more, and nothing of before.
+    assert [kind for kind, _, _ in stream_of(browser, build_id, position)] == ["end"]
+    assert "data-events" not in build_page(browser, build_id)
+
+
+def test_a_place_that_the_store_does_not_know_is_a_reset(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    assert next(stream_of(browser, build_id, "elsewhere.1-0"))[0] == "reset"
+
+
+def test_many_readers_cost_one(farm: Farm, url: str, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many look at a build, its events are read once."""
+    build_id = accept(farm, "nightly", [Cell(f"net-{number}") for number in range(20)])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    reads: list[str] = []
+    report = farm.build_reader.report
+    monkeypatch.setattr(farm.build_reader, "report", lambda *which: (reads.append("report"), report(*which))[1])
+    ends: list[str] = []
+
+    def read() -> None:
+        with httpx.Client(base_url=url, cookies=browser.cookies, timeout=120, verify=False) as reader:
+            ends.extend(kind for kind, _, _ in stream_of(reader, build_id, after))
+
+    readers = [threading.Thread(target=read) for _ in range(12)]
+    for reader in readers:
+        reader.start()
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    for reader in readers:
+        reader.join(120)
+    assert ends.count("end") == 12
+    assert len(reads) < 12
+
+
+def test_a_build_that_takes_long_to_read_says_so_until_it_is_there(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = accept(farm, "huge", [Cell("net")])
+    lines, go_on = farm.build_reader.lines, threading.Event()
+    monkeypatch.setattr(farm.build_reader, "lines", lambda *which: (go_on.wait(60), lines(*which))[1])
+    monkeypatch.setattr(page_reading, "PATIENCE", 0.0)
+    path = f"/ui/ns/main/builds/{build_id}"
+    for page in (path, f"{path}/cells/net/onnxruntime-cpu/fp32/b1", f"/ui/ns/main/compare/{build_id}/{build_id}"):
+        answer = browser.get(page)
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert "huge" in words(answer.text) and "queued 1" in words(answer.text)
+    assert browser.get("/ui/ns/main/workers").status_code == 200, "other pages do not wait for it"
+    events = stream_of(browser, build_id, "reading")
+    go_on.set()
+    assert next(events)[0] == "reset"
+    assert "data-position" in build_page(browser, build_id)
+
+
+def test_of_a_large_open_build_only_what_changed_is_read_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(farm)
+    build_id = accept(farm, "large", [Cell(f"net-{number}") for number in range(5)])
+    monkeypatch.setattr(page_reading, "SMALL", 0)
+    monkeypatch.setattr(page_reading, "WHOLE", 1e9)
+    pages = BuildPages(farm)
+    assert pages.newest("main", build_id).looks == {"queued": 5}
+    monkeypatch.setattr(farm.build_reader, "live_report", None)
+    for job, claimed in shown.claim(farm, shown.POOL, 2):
+        farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))
+    now = pages.newest("main", build_id)
+    assert now.looks == {"queued": 3, "compiled": 2} and now.position == pages.position("main", build_id)
+    monkeypatch.undo()
+    farm.builds.cancel("main", build_id)
+    assert pages.newest("main", build_id).looks == {"cancelled": 3, "compiled": 2}
+    farm.build_finisher.finish(build_id)
+    assert not pages.newest("main", build_id).is_open
+
+
+def test_all_who_missed_the_same_wait_for_one_reading(farm: Farm, browser: httpx.Client) -> None:
+    """After a restart of the server all pages come back at once, each with the place that it had."""
+    build_id = accept(farm, "nightly", [Cell("net")])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    play(farm, everything_passes(farm))
+    reads: list[str] = []
+    events = farm.build_reader.events
+    farm.build_reader.events = lambda *which: (reads.append(which[2]), events(*which))[1]  # type: ignore[method-assign]
+
+    async def follow(hub: EventHub, pages: BuildPages) -> str:
+        stream = hub.follow(farm, pages, "main", build_id, after)
+        texts = [await anext(stream), await anext(stream)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return texts[1]
+
+    async def all_of_them() -> list[str]:
+        hub, pages = EventHub(anyio.CapacityLimiter(256)), BuildPages(farm)
+        return await asyncio.gather(*(follow(hub, pages) for _ in range(120)))
+
+    assert all(text.startswith("event: news") for text in asyncio.run(all_of_them()))
+    assert reads.count(after) < 5
+
+
+def test_as_many_wait_for_events_as_there_are_threads_for(farm: Farm) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    position = farm.build_reader.events("main", build_id, "newest", 0)["items"][-1]["id"]
+    with ThreadPoolExecutor(WATCHERS) as threads:
+        found = [threads.submit(farm.build_reader.events, "main", build_id, position, 1.0) for _ in range(WATCHERS)]
+    assert [each.result()["items"] for each in found] == [[]] * WATCHERS
+
+
+def test_a_farm_without_a_token_shows_its_pages_on_loopback(settings: Settings) -> None:
+    with serving(create_app(Farm(settings), loopback=True)) as url:
+        answer = httpx.get(f"{url}/ui/ns/main/builds", timeout=60)
+        assert answer.status_code == 200 and "Sign out" not in answer.text
+        assert httpx.get(f"{url}/ui/", headers={"Host": "evil.example"}, timeout=60).status_code == 403
+
+
+def test_what_a_real_build_shows(farm: Farm, client: FarmClient, frozen: Frozen, browser: httpx.Client) -> None:
+    build_id = finished(farm, client, frozen)
+    assert "2 of 2 cells succeeded" in words(build_page(browser, build_id))

@@ -1,0 +1,46 @@
+"""How long, and how many, planned submissions are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.builds import planner
+from farm.builds.planner import KeptSubmissions, ReadSubmission
+from farm.manifest import parse_manifest
+from farm.matrix.combinations import combine
+from farm.matrix.planned import SubmissionDocument
+
+TEXT = "version: 1\nname: demo\ntargets: [onnxruntime/cpu]\nmodels: [{name: net, source: {path: net.onnx}}]\n"
+
+
+def read(text: str = TEXT) -> ReadSubmission:
+    submission: Any = {"build_id": "b-1", "manifest": text, "models": {}, "data": {}}
+    return ReadSubmission(SubmissionDocument(**submission), combine(parse_manifest(TEXT, "x")), {}, [], [], {}, [])
+
+
+def test_a_planned_submission_is_kept_until_it_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = KeptSubmissions(), 1000.0
+    monkeypatch.setattr(planner.time, "monotonic", lambda: now)
+    asked = ("main", "me", "0")
+    kept.keep(asked, one := read())
+    assert kept.find(asked) is one
+    assert kept.find(("main", "me", "1")) is None
+    now += planner.KEPT_SECONDS + 1
+    assert kept.find(asked) is None
+
+
+def test_the_oldest_submissions_go_if_all_take_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptSubmissions()
+    names = [("main", "me", str(number)) for number in range(4)]
+    monkeypatch.setattr(planner, "KEPT_BYTES", 3 * read().weight)
+    for name in names:
+        kept.keep(name, read())
+    assert [kept.find(name) is not None for name in names] == [False, True, True, True]
+    kept.keep(names[1], read())
+    kept.keep(("main", "me", "9"), read())
+    assert [kept.find(name) is not None for name in names] == [False, True, False, True], "what is kept again is young"
+    kept.keep(large := ("main", "me", "large"), read(TEXT + "#" * 10_000))
+    assert kept.find(large), "the last one is kept however large it is"
+    assert [kept.find(name) for name in names] == [None] * 4
