@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-guide test-pages pictures test-faults test-noise chaos gpu-test gpu-wheels lint bench schemas locks clean
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos gpu-test gpu-wheels lint bench schemas docs locks dist clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -14,7 +14,7 @@ demo: $(VENV)/.dev
 
 # In five processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise" $(or $(PYTEST),-n 5 --dist loadscope)
+	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 5 --dist loadscope)
 
 # Every command and snippet of README and docs/guide, as a reader would type them, and the walk.
 test-guide: $(VENV)/.dev
@@ -40,6 +40,10 @@ test-faults: $(VENV)/.dev
 # What is measured for real: alone, and better on a machine that does nothing else.
 test-noise: $(VENV)/.dev
 	$(RUN)/python -m pytest -m noise $(PYTEST)
+
+# The wheel in empty environments, also as a whole farm.
+test-wheels: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/acceptance/test_wheels.py $(PYTEST)
 
 # Every fault at full counts, two to three hours on two cores; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
@@ -83,18 +87,35 @@ schemas: $(VENV)/.dev
 		> configs/artifact.schema.json
 	$(RUN)/python -c 'import json; from farm.client.family import schema; print(json.dumps(schema(), indent=2))' \
 		> configs/family.schema.json
-	$(RUN)/python -c 'import json; from farm.api.application import openapi; print(json.dumps(openapi(), indent=2))' \
+	$(RUN)/python -c 'import json; from farm.serving.application import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
 
-# What is installed, to the byte: for the API's image, for a worker's (with NVIDIA GPUs: cuda), on one machine with such
-# GPUs (embedded-cuda), and here. Newest releases that pyproject.toml allows, for
+# The pages of docs/ that are made of the code's own texts; a test compares each with the code.
+docs: $(VENV)/.dev
+	$(RUN)/python -m tests.reference --write
+
+# What is installed, to the byte: on a client, in the API's image, in a worker's (with NVIDIA GPUs: cuda), on one machine
+# that is a whole farm (with such GPUs: embedded-cuda), and here. Newest releases that pyproject.toml allows, for
 # every Python from 3.11 on; to be read before it is committed.
+LOCKS := client server worker cuda embedded embedded-cuda
 locks:
 	$(PYTHON) -m venv $(VENV)/locks
 	$(VENV)/locks/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
-	for extra in dev server worker cuda embedded-cuda; do $(VENV)/locks/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--upgrade --no-header --extra $$extra $$([ $$extra = dev ] || echo --constraint deploy/locks/dev.txt) \
+	for extra in dev $(LOCKS); do $(VENV)/locks/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--upgrade --no-header $$([ $$extra = client ] || echo --extra $$extra) \
+		$$([ $$extra = dev ] || echo --constraint deploy/locks/dev.txt) \
 		--output-file deploy/locks/$$extra.txt pyproject.toml || exit 1; done
+
+# The wheel, and beside it for each kind of machine a lock that begins with it:
+#   pip install --require-hashes --find-links dist -r dist/migraphx_farm-VERSION.embedded.txt
+# The same commit gives the same bytes.
+DIST ?= dist
+dist: $(VENV)/.dev
+	rm -f $(DIST)/migraphx_farm-*
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RUN)/python -m hatchling build -t wheel -d $(DIST)
+	@version=$$($(RUN)/python -m hatchling version) && sum=$$(sha256sum $(DIST)/migraphx_farm-*.whl) && for lock in $(LOCKS); do \
+		{ echo "migraphx-farm$$([ $$lock = client ] || echo "[$$lock]")==$$version --hash=sha256:$${sum%% *}"; \
+		cat deploy/locks/$$lock.txt; } > $(DIST)/migraphx_farm-$$version.$$lock.txt || exit 1; done
 
 $(VENV)/.dev: pyproject.toml deploy/locks/dev.txt
 	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }
