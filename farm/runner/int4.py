@@ -11,13 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_graph import drop_overridable_constants, graphs_of
+from .onnx_graph import drop_overridable_constants, graphs_of, save
 from .protocol import Messages, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import PackAnswer, Request
-
-_MAX_FILE_BYTES = 2**31 - 1
 
 
 def pack_weights(request: Request, messages: Messages) -> PackAnswer:
@@ -39,9 +37,7 @@ def pack_weights(request: Request, messages: Messages) -> PackAnswer:
         needs = f"at least two blocks of {options['block_size']} inputs, and an even number of outputs"
         raise RequestFailed("nothing_quantized", f"int4 left every operator as it was: MatMul and Gemm need {needs}")
     model.ir_version = max(model.ir_version, 10)  # the first with 4-bit tensors
-    path = Path(request["packed"])
-    large = model.ByteSize() > _MAX_FILE_BYTES
-    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+    save(model, Path(request["packed"]))
     return {"quantized": dict(counts)}
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .protocol import RequestFailed
+from .protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import InputSpec
@@ -14,6 +15,9 @@ RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators whose results nobody can foresee: a seed gives other numbers in every implementation."""
+
+LARGEST_FILE = 2**31 - 1
+"""Bytes of one ONNX file; the weights of a larger model are in a second one."""
 
 
 def drop_overridable_constants(model: Any) -> None:
@@ -24,6 +28,27 @@ def drop_overridable_constants(model: Any) -> None:
         del model.graph.input[:]
         model.graph.input.extend(kept)
         model.ir_version = max(model.ir_version, 4)
+
+
+def at_least_opset(model: Any, version: int) -> Any:
+    """Return a model of this opset, or of a newer one. Raises RequestFailed."""
+    import onnx
+    from onnx import version_converter
+
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), version)
+    if opset >= version:
+        return model
+    with blamed_on_compiler(f"opset {opset} cannot be converted to {max(version, 17)}"):
+        return version_converter.convert_version(model, min(max(version, 17), onnx.defs.onnx_opset_version()))
+
+
+def save(model: Any, path: Path) -> Path:
+    """Write a model, with its weights in a second file if one cannot hold all; return its path."""
+    import onnx
+
+    large = model.ByteSize() > LARGEST_FILE
+    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+    return path
 
 
 def fix_shapes(model: Any, inputs: Mapping[str, InputSpec]) -> None:

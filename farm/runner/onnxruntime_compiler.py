@@ -8,27 +8,26 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import platform
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import onnx_graph, onnxruntime_tuning
 from .onnx_check import DTYPES
-from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of, nodes_of
-from .onnxruntime_device import LibraryMissing, device_of
+from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
+from .onnxruntime_device import LibraryMissing, cpu_family, device_of
+from .onnxruntime_precisions import CONVERSIONS, DENSE
 from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
-from .samples import make_samples, points_of
+from .samples import make_samples
 
 if TYPE_CHECKING:
     from .documents import (
         Array,
         Arrays,
         CompileAnswer,
-        Options,
         ProbeAnswer,
         ProgramPort,
         Request,
@@ -39,12 +38,6 @@ if TYPE_CHECKING:
 QUIET = 3
 """Log severity: errors only."""
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
-MAX_PROGRAM_BYTES = 2**31 - 1
-"""One ONNX file cannot be larger."""
-MIN_WEIGHT = 64
-"""Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights."""
-
-
 RECIPE = 1
 """Number of this module: it goes up when its conversion or quantization changes what comes out."""
 
@@ -105,20 +98,6 @@ def probe(request: Request) -> ProbeAnswer:
     }
 
 
-def cpu_family() -> str:
-    """Return the family of CPUs that share ONNX Runtime's tuned layouts: x86-64-v4-vnni, aarch64, …"""
-    machine = platform.machine()
-    if machine not in ("x86_64", "AMD64"):
-        return machine
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return machine
-    flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
-    level = "v4" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "v3" if {"avx2", "fma"} <= flags else "v2"
-    return f"x86-64-{level}" + ("-vnni" if flags & {"avx512_vnni", "avx_vnni"} else "")
-
-
 # --- compile ---------------------------------------------------------------------------------------------------
 
 
@@ -139,9 +118,9 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     # For a card the model stays plain ONNX: its session rewrites the graph when it loads it.
     tuned = choice.level if choice and not device.memory else "basic"
     level = "all" if request["options"].get("level") == "tuned" else tuned
-    messages.phase("quantizing" if precision in _CONVERSIONS else "compiling", 0.0, "reading the model")
+    messages.phase("quantizing" if precision in CONVERSIONS else "compiling", 0.0, "reading the model")
     quantized: dict[str, int] = {}
-    convert = _CONVERSIONS.get(precision)
+    convert = CONVERSIONS.get(precision)
     if convert:
         base = scratch / "base.onnx"
         symbolic = _optimise_original(request, scratch, base, "basic", threads)
@@ -243,7 +222,7 @@ def _accept(
     import onnx
 
     precision, device = request["precision"], device_of(request)
-    if program.stat().st_size > MAX_PROGRAM_BYTES:
+    if program.stat().st_size > LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     refusal = f"ONNX Runtime refuses its own {precision} program"
     stored = onnx.load_model(program)
@@ -359,9 +338,9 @@ def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
     if fixed:
         fix_shapes(model, request["inputs"])
     keep_text(request, "before", lambda: _text(model))
-    if request["precision"] in _CONVERSIONS:
+    if request["precision"] in CONVERSIONS:
         model = at_least_opset(model, 13)
-    return _save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
+    return save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
 
 
 def _has_open_sizes(request: Request) -> bool:
@@ -378,187 +357,6 @@ def _loaded(request: Request, **how: bool) -> Any:
     import onnx
 
     return onnx.load_model(request["model"]["path"], **how)
-
-
-def at_least_opset(model: Any, version: int) -> Any:
-    """Return a model of this opset, or of a newer one. Raises RequestFailed."""
-    import onnx
-    from onnx import version_converter
-
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), version)
-    if opset >= version:
-        return model
-    with blamed_on_compiler(f"opset {opset} cannot be converted to {max(version, 17)}"):
-        return version_converter.convert_version(model, min(max(version, 17), onnx.defs.onnx_opset_version()))
-
-
-def _save(model: Any, path: Path) -> Path:
-    import onnx
-
-    large = model.ByteSize() > MAX_PROGRAM_BYTES
-    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
-    return path
-
-
-# --- precisions ------------------------------------------------------------------------------------------------
-
-
-def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    with blamed_on_compiler("conversion to fp16 failed"):
-        _save(convert_float_to_float16(onnx.load_model(base), keep_io_types=True), target)
-    return {}
-
-
-def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
-    import ml_dtypes
-    import onnx
-    from onnx import helper, numpy_helper
-
-    model = onnx.load_model(base)
-    if device_of(request).in_bf16:
-        _save(device_of(request).to_bf16(model), target)
-        return {}
-    count = 0
-    for graph in graphs_of(model.graph):
-        casts = []
-        for tensor in graph.initializer:
-            array = numpy_helper.to_array(tensor) if tensor.data_type == onnx.TensorProto.FLOAT else None
-            if array is None or array.size < MIN_WEIGHT:
-                continue
-            name, tensor.name = tensor.name, f"{tensor.name}.bf16"
-            casts.append(
-                helper.make_node("Cast", [tensor.name], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT)
-            )
-            tensor.CopyFrom(
-                helper.make_tensor(
-                    tensor.name,
-                    onnx.TensorProto.BFLOAT16,
-                    array.shape,
-                    array.astype(ml_dtypes.bfloat16).tobytes(),
-                    raw=True,
-                )
-            )
-        count += len(casts)
-        nodes = [*casts, *graph.node]
-        del graph.node[:]
-        graph.node.extend(nodes)
-    _save(model, target)
-    return {"weights": count}
-
-
-DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators in which the time goes, and which bear 8 bits well."""
-
-
-def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-
-    options = request["quantization"]
-    # Of dynamic sizes the largest.
-    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
-    samples = make_samples(request["calibration"] or {}, inputs, batch, what="calibration data")
-    prepared = _preprocessed(base)
-    if sums_saturate(options, request):
-        print(SATURATING, flush=True)  # noqa: T201 (the log)
-    types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
-    methods = {
-        "minmax": CalibrationMethod.MinMax,
-        "entropy": CalibrationMethod.Entropy,
-        "percentile": CalibrationMethod.Percentile,
-    }
-    with blamed_on_compiler("ONNX Runtime's int8 quantizer failed"):
-        quantize_static(
-            str(prepared),
-            str(target),
-            _reader(samples.runs, messages),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(DENSE) if options["operators"] == "dense" else None,
-            per_channel=options["per_channel"],
-            activation_type=types[options["activations"]],
-            weight_type=types[options["weights"]],
-            calibrate_method=methods[options["method"]],
-            reduce_range=options["reduce_range"],
-            extra_options=device_of(request).quantizer_options(),
-            use_external_data_format=prepared.stat().st_size > MAX_PROGRAM_BYTES // 2,
-        )
-    return {}
-
-
-SATURATING = (
-    "this CPU has no VNNI: its sums of 8-bit products saturate, and the program may be far off; "
-    "`options: {weights: uint8}` or `{reduce_range: true}` avoid it"
-)
-
-
-def sums_saturate(options: Options, request: Request) -> bool:
-    """Whether sums of int8 products may saturate here: unsigned times signed ones do, on x86 CPUs without VNNI.
-
-    https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html ("when to try U8U8")
-    """
-    mixed = (options["activations"], options["weights"]) == ("uint8", "int8") and not options["reduce_range"]
-    family = cpu_family()
-    return mixed and not device_of(request).memory and family.startswith("x86") and not family.endswith("-vnni")
-
-
-def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        """Hands out one run after the other and says how far it is."""
-
-        def __init__(self) -> None:
-            self.next = 0
-
-        def get_next(self) -> Arrays | None:
-            if self.next == len(runs):
-                return None
-            messages.phase("quantizing", 0.1 + 0.8 * self.next / len(runs), "calibration")
-            self.next += 1
-            return runs[self.next - 1]
-
-    return Reader()
-
-
-def _preprocessed(base: Path) -> Path:
-    """Return the model with shapes inferred; symbolic inference fails on some models, so go without it there."""
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    target = base.with_name("prepared.onnx")
-    try:
-        quant_pre_process(str(base), str(target))
-    except Exception as error:
-        print(f"without symbolic shapes: {first_line(str(error))}", flush=True)  # noqa: T201 (the log)
-        with blamed_on_compiler("preparing the model for int8 failed"):
-            quant_pre_process(str(base), str(target), skip_symbolic_shape=True)
-    return target
-
-
-def _to_int4(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
-    import onnx
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-    options = request["quantization"]
-    with blamed_on_compiler("ONNX Runtime's int4 quantizer failed"):
-        quantizer = MatMulNBitsQuantizer(
-            onnx.load_model(base), block_size=options["block_size"], is_symmetric=options["symmetric"]
-        )
-        quantizer.process()
-    model = quantizer.model.model
-    count = sum(node.op_type == "MatMulNBits" for node in nodes_of(model.graph))
-    _save(model, target)
-    return {"MatMul": count}
-
-
-_CONVERSIONS: dict[str, Callable[[Path, Path, Request, Messages], dict[str, int]]] = {
-    "fp16": _to_fp16,
-    "bf16": _to_bf16,
-    "int8": _to_int8,
-    "int4": _to_int4,
-}
 
 
 # --- what a program is -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ An extension names its module in `DeviceKind.module`; the module has the class u
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -114,3 +115,17 @@ def device_of(request: Request | None) -> RuntimeDevice:
     found = request and added.find("onnxruntime", request.get("device") or "")
     kind: type[RuntimeDevice] = found.DEVICE if found else RuntimeDevice
     return kind(request)
+
+
+def cpu_family() -> str:
+    """Return the family of CPUs that share ONNX Runtime's tuned layouts: x86-64-v4-vnni, aarch64, …"""
+    machine = platform.machine()
+    if machine not in ("x86_64", "AMD64"):
+        return machine
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return machine
+    flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
+    level = "v4" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "v3" if {"avx2", "fma"} <= flags else "v2"
+    return f"x86-64-{level}" + ("-vnni" if flags & {"avx512_vnni", "avx_vnni"} else "")

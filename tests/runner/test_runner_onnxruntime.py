@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.jobs.state import FailureKind
-from farm.runner import onnxruntime_compiler
+from farm.runner import onnxruntime_compiler, onnxruntime_precisions
 from farm.targets.compilers import ONNXRUNTIME
 from tests.support.compiling import MAGIKA, PNET, RNET, SWIFT_F0, Case, Refused, inputs_of
 
@@ -123,10 +123,10 @@ def test_a_cpu_whose_sums_of_8_bit_products_saturate_is_known(
     monkeypatch: pytest.MonkeyPatch, family: str, options: dict[str, Any], saturates: bool
 ) -> None:
     """There swift-f0 at int8 is off by 1.4 with the options' defaults, by 0.02 with unsigned weights."""
-    monkeypatch.setattr(onnxruntime_compiler, "cpu_family", lambda: family)
+    monkeypatch.setattr(onnxruntime_precisions, "cpu_family", lambda: family)
     defaults = {name: option.default for name, option in ONNXRUNTIME.quantization["int8"].items()}
     request: Any = {"device": "cpu"}
-    assert onnxruntime_compiler.sums_saturate({**defaults, **options}, request) is saturates
+    assert onnxruntime_precisions.sums_saturate({**defaults, **options}, request) is saturates
 
 
 def test_int4_weights(case: NewCase) -> None:

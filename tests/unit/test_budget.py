@@ -40,7 +40,7 @@ LINES = {
     "node": 4010,
     "pages": 3680,
     "results": 1540,
-    "runner": 7030,
+    "runner": 7060,
     "serving": 650,
     "store": 1470,
     "targets": 1240,
@@ -51,8 +51,7 @@ LINES = {
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 
 LONGEST = 700
-TOO_LONG = {"farm/runner/onnxruntime_compiler.py": 800}
-"""Lines of a file, and of the one that is still longer."""
+"""Lines of a file."""
 
 DOCSTRINGS = 0.12
 """Share of all lines, at least."""
@@ -77,7 +76,7 @@ def test_no_room_has_more_lines_than_the_budget_allows() -> None:
 
 def test_no_file_is_too_long() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
-    assert {name: count for name, count in lengths.items() if count > TOO_LONG.get(name, LONGEST)} == {}
+    assert {name: count for name, count in lengths.items() if count > LONGEST} == {}
 
 
 def test_enough_of_the_product_is_explained() -> None:

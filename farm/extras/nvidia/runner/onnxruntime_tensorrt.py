@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from farm.runner.onnx_graph import graphs_of
-from farm.runner.onnxruntime_compiler import at_least_opset, compute_dtypes, session_of
+from farm.runner.onnx_graph import at_least_opset, graphs_of
+from farm.runner.onnxruntime_compiler import compute_dtypes, session_of
 from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing
 from farm.runner.onnxruntime_providers import TENSORRT, environment_of
 from farm.runner.onnxruntime_tuning import Candidate

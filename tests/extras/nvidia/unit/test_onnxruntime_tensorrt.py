@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy
 from farm.compiling.failures import classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
-from farm.runner import added, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
+from farm.runner import added, onnx_graph, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
 from farm.runner.protocol import Messages, RequestFailed
 from farm.targets.compilers import COMPILERS
 from tests.support.compiling import RNET, inputs_of
@@ -166,7 +166,7 @@ def test_a_model_in_bf16_computes_in_it_throughout() -> None:
     """By ONNX's own types, which its checker compares, and its own evaluator."""
     from onnx.reference import ReferenceEvaluator
 
-    model = onnxruntime_compiler.at_least_opset(onnx.load_model(RNET), onnxruntime_tensorrt.BF16_OPSET)
+    model = onnx_graph.at_least_opset(onnx.load_model(RNET), onnxruntime_tensorrt.BF16_OPSET)
     converted = onnxruntime_tensorrt.to_bf16(onnx.ModelProto.FromString(model.SerializeToString()))
     onnx.checker.check_model(converted, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(converted, strict_mode=True)
