@@ -214,39 +214,32 @@ PROGRESS_EVERY = 2.0
 
 
 def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
-    if as_json:
-        output.emit({"index": str(made.index), **made.document, "left_out": made.left_out})
-        return
-    for identifier in made.left_out:
+    for identifier in () if as_json else made.left_out:
         output.note(f"left out: {identifier} has another model file or toolchain")
-    for line in render.family(made.document):
-        output.say(line)
-    output.say(f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked")
+    checked = f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked"
+    document = {"index": str(made.index), **made.document, "left_out": made.left_out}
+    output.result(document, [*render.family(made.document), checked], as_json=as_json)
 
 
 def _say_fetched(found: Fetched, *, as_json: bool) -> None:
-    if as_json:
-        names = ("program", "sidecar", "log", "kernels", "sample")
-        paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
-        pack = {"pack": found.pack.index} if found.pack else {}
-        output.emit({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack})
-        return
+    names = ("program", "sidecar", "log", "kernels", "sample")
+    paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
+    pack = {"pack": found.pack.index} if found.pack else {}
     program = found.artifact["blobs"]["program"]
-    output.say(f"{found.program}  {render.size(program['size'])}  sha256 {program['digest'][:16]}…  checked")
-    output.say(f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}")
-    if found.pack:
-        for path in found.pack.files:
-            output.say(str(path))
-        if version := found.pack.index["onnxruntime"]:
-            output.say(f"for ONNX Runtime {version}: another version may look for another file, and compile it")
-    if found.log:
-        output.say(str(found.log))
-    for text in found.texts:
-        output.say(str(text))
+    said = [
+        f"{found.program}  {render.size(program['size'])}  sha256 {program['digest'][:16]}…  checked",
+        f"{found.sidecar}  {found.artifact['identifier']}, {found.artifact['toolchain']}",
+        *map(str, found.pack.files if found.pack else ()),
+    ]
+    if found.pack and (version := found.pack.index["onnxruntime"]):
+        said.append(f"for ONNX Runtime {version}: another version may look for another file, and compile it")
+    said += [str(text) for text in (found.log, *found.texts) if text]
     if found.sample:
-        output.say(f"{found.sample}  one input with its expected outputs")
+        said.append(f"{found.sample}  one input with its expected outputs")
     if found.kernels:
-        output.say(f"{found.kernels}  if you set MIOPEN_CUSTOM_CACHE_DIR to it, the first run builds no kernels")
+        said.append(f"{found.kernels}  if you set MIOPEN_CUSTOM_CACHE_DIR to it, the first run builds no kernels")
+    named = {"key": found.artifact["key"], "identifier": found.artifact["identifier"]}
+    output.result({**paths, **named, **pack}, said, as_json=as_json)
 
 
 def ls(
@@ -280,17 +273,11 @@ def ls(
             near = difflib.get_close_matches(what, [*Listing, *names], 1)
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
             raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
-    if as_json:
-        # As the API answers: the tags, and where each points.
-        tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
-        output.emit({"items": items, **tags})
-    elif items and listing is Listing.BUILDS:
-        for line in render.builds(items, output.width()):
-            output.say(line)
-    elif listing is Listing.BUILDS:
-        output.note("no builds yet: farm submit MANIFEST")
-    else:
-        output.table([_HEADERS[listing], *(_ROWS[listing](item) for item in items)], f"no {listing} yet")
+    # As the API answers: the tags, and where each points.
+    tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
+    rows = render.builds(items) if listing is Listing.BUILDS else [_HEADERS[listing], *map(_ROWS[listing], items)]
+    how = ": farm submit MANIFEST" if listing is Listing.BUILDS else ""
+    output.table(rows, f"no {listing} yet{how}", {"items": items, **tags}, as_json=as_json)
 
 
 def tag(
@@ -322,16 +309,14 @@ def tag(
     with connect_or_start() as client:
         if delete:
             client.refs.remove(name, generation=generation)
-            output.emit({"tag": name, "deleted": True}) if as_json else output.say(f"{name} is deleted")
+            output.result({"tag": name, "deleted": True}, f"{name} is deleted", as_json=as_json)
             return
         if source or previous:
             client.refs.move(name, _ref(client, source) if source else name, previous=previous, generation=generation)
         found = client.refs.get(name)
-    if as_json:
-        output.emit(found)
-        return
     cells = render.plural(len(found["cells"]), "cell")
-    output.say(f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}")
+    said = f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}"
+    output.result(found, said, as_json=as_json)
 
 
 def _ref(client: FarmClient, named: str) -> str:

@@ -82,7 +82,7 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
 
 def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
     decoded = text.decode(errors="replace")
-    output.emit({"of": name, "log": decoded}) if as_json else output.say(inert(decoded.rstrip("\n")))
+    output.result({"of": name, "log": decoded}, inert(decoded.rstrip("\n")), as_json=as_json)
 
 
 def reproduce(
@@ -112,10 +112,9 @@ def reproduce(
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.jobs.reproduce(what, folder, settings, cell)
-    if as_json:
-        output.emit({"folder": str(folder), "key": document["key"], "job": document.get("job", "")})
-        return
-    output.say(f"{folder}: {document['order']['identifier']}, key {document['key']}\n  rerun:  sh {folder}/run.sh")
+    said = [f"{folder}: {document['order']['identifier']}, key {document['key']}", f"  rerun:  sh {folder}/run.sh"]
+    shown = {"folder": str(folder), "key": document["key"], "job": document.get("job", "")}
+    output.result(shown, said, as_json=as_json)
 
 
 def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:

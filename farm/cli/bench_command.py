@@ -11,7 +11,7 @@ import typer
 from typing_extensions import TypedDict
 
 from farm.cli import completion, output, render
-from farm.cli.on_this_machine import compared, here, latency, say_all
+from farm.cli.on_this_machine import compared, here, latency
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.speed import ComparisonDocument, MeasuredDocument
 
@@ -105,13 +105,9 @@ def bench(
     if picture:
         with output.writing(picture):
             _draw(picture, drawn)
-    if as_json:
-        output.emit({"artifacts": documents, "picture": str(picture) if picture else None})
-        return
-    for document in documents:
-        say_all(_lines(document))
-    if picture:
-        output.say(str(picture))
+    drawn_to = [str(picture)] if picture else []
+    said = [*(line for document in documents for line in _lines(document)), *drawn_to]
+    output.result({"artifacts": documents, "picture": next(iter(drawn_to), None)}, said, as_json=as_json)
 
 
 def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> BenchDocument:

@@ -118,10 +118,9 @@ def up(as_json: output.Json = False) -> None:
     """
     left: list[BuildView] = []
     with suppress(KeyboardInterrupt), _own_farm() as settings:
-        if as_json:
-            output.emit({"api_url": settings.api_url, "data_dir": str(settings.data_dir)})
-        else:
-            output.say(f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}")
+        said = f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}"
+        output.result({"api_url": settings.api_url, "data_dir": str(settings.data_dir)}, said, as_json=as_json)
+        if not as_json:
             output.note(
                 f"look at it: {settings.api_url}/ui/ (to sign in: `api_token` in {settings.data_dir}/farm.json)"
             )
@@ -210,10 +209,8 @@ def plan(
         from farm.client.authoring import name_cells
 
         name, cells = name_cells(manifest)
-        if as_json:
-            output.emit({"name": name, "cells": [{"identifier": cell} for cell in cells]})
-        else:
-            say_all(render.offline_plan(name, cells))
+        document = {"name": name, "cells": [{"identifier": cell} for cell in cells]}
+        output.result(document, render.offline_plan(name, cells), as_json=as_json)
         return
     frozen = _freeze(manifest)
     with connect_or_start() as client:
@@ -254,12 +251,8 @@ def status(
     with connect_or_start() as client:
         if not build:
             builds = client.builds(limit, label=label)
-            if as_json:
-                output.emit({"items": builds})
-            elif builds:
-                say_all(render.builds(builds, output.width()))
-            else:
-                output.note(f"no build has the label {label}" if label else "no builds yet: farm submit MANIFEST")
+            nothing = f"no build has the label {label}" if label else "no builds yet: farm submit MANIFEST"
+            output.table(render.builds(builds), nothing, {"items": builds}, as_json=as_json)
             return
         found = client.report(client.find_build(build))
     if picture:
@@ -267,13 +260,12 @@ def status(
     if as_json:
         output.emit(found)
         return
-    cells, page = found["cells"], client.page_of(found["build"])
-    if found["build"]["state"] == "reported":
-        say_all(render.outcome(found, page, output.width()))
+    shown, cells, page = found["build"], found["cells"], client.page_of(found["build"])
+    if shown["state"] == "reported":
+        output.say_all(render.outcome(found, page, output.width()))
         return
-    say_all([f"{found['build']['name']} {found['build']['id']}: {render.counts(cells)}"])
-    say_all(render.outlook(found["build"].get("outlook")))
-    say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, found["build"]["id"], page)])
+    output.say_all([f"{shown['name']} {shown['id']}: {render.counts(cells)}", *render.outlook(shown.get("outlook"))])
+    output.say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, shown["id"], page)])
     output.note(f"page: {page}")
 
 
@@ -293,7 +285,7 @@ def diff(
         found = client.diff(client.find_build(left), client.find_build(right))
     if found["left"]["id"] == found["right"]["id"]:
         output.note(f"{left} and {right} are the same build: name two")
-    output.emit(found) if as_json else say_all(render.differences(found, output.width()))
+    output.result(found, render.differences(found, output.width()), as_json=as_json)
 
 
 def cancel(
@@ -311,10 +303,8 @@ def cancel(
             live = found["counts"]["queued"] + found["counts"]["running"]
             typer.confirm(f"cancel {render.plural(live, 'cell')} of {build_id} {found['name']}?", abort=True, err=True)
         count = client.cancel(build_id)
-    if as_json:
-        output.emit({"build": build_id, "cancelled": count})
-    else:
-        output.say(f"{build_id}: {render.plural(count, 'cell')} cancelled{'' if count else ', all had ended'}")
+    said = f"{build_id}: {render.plural(count, 'cell')} cancelled{'' if count else ', all had ended'}"
+    output.result({"build": build_id, "cancelled": count}, said, as_json=as_json)
 
 
 def pause(what: BuildOrPool, as_json: output.Json = False) -> None:
@@ -478,7 +468,7 @@ def _watch(
     if as_json:
         output.emit({"build": build, "cells": cells})
     else:
-        say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
+        output.say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
     report_files.publish(report, wanted, link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
@@ -510,12 +500,10 @@ def _goes_on(build_id: str) -> list[str]:
 
 
 def _detached(build: BuildView, *, as_json: bool) -> None:
-    if as_json:
-        output.emit({"build": build})
-    else:
+    if not as_json:
         output.note(f"  follow:  farm watch {build['id']}")
         output.note(f"  cancel:  farm cancel {build['id']}")
-        output.say(str(build["id"]))
+    output.result({"build": build}, build["id"], as_json=as_json)
 
 
 def _freeze(
@@ -539,10 +527,7 @@ def _freeze(
 
 def show_plan(planned: ShownPlan, *, as_json: bool) -> None:
     """Print what a submission would do."""
-    if as_json:
-        output.emit(planned)
-    else:
-        say_all(render.plan(planned))
+    output.result(planned, render.plan(planned), as_json=as_json)
 
 
 def _rest(what: str, *, paused: bool, as_json: bool) -> None:
@@ -558,9 +543,8 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
                 known = f"the pools are {', '.join(pools)}" if pools else "there is no pool yet"
                 raise type(error)(f"{what!r} is neither a build nor a pool", hint=f"{error.hint}; {known}") from None
             client.pause(name) if paused else client.resume(name)
-    output.emit({"name": name, "paused": paused}) if as_json else output.say(
-        f"{name} {'is paused' if paused else 'goes on'}"
-    )
+    said = f"{name} {'is paused' if paused else 'goes on'}"
+    output.result({"name": name, "paused": paused}, said, as_json=as_json)
 
 
 def _draw(report: Report, file: Path) -> None:
@@ -584,9 +568,3 @@ def read_labels(given: Sequence[str] | None) -> dict[str, str]:
             raise UsageError(f"--label {text}: not KEY=VALUE")
         labels[key] = value
     return labels
-
-
-def say_all(lines: Sequence[str]) -> None:
-    """Print lines of the result."""
-    for line in lines:
-        output.say(line)

@@ -36,10 +36,6 @@ class Check:
     found: str
     fix: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as JSON."""
-        return {"name": self.name, "state": self.state, "found": self.found, "fix": self.fix}
-
 
 def run_checks() -> list[Check]:
     """Run all checks, even if some fail."""

@@ -228,7 +228,7 @@ def farm(
     if version:
         from farm import __version__
 
-        output.emit({"version": __version__}) if as_json else output.say(f"farm {__version__}")
+        output.result({"version": __version__}, f"farm {__version__}", as_json=as_json)
         raise typer.Exit
 
 
@@ -240,16 +240,14 @@ def help_(
 ) -> None:
     """Explain a command, or the exit codes (`exit-codes`)."""
     if topic == ["exit-codes"]:
-        if as_json:
-            output.emit({str(int(code)): text for code, text in EXIT_CODES.items()})
-        else:
-            output.say("\n".join(f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items()))
+        said = (f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items())
+        output.result({str(int(code)): text for code, text in EXIT_CODES.items()}, said, as_json=as_json)
         return
     if topic and not as_json:
         raise typer.Exit(run([*topic, "--help"]))
     assert context.parent is not None
     text = _help_of(topic) if topic else context.parent.get_help()
-    output.emit({"help": text}) if as_json else output.say(text)
+    output.result({"help": text}, text, as_json=as_json)
 
 
 def _help_of(topic: Sequence[str]) -> str:

@@ -35,12 +35,12 @@ def history(
     with connect_or_start() as client:
         if rebuild:
             count = client.upkeep.rebuild_history()
-            output.emit({"reports": count}) if as_json else output.say(f"made of {render.plural(count, 'report')}")
+            output.result({"reports": count}, f"made of {render.plural(count, 'report')}", as_json=as_json)
             return
         found = client.history(cell, limit)
     if not found:
         raise NotFound(f"no build had a cell {cell}", hint="`farm status BUILD` lists a build's cells")
-    output.emit({"items": found}) if as_json else output.table(rows(found), "")
+    output.table(rows(found), "", {"items": found}, as_json=as_json)
 
 
 def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:

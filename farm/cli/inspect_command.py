@@ -152,15 +152,11 @@ def _show_inspected(sidecar: SidecarDocument | None, file: Path | None, *, as_js
                 wrong.append(error.message)
         wrong += disagreements(sidecar, found, file) if sidecar else []
     broken = faults(found) if found else []
-    if as_json:
-        inside = {"found": found, "disagreements": wrong, "faults": broken} if file else {}
-        output.emit({**(sidecar or {}), **inside})
-    else:
-        lines = describe(sidecar) if sidecar else []
-        if found and file:
-            lines += [*([""] if lines else []), *describe_program(file.name, found)]
-        for line in lines:
-            output.say(line)
+    lines = describe(sidecar) if sidecar and not as_json else []
+    if found and file:
+        lines += [*([""] if lines else []), *describe_program(file.name, found)]
+    inside = {"found": found, "disagreements": wrong, "faults": broken} if file else {}
+    output.result({**(sidecar or {}), **inside}, lines, as_json=as_json)
     for line in [*wrong, *broken]:
         output.note(f"wrong: {one_line(line)}")
     if wrong or broken:

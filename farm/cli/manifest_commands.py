@@ -105,9 +105,5 @@ def init(
             file.write_text(text, encoding="utf-8")
             if not (schema := file.parent / SCHEMA).exists():
                 schema.write_text(f"{json.dumps(manifest_schema(draft7=True), indent=1)}\n", encoding="utf-8")
-    if as_json:
-        output.emit({"manifest": text, "file": str(file) if file else None})
-    elif file:
-        output.say(f"{file}: build it with `farm run {file}`")
-    else:
-        output.say(text.rstrip("\n"))
+    said = f"{file}: build it with `farm run {file}`" if file else text.rstrip("\n")
+    output.result({"manifest": text, "file": str(file) if file else None}, said, as_json=as_json)

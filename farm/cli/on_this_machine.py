@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,12 +56,6 @@ def _teller() -> OnPhase:
             output.note(f"  {words}")
 
     return say_phase
-
-
-def say_all(lines: Sequence[str], say: Callable[[str], None] = output.say) -> None:
-    """Print lines, on standard output by default."""
-    for line in lines:
-        say(line)
 
 
 def latency(measured: MeasuredDocument) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,16 +35,12 @@ def doctor(
 
     checks = check_provider_cache(ort_cache) if ort_cache else run_checks()
     broken = [check for check in checks if check.state == "broken"]
-    if as_json:
-        output.emit({"ok": not broken, "checks": [check.as_dict() for check in checks]})
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            word = {"ok": "ok", "broken": "FAIL", "absent": "-"}[check.state]
-            colour = {"ok": "green", "broken": "red", "absent": None}[check.state]
-            output.say(f"{typer.style(word.ljust(4), fg=colour)}  {check.name.ljust(width)}  {check.found}")
-            if check.fix:
-                output.say(f"      {' ' * width}  fix: {check.fix}")
+    said, width = list[str](), max(len(check.name) for check in checks)
+    for check in checks:
+        word, colour = {"ok": ("ok", "green"), "broken": ("FAIL", "red"), "absent": ("-", None)}[check.state]
+        said.append(f"{typer.style(word.ljust(4), fg=colour)}  {check.name.ljust(width)}  {check.found}")
+        said += [f"      {' ' * width}  fix: {check.fix}"] if check.fix else []
+    output.result({"ok": not broken, "checks": [asdict(check) for check in checks]}, said, as_json=as_json)
     if broken:
         raise typer.Exit(int(ExitCode.FARM_FAULT))
 
@@ -69,11 +66,9 @@ def audit(
             findings.append(line)
             if not as_json:
                 output.say(f"{line['where']}: {one_line(line['problem'])}\n      fix: {line['remedy']}")
-    if as_json:
-        output.emit({"ok": not findings, "findings": findings, "counts": counts})
-    else:
-        looked = ", ".join(f"{count} {name}" for name, count in counts.items())
-        output.say(f"{render.plural(len(findings), 'finding') if findings else 'no findings'}; looked at {looked}")
+    looked = ", ".join(f"{count} {name}" for name, count in counts.items())
+    said = f"{render.plural(len(findings), 'finding') if findings else 'no findings'}; looked at {looked}"
+    output.result({"ok": not findings, "findings": findings, "counts": counts}, said, as_json=as_json)
     if findings:
         raise typer.Exit(int(ExitCode.FARM_FAULT))
 
@@ -91,15 +86,12 @@ def gc(
 
     with connect() as client:
         found = client.upkeep.gc(dry_run=dry_run)
-    if as_json:
-        output.emit(found)
-    else:
-        said = "would go" if dry_run else "deleted"
-        output.say(f"{render.plural(found['blobs'], 'blob')} {said}, {render.size(found['bytes'])}")
-        if found.get("marked"):
-            output.say(
-                f"{render.plural(found['marked'], 'blob')} marked: deleted a day later, if nothing names them then"
-            )
+    going = "would go" if dry_run else "deleted"
+    said = [f"{render.plural(found['blobs'], 'blob')} {going}, {render.size(found['bytes'])}"]
+    if found.get("marked"):
+        marked = render.plural(found["marked"], "blob")
+        said.append(f"{marked} marked: deleted a day later, if nothing names them then")
+    output.result(found, said, as_json=as_json)
 
 
 def drain(
@@ -111,10 +103,11 @@ def drain(
     """Stop a worker when its running attempts have ended."""
     with connect() as client:
         client.workers.drain(worker)
-    output.emit({"worker": worker, "draining": True}) if as_json else output.say(
+    said = (
         f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, `farm up`) "
         "starts another: `farm pause POOL` keeps jobs from starting"
     )
+    output.result({"worker": worker, "draining": True}, said, as_json=as_json)
 
 
 def unfence(
@@ -124,7 +117,7 @@ def unfence(
     """Let a fenced node take jobs again at once."""
     with connect() as client:
         client.workers.unfence(node)
-    output.emit({"node": node, "fenced": ""}) if as_json else output.say(f"node {node} takes jobs again")
+    output.result({"node": node, "fenced": ""}, f"node {node} takes jobs again", as_json=as_json)
 
 
 def worker(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.cli import output, render
-from farm.cli.on_this_machine import compared, here, latency, say_all
+from farm.cli.on_this_machine import compared, here, latency
 from farm.errors import FarmError, GateFailed, UsageError
 from farm.inert import one_line
 
@@ -151,10 +151,8 @@ def optimize(
         output=output_path,
     )
     place, sidecar, found = _make(wanted)
-    if as_json:
-        output.emit({"program": str(place), "sidecar": str(sidecar), **found})
-    else:
-        say_all([*_report_lines(found), *render.align([("program", str(place)), ("sidecar", str(sidecar))], "  ")])
+    files = {"program": str(place), "sidecar": str(sidecar)}
+    output.result({**files, **found}, [*_report_lines(found), *render.align([*files.items()], "  ")], as_json=as_json)
 
 
 def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
@@ -173,7 +171,8 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
         made = make(wanted, planned, settings, work, say_phase)
         found = report(planned, made)
         if made.judgement:
-            say_all(_report_lines(found), output.note)
+            for line in _report_lines(found):
+                output.note(line)
             accuracy = "--tolerance accepts a larger error, --samples shows the error on real inputs"
             hint = f"nothing was written; {accuracy}" if made.judgement.kind == "accuracy" else "nothing was written"
             raise GateFailed(made.judgement.message, hint=hint)

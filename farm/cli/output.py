@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO
@@ -24,9 +24,20 @@ Json = Annotated[
 ]
 
 
+def commands(about: str | None) -> typer.Typer:
+    """Return a group of commands, such as `farm token`; `about` is its help."""
+    return typer.Typer(help=about, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
 def say(text: str = "", *, command: bool = False) -> None:
     """Print a result for people on standard output; `command` marks our own command to a CI server."""
     typer.echo(_wrapped(inert(text, colours=True, command=command), sys.stdout), color=colourful())
+
+
+def say_all(lines: Iterable[str]) -> None:
+    """Print lines of a result on standard output."""
+    for line in lines:
+        say(line)
 
 
 def note(text: str = "", *, command: bool = False) -> None:
@@ -39,18 +50,25 @@ def note(text: str = "", *, command: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def table(rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print a list that fits the terminal on standard output; the first row is its header.
+def result(document: Any, said: str | Iterable[str], *, as_json: bool) -> None:
+    """Print what came of a command: with --json the document, else what is said about it, a line each."""
+    if as_json:
+        emit(document)
+    else:
+        say_all([said] if isinstance(said, str) else said)
+
+
+def table(rows: Sequence[Sequence[str]], nothing: str, document: Any, *, as_json: bool) -> None:
+    """Print a list that fits the terminal; the first row is its header. With --json, print the document instead.
 
     Without any other row, says on standard error that there is `nothing`, and how that changes.
     """
     from farm.cli.render import align
 
-    if len(rows) < 2:
+    if len(rows) < 2 and not as_json:
         note(nothing)
-        return
-    for line in align(rows, columns=width()):
-        say(line)
+    else:
+        result(document, align(rows, columns=width()), as_json=as_json)
 
 
 def width(stream: TextIO | None = None) -> int:

@@ -299,8 +299,8 @@ def table(cells: Sequence[JudgedCell], columns: int = 0) -> list[str]:
     return align(rows, columns=columns)
 
 
-def builds(found: Sequence[BuildView], columns: int = 0) -> list[str]:
-    """Return a table of builds, the newest first."""
+def builds(found: Sequence[BuildView]) -> Sequence[tuple[str, ...]]:
+    """Return the rows of a table of builds, the newest first."""
     rows = [("BUILD", "STATE", "SUBMITTED (UTC)", "NAME", "LABELS", "")]
     for build in found:
         counts = build["counts"]
@@ -312,7 +312,7 @@ def builds(found: Sequence[BuildView], columns: int = 0) -> list[str]:
         state = f"{build['state']}, paused" if build.get("paused") else build["state"]
         submitted = when(build["created_at"])
         rows.append((build["id"], state, submitted, build["name"], labels, (ended or open_text) + follows))
-    return align(rows, columns=columns)
+    return rows
 
 
 def differences(found: Differences, columns: int = 0) -> list[str]:

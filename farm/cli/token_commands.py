@@ -10,9 +10,7 @@ import typer
 from farm.cli import output, render
 from farm.cli.connection import connect
 
-commands = typer.Typer(
-    help="Make, list and revoke tokens.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
-)
+commands = output.commands("Make, list and revoke tokens.")
 
 
 class RoleName(StrEnum):
@@ -38,10 +36,8 @@ def create(
     """Make a token and print its secret, which is shown only once."""
     with connect() as client:
         secret = client.tokens.create(name, role, namespace, max_cells=max_cells)
-    if as_json:
-        output.emit({"name": name, "secret": secret})
-    else:
-        output.say(secret)
+    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
+    if not as_json:
         output.note(f"this token makes its owner a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
@@ -50,9 +46,6 @@ def ls(as_json: output.Json = False) -> None:
     """List the tokens."""
     with connect() as client:
         tokens = client.tokens.all()
-    if as_json:
-        output.emit({"items": tokens})
-        return
     rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED (UTC)")]
     rows += [
         (
@@ -64,7 +57,7 @@ def ls(as_json: output.Json = False) -> None:
         )
         for token in tokens
     ]
-    output.table(rows, "no tokens yet: farm token create NAME --namespace NS")
+    output.table(rows, "no tokens yet: farm token create NAME --namespace NS", {"items": tokens}, as_json=as_json)
 
 
 @commands.command()
@@ -72,4 +65,4 @@ def revoke(name: Name, as_json: output.Json = False) -> None:
     """Revoke a token: within seconds it is refused everywhere. Builds that it submitted go on."""
     with connect() as client:
         client.tokens.revoke(name)
-    output.emit({"revoked": name}) if as_json else output.say(f"{name} is revoked")
+    output.result({"revoked": name}, f"{name} is revoked", as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
     from farm.tuning.formats import Read
     from farm.tuning.records import Snapshot, TuningDatabaseView, TuningStats
 
-commands = typer.Typer(
-    help="List, import and export what tuning learnt.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+commands = output.commands("List, import and export what tuning learnt.")
 
 Database = Annotated[
     str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that occur in only one database's name.")
@@ -41,18 +37,16 @@ def ls(as_json: output.Json = False) -> None:
 
     with connect() as client:
         items = client.tuning.all()
-    if as_json:
-        output.emit({"items": items})
-        return
     rows = [("DATABASE", "RECORDS", "MERGED (UTC)", "NOT MERGED")]
     for item in items:
         waiting = render.plural(item["waiting"], "delta") if item["waiting"] else ""
         held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
         merged = render.minute(item["moved"] or "")
         rows.append((item["name"], held, merged, waiting))
-    output.table(rows, "no tuning databases yet: a pool gets them when a worker serves it")
+    nothing = "no tuning databases yet: a pool gets them when a worker serves it"
+    output.table(rows, nothing, {"items": items}, as_json=as_json)
     for item in items:
-        if item.get("damaged"):
+        if item.get("damaged") and not as_json:
             output.note(f"{item['name']} is damaged: {item['damaged']}")
 
 
@@ -77,22 +71,21 @@ def stats(
         with output.writing(pictures):
             pictures.mkdir(parents=True, exist_ok=True)
             draw(days, pictures)
-    if as_json:
-        output.emit({"items": found})
-        return
+    said = []
     for one in found:
         total = one["total"]
         kinds = ", ".join(f"{count} {store}" for store, count in one["records"].items() if count) or "no records"
-        output.say(str(one["database"]))
-        output.say(f"  {kinds}")
-        output.say(
+        said += [
+            str(one["database"]),
+            f"  {kinds}",
             f"  {render.plural(total['sessions'], 'session')}: operations {total['known']} from the database,"
             f" {total['tuned']} tuned, {total['untunable']} not tunable;"
-            f" {render.duration(total['seconds'])} spent, {render.duration(total['saved'])} saved"
-        )
-    if not found:
+            f" {render.duration(total['seconds'])} spent, {render.duration(total['saved'])} saved",
+        ]
+    output.result({"items": found}, said, as_json=as_json)
+    if not found and not as_json:
         output.note("all tuning databases are still empty")
-    elif pictures:
+    elif pictures and not as_json:
         drawn = f"drawn: {pictures / OPERATIONS}, {pictures / HOURS}"
         output.note(drawn if days else "nothing to draw: no job has tuned with it yet")
 
@@ -136,14 +129,12 @@ def export(
             "MIGRAPHX_PROBLEM_CACHE": str(folder.resolve() / cache),
         }
         (folder / ENVIRONMENT).write_text(
-            "".join(f"export {variable}={_quoted(value)}\n" for variable, value in variables.items())
+            "".join(f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items())
         )
         (folder / README).write_text(_readme(name, snapshot, cache), encoding="utf-8")
-    if as_json:
-        output.emit({"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables})
-    else:
-        output.say(f"{len(snapshot)} records of {name} in {folder}")
-        output.say(f"to use them: . {folder / ENVIRONMENT}")
+    document = {"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables}
+    said = [f"{len(snapshot)} records of {name} in {folder}", f"to use them: . {folder / ENVIRONMENT}"]
+    output.result(document, said, as_json=as_json)
 
 
 @commands.command("import")
@@ -183,18 +174,17 @@ def import_(
     files = {label(place): ", ".join(str(path) for path in origins) for place, origins in read.origins.items()}
     refused = {files.get(table, table): why for table, why in found["refused"].items()}
     found = {**found, "refused": {**read.dropped.files, **refused}}
-    if as_json:
-        output.emit({"database": name, **found, "dropped": dropped})
-    else:
-        count = sum(found["records"].values())
-        fit = f"{render.plural(count, 'record')} {'fits' if count == 1 else 'fit'}"
-        output.say(f"{fit}, {found['added']} of them new to {name}")
+    count = sum(found["records"].values())
+    fit = f"{render.plural(count, 'record')} {'fits' if count == 1 else 'fit'}"
+    said = f"{fit}, {found['added']} of them new to {name}"
+    output.result({"database": name, **found, "dropped": dropped}, said, as_json=as_json)
+    if not as_json:
         if any(dropped.values()):
             output.note(f"left out: {_left_out(**dropped)}")
         _tell_damage(read)
         for file, why in found["refused"].items():
             output.note(f"refused {file}: {why}")
-    if not sum(found["records"].values()):
+    if not count:
         raise UsageError("nothing of it fits this database", hint="`farm tuning ls` lists the others")
 
 
@@ -210,16 +200,14 @@ def merge(
         items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if item["waiting"]]
         found = {name: client.tuning.merge(name) for name in names}
-    if as_json:
-        output.emit(found)
-        return
-    for name, merged in found.items():
-        deltas = render.plural(merged["deltas"], "delta")
-        output.say(f"{name}: {deltas} merged, {merged['records']} records, generation {merged['generation']}")
-        for key in merged["unreadable"]:
-            output.note(f"cannot be read, and stays: {key}")
-    if not found:
-        output.say("nothing to merge")
+    said = [
+        f"{name}: {render.plural(merged['deltas'], 'delta')} merged, {merged['records']} records, "
+        f"generation {merged['generation']}"
+        for name, merged in found.items()
+    ]
+    output.result(found, said or "nothing to merge", as_json=as_json)
+    for key in (key for merged in found.values() for key in merged["unreadable"] if not as_json):
+        output.note(f"cannot be read, and stays: {key}")
 
 
 @commands.command()
@@ -241,15 +229,13 @@ def diff(
         "different": sorted(key for key in both if sides["left"][key] != sides["right"][key]),
     }
     equal = len(both) - len(found["different"])
-    if as_json:
-        output.emit({**{name: [list(key) for key in listed] for name, listed in found.items()}, "equal": equal})
-        return
     words = {"only_left": f"only in {left}", "only_right": f"only in {right}", "different": "with another value"}
-    output.say(f"{equal} equal")
+    said = [f"{equal} equal"]
     for name, listed in found.items():
-        output.say(f"{len(listed)} {words[name]}")
-        for store, file, key in listed if keys else []:
-            output.say(f"  {store} {file} {key}" if file else f"  {store} {key}")
+        said.append(f"{len(listed)} {words[name]}")
+        said += [f"  {' '.join(filter(None, place))}" for place in listed if keys]
+    document = {**{name: [list(key) for key in listed] for name, listed in found.items()}, "equal": equal}
+    output.result(document, said, as_json=as_json)
 
 
 @commands.command()
@@ -276,11 +262,8 @@ def prune(
     with connect() as client:
         name = choose(client.tuning.all(), database)
         found = client.tuning.prune(name, older=older, job=job, everything=everything, dry_run=dry_run)
-    if as_json:
-        output.emit({"database": name, **found})
-    else:
-        said = "would go" if dry_run else "removed"
-        output.say(f"{render.plural(found['pruned'], 'record')} {said}, {found['left']} left in {name}")
+    gone = f"{render.plural(found['pruned'], 'record')} {'would go' if dry_run else 'removed'}"
+    output.result({"database": name, **found}, f"{gone}, {found['left']} left in {name}", as_json=as_json)
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
@@ -339,12 +322,6 @@ def _tell_damage(read: Read) -> None:
 
 def _left_out(nulls: int, broken: int) -> str:
     return f"{nulls} never decided, {broken} broken"
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
 
 
 def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farm.cli import output, render
+from farm.cli.build_commands import Limits, MostOf
 from farm.cli.connection import connect
 from farm.errors import ExitCode
 from farm.extras.radar.toolchains_api import ToolchainsApi
@@ -18,22 +19,9 @@ if TYPE_CHECKING:
     from farm.extras.radar.bisecting import BisectedCell, Step
     from farm.extras.radar.radar import RadarDocument
 
-commands = typer.Typer(
-    help=__doc__,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+commands = output.commands(__doc__)
 
 Reference = Annotated[str, typer.Option("--ref", help="The ref whose cells are meant.")]
-Limits = Annotated[
-    list[str] | None,
-    typer.Option("--gate", metavar="NAME=SHARE", help="How much worse a number may get: latency=5%. Repeatable."),
-]
-MostOf = Annotated[
-    list[str] | None,
-    typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable."),
-]
 Shadow = Annotated[str, typer.Argument(metavar="BUILD", help="A shadow build's id, or its unique start.")]
 
 
@@ -42,9 +30,6 @@ def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
     """List the toolchains of each target, the oldest first, and how many cells of a ref readers get of each."""
     with connect() as client:
         found = ToolchainsApi.of(client).all(ref)
-    if as_json:
-        output.emit({"items": found})
-        return
     rows = [("TARGET", "TOOLCHAIN", "WORKERS", f"IN {ref}", "KEPT")]
     rows += [
         (
@@ -56,7 +41,7 @@ def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
         )
         for line in found
     ]
-    output.table(rows, "no toolchain yet: workers bring them")
+    output.table(rows, "no toolchain yet: workers bring them", {"items": found}, as_json=as_json)
 
 
 @commands.command()
@@ -83,12 +68,12 @@ def radar(
     with connect() as client:
         build = ToolchainsApi.of(client).shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
         if detach:
-            output.emit({"build": build}) if as_json else output.say(build["id"])
+            output.result({"build": build}, build["id"], as_json=as_json)
             return
         output.note(f"shadow build {build['id']}; page: {client.page_of(build)}/radar")
         ended = follow(client, build["id"])["build"]
         found = ToolchainsApi.of(client).radar(build["id"])
-    output.emit(found) if as_json else _say_all(lines(found))
+    output.result(found, lines(found), as_json=as_json)
     verdict = ended["verdict"]
     code = verdict["exit_code"] if verdict else ExitCode.OK
     raise typer.Exit(int(code or (ExitCode.OK if found["promotable"] else ExitCode.CELL_FAILED)))
@@ -99,7 +84,7 @@ def report(build: Shadow, as_json: output.Json = False) -> None:
     """Say what a shadow build found: what gets better, worse and breaks."""
     with connect() as client:
         found = ToolchainsApi.of(client).radar(client.find_build(build))
-    output.emit(found) if as_json else _say_all(lines(found))
+    output.result(found, lines(found), as_json=as_json)
 
 
 @commands.command()
@@ -161,7 +146,7 @@ def bisect(
     gates = read_gates(gate or (), budget or ())
     with connect() as client:
         found = search(client, cell, ref=ref, good=good, bad=bad, gates=gates, on_step=_note_step)
-    output.emit({"schema": 1, "ref": ref, "cells": found}) if as_json else _say_all(bisected(found))
+    output.result({"schema": 1, "ref": ref, "cells": found}, bisected(found), as_json=as_json)
 
 
 def lines(found: RadarDocument) -> list[str]:
@@ -208,9 +193,4 @@ def _note_step(step: Step) -> None:
 
 
 def _say_moved(moved: RefView, *, as_json: bool) -> None:
-    output.emit(moved) if as_json else output.say(f"{moved['tag']}: generation {moved['generation']}")
-
-
-def _say_all(said: Sequence[str]) -> None:
-    for line in said:
-        output.say(line)
+    output.result(moved, f"{moved['tag']}: generation {moved['generation']}", as_json=as_json)

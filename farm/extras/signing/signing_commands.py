@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.extras.signing.verifying import Trust
     from farm.settings import Settings
 
-commands = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+commands = output.commands(__doc__)
 
 
 def verify(
@@ -61,17 +61,12 @@ def verify(
     else:
         found = _of_farm(settings, what, trust)
     refused = [name for name, checks in found.items() if any(check.verdict == "refused" for check in checks)]
-    if as_json:
-        items = [
-            {"name": name, "refused": name in refused, "checks": [check._asdict() for check in checks]}
-            for name, checks in found.items()
-        ]
-        output.emit({"items": items})
-    else:
-        for name, checks in found.items():
-            output.say(name)
-            for line in _lines(checks):
-                output.say(line)
+    items = [
+        {"name": name, "refused": name in refused, "checks": [check._asdict() for check in checks]}
+        for name, checks in found.items()
+    ]
+    said = (line for name, checks in found.items() for line in (name, *_lines(checks)))
+    output.result({"items": items}, said, as_json=as_json)
     if refused:
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
@@ -120,11 +115,11 @@ def new(
     from farm.extras.signing.signing_keys import new_key
 
     private, public, keyid = new_key(name, folder)
-    if as_json:
-        output.emit({"private": str(private), "public": str(public), "keyid": keyid})
-        return
-    output.say(f'{private}  sign with it: signing_key = "{private.absolute()}"')
-    output.say(f"{public}  for trust policies; key id {keyid}")
+    said = [
+        f'{private}  sign with it: signing_key = "{private.absolute()}"',
+        f"{public}  for trust policies; key id {keyid}",
+    ]
+    output.result({"private": str(private), "public": str(public), "keyid": keyid}, said, as_json=as_json)
 
 
 @commands.command()
@@ -156,11 +151,9 @@ def revoke(
     revoked = {_key_id(each): RevokedKey(reason, start) for each in keys or []}
     with output.writing(file):
         made = issue(file, signer, clock(), revoked, {_program_id(each): reason for each in programs or []})
-    if as_json:
-        output.emit({"file": str(file), "number": made.number, "keys": [*made.keys], "programs": [*made.programs]})
-        return
     counts = f"{render.plural(len(made.keys), 'key')} and {render.plural(len(made.programs), 'program')}"
-    output.say(f"{file}: number {made.number}, {counts} revoked")
+    document = {"file": str(file), "number": made.number, "keys": [*made.keys], "programs": [*made.programs]}
+    output.result(document, f"{file}: number {made.number}, {counts} revoked", as_json=as_json)
 
 
 @commands.command()
@@ -175,7 +168,7 @@ def publish(
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
     with connect() as client:
         SignaturesApi.of(client).publish_revocations(document)
-    output.emit({"published": str(file)}) if as_json else output.say(f"{file} is published")
+    output.result({"published": str(file)}, f"{file} is published", as_json=as_json)
 
 
 def _key_id(named: str) -> str:

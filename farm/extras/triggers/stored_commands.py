@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     from farm.extras.triggers.stored import StoredManifest
     from farm.matrix.planned import FrozenManifest
 
-commands = typer.Typer(
-    help=__doc__,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+commands = output.commands(__doc__)
 
 ManifestName = Annotated[str, typer.Argument(metavar="NAME", help="A stored manifest: `farm manifest ls` lists them.")]
 IfVersion = Annotated[
@@ -70,7 +65,7 @@ def push(
     frozen = freeze(manifest, pythons=load_settings().converters, untrusted=untrusted)
     with connect() as client:
         stored = ManifestsApi.of(client).push(frozen, version=if_version)
-    output.emit(stored) if as_json else output.say(f"{stored['name']}@{stored['version']}")
+    output.result(stored, f"{stored['name']}@{stored['version']}", as_json=as_json)
 
 
 @commands.command()
@@ -78,12 +73,9 @@ def ls(as_json: output.Json = False) -> None:
     """List the stored manifests."""
     with connect() as client:
         found = ManifestsApi.of(client).all()
-    if as_json:
-        output.emit({"items": found})
-        return
     rows = [("NAME", "VERSION", "PUSHED (UTC)", "BY")]
     rows += [(each["name"], str(each["version"]), *_pushed(each)) for each in found]
-    output.table(rows, "no manifest is stored yet: farm manifest push FILE")
+    output.table(rows, "no manifest is stored yet: farm manifest push FILE", {"items": found}, as_json=as_json)
 
 
 @commands.command()
@@ -118,11 +110,8 @@ def diff(
         older = ManifestsApi.of(client).get(name, left or before[-1])
     names = f"{name}@{older['shown']}", f"{name}@{newer['shown']}"
     lines = list(difflib.unified_diff(_lines(older["content"]), _lines(newer["content"]), *names, lineterm=""))
-    if as_json:
-        output.emit({"left": older["shown"], "right": newer["shown"], "lines": lines})
-        return
-    for line in lines or [f"{names[0]} and {names[1]} are the same"]:
-        output.say(inert(line))
+    said = map(inert, lines or [f"{names[0]} and {names[1]} are the same"])
+    output.result({"left": older["shown"], "right": newer["shown"], "lines": lines}, said, as_json=as_json)
 
 
 @commands.command()
@@ -130,7 +119,7 @@ def rm(name: ManifestName, if_version: IfVersion = None, as_json: output.Json = 
     """Remove a stored manifest with all its versions, so that nothing builds it any more. Its builds stay."""
     with connect() as client:
         ManifestsApi.of(client).remove(name, version=if_version)
-    output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+    output.result({"removed": name}, f"{name} is removed", as_json=as_json)
 
 
 @commands.command()
@@ -174,33 +163,21 @@ def triggers(
     """Show what builds stored manifests by itself: the last run, the next one, and why one made no build."""
     with connect() as client:
         found: list[StoredManifest] = [ManifestsApi.of(client).get(name)] if name else ManifestsApi.of(client).all()
-    if as_json:
-        items = [{"manifest": each["name"], **trigger} for each in found for trigger in each["triggers"]]
-        output.emit({"items": items})
-        return
     rows = [("MANIFEST", "WHEN", "NEXT (UTC)", "LAST (UTC)", "BUILD")]
-    said: list[str] = []
+    items, said = [], list[str]()
     for each in found:
         for trigger in each["triggers"]:
-            last = trigger["last"]
-            rows.append(
-                (
-                    each["name"],
-                    " ".join(filter(None, (trigger["kind"], trigger["text"], trigger["timezone"]))),
-                    render.when(trigger["next"]),
-                    render.when(last["at"]) if last else "",
-                    last["build"] if last else "",
-                )
-            )
+            name, last = each["name"], trigger["last"]
+            items.append({"manifest": name, **trigger})
+            when = " ".join(filter(None, (trigger["kind"], trigger["text"], trigger["timezone"])))
+            came = (render.when(last["at"]), last["build"]) if last else ("", "")
+            rows.append((name, when, render.when(trigger["next"]), *came))
             if last and last["error"]:
-                said.append(
-                    f"{each['name']}: {trigger['text']}: no build at {render.when(last['at'])}: {last['error']}"
-                )
+                said.append(f"{name}: {trigger['text']}: no build at {came[0]}: {last['error']}")
             if trigger["problem"]:
-                said.append(f"{each['name']}: {trigger['text']}: waits: {trigger['problem']}")
-    output.table(rows, "no trigger: `triggers:` in a manifest has them")
-    for line in said:
-        output.say(inert(line))
+                said.append(f"{name}: {trigger['text']}: waits: {trigger['problem']}")
+    output.table(rows, "no trigger: `triggers:` in a manifest has them", {"items": items}, as_json=as_json)
+    output.say_all([] if as_json else map(inert, said))
 
 
 def _pushed(stored: StoredManifest) -> tuple[str, str]:

@@ -15,12 +15,7 @@ from farm.units import parse_duration
 if TYPE_CHECKING:
     from farm.extras.webhooks.hooks import DeliveryView, WebhookView
 
-commands = typer.Typer(
-    help=__doc__,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+commands = output.commands(__doc__)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A webhook's name.")]
 
@@ -38,7 +33,7 @@ def add(
     """Make a webhook and print the secret that signs its messages, which is shown only once."""
     with connect() as client:
         secret = WebhooksApi.of(client).create(name, url, event or ["build.finished"])
-    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
 
 
 @commands.command()
@@ -46,12 +41,9 @@ def ls(as_json: output.Json = False) -> None:
     """List the webhooks of the namespace."""
     with connect() as client:
         found = WebhooksApi.of(client).all()
-    if as_json:
-        output.emit({"items": found})
-        return
     rows = [("NAME", "URL", "EVENTS", "STATE")]
     rows += [(each["name"], each["url"], ", ".join(each["events"]), _activity(each)) for each in found]
-    output.table(rows, "no webhooks yet: farm webhook add NAME URL")
+    output.table(rows, "no webhooks yet: farm webhook add NAME URL", {"items": found}, as_json=as_json)
 
 
 @commands.command()
@@ -63,15 +55,12 @@ def log(
     """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
     with connect() as client:
         found = WebhooksApi.of(client).deliveries(name, limit)
-    if as_json:
-        output.emit({"items": found})
-        return
     rows = [("MESSAGE", "CREATED (UTC)", "EVENT", "STATE", "TRIES", "LAST")]
     rows += [
         (each["id"], render.when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
         for each in found
     ]
-    output.table(rows, "nothing was sent yet")
+    output.table(rows, "nothing was sent yet", {"items": found}, as_json=as_json)
 
 
 @commands.command()
@@ -83,7 +72,7 @@ def replay(
     """Send a message again, with the same id."""
     with connect() as client:
         again = WebhooksApi.of(client).replay(name, message)
-    output.emit(again) if as_json else output.say(f"{message} is sent again")
+    output.result(again, f"{message} is sent again", as_json=as_json)
 
 
 @commands.command()
@@ -101,7 +90,7 @@ def rotate(
         raise UsageError(f"--overlap: {error}") from None
     with connect() as client:
         secret = WebhooksApi.of(client).rotate(name, seconds)
-    output.emit({"name": name, "secret": secret}) if as_json else output.say(secret)
+    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
 
 
 @commands.command()
@@ -109,7 +98,7 @@ def rm(name: Name, as_json: output.Json = False) -> None:
     """Remove a webhook with its log."""
     with connect() as client:
         WebhooksApi.of(client).remove(name)
-    output.emit({"removed": name}) if as_json else output.say(f"{name} is removed")
+    output.result({"removed": name}, f"{name} is removed", as_json=as_json)
 
 
 def _activity(hook: WebhookView) -> str:

@@ -447,7 +447,7 @@ def test_builds_are_listed_with_time_and_labels(columns: int) -> None:
         "labels": {"team": "x\ny", "commit": "0123456789abcdef0123456789abcdef01234567", "ci": "https://x"},
         "counts": {}, "verdict": {"text": "6 of 6 cells succeeded"}, "follows": None, "retries": None,
     }  # fmt: skip
-    lines = plain(render.builds([build], columns))
+    lines = plain(render.align(render.builds([build]), columns=columns))
     assert max(map(len, lines)) <= max(columns, 130)
     for words in ("2027-01-15 08:00", "nightly", "team=x y", "commit=0123456789abcdef012…", "6 of 6 cells succeeded"):
         assert words in " ".join(line.strip() for line in lines)
