@@ -11,7 +11,8 @@
   imports `farm.targets` and the standard library alone, since `farm reproduce` takes it along.
 - `farm.sources`, `farm.converters`: what brings models of a source (`hf`), or converts those of a format (`torch`): see
   `farm.client.foreign_models`.
-- `farm.children`: a module that children run under a name of its own, such as `torch`. It is never imported here.
+- `farm.children`: a module that children run under a name of its own, such as `torch`, with a function for each action
+  (`ChildRequest.extension`). It is never imported here.
 - `farm.gpus`: how to ask the driver of a maker's GPUs, by the maker's name: see `farm.node.gpus.GpuDriver`.
 - `farm.layouts`: what `farm fetch --layout NAME` writes: see `ArtifactsApi.fetch_pack`.
 - `farm.verifiers`: what `farm verify` does with a folder of this kind: a function that yields checks.

@@ -33,8 +33,6 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 ANSWERS: Mapping[str, Hashable] = {
     "probe": documents.ProbeAnswer,
-    "libraries": documents.LibrariesAnswer,
-    "convert": documents.ConvertAnswer,
     "check": documents.CheckAnswer,
     "reference": documents.ReferenceAnswer,
     "pack": documents.PackAnswer,
@@ -42,10 +40,9 @@ ANSWERS: Mapping[str, Hashable] = {
     "tune": documents.TuneAnswer,
     "compile": documents.CompileAnswer,
     "evaluate": documents.EvaluateAnswer,
-    "cache_names": documents.CacheNamesAnswer,
     "bench": documents.BenchAnswer,
 }
-"""What is answered to each action."""
+"""What is answered to each of the farm's own actions."""
 
 Reader = Callable[[Any], Any]
 """Checks a value of an answer and returns it. Raises WrongAnswer."""
@@ -55,9 +52,12 @@ class WrongAnswer(Exception):
     """An answer is not valid for its request; the text continues "the compiler's answer"."""
 
 
-def read_answer(request: ChildRequest, result: Mapping[str, object]) -> Any:
-    """Return what a child answered to a request, checked: a document of the request's action. Raises WrongAnswer."""
-    kind = ANSWERS.get(request["action"])
+def read_answer(request: ChildRequest, result: Mapping[str, object], kind: Hashable = None) -> Any:
+    """Return what a child answered to a request, checked: a document of the request's action. Raises WrongAnswer.
+
+    `kind` is the type of the answer to an extension's action.
+    """
+    kind = kind or ANSWERS.get(request["action"])
     if kind is None:
         return dict(result)
     require_sound(result)

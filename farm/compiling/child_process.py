@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -169,13 +169,15 @@ def run_child(
     cancelled: threading.Event | None = None,
     seal: Seal | None = None,
     script: Path = RUNNER,
+    answer: Hashable = None,
 ) -> ChildEnd:
     """Run one request (`farm/runner/protocol.py`) in a child and return how it ended.
 
     `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
     child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model
-    needs a `seal`. When this returns or raises, or if the calling process dies in any way, no process of the child is
-    left, except those that the kernel cannot end (`ChildEnd.stuck`).
+    needs a `seal`. `answer` is the type of the answer to an extension's action. When this returns or raises, or if the
+    calling process dies in any way, no process of the child is left, except those that the kernel cannot end
+    (`ChildEnd.stuck`).
 
     Raises OSError if the child cannot be started.
     """
@@ -199,7 +201,7 @@ def run_child(
             watch = Watch(limits, log.fileno(), cancelled)
             with closing(Conversation(watch, on_message)) as conversation:
                 command = [python or sys.executable, str(script)]
-                child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation)
+                child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation, answer)
                 try:
                     by = child.follow(watch)
                 finally:
@@ -312,10 +314,12 @@ class ChildProcess:
         environment: Mapping[str, str],
         log: int,
         conversation: Conversation,
+        answer: Hashable,
     ) -> None:
         """Raises OSError if the child cannot be started."""
         self._conversation = conversation
         self._request = request
+        self._kind = answer
         self._result: Any = None
         """The child's answer, checked: a document of the request's action; None if it has not answered."""
         self._wrong = ""
@@ -366,7 +370,7 @@ class ChildProcess:
         self._conversation.read(seconds)
         while self._conversation.answers:
             try:
-                self._result = read_answer(self._request, self._conversation.answers.pop(0))
+                self._result = read_answer(self._request, self._conversation.answers.pop(0), self._kind)
             except WrongAnswer as wrong:
                 self._wrong = str(wrong)
 

@@ -22,15 +22,10 @@ if TYPE_CHECKING:
         Array,
         Arrays,
         BenchAnswer,
-        CacheNamesAnswer,
-        CacheNamesRequest,
         CheckAnswer,
         CompileAnswer,
-        ConvertAnswer,
-        ConvertRequest,
         EvaluateAnswer,
         Evidence,
-        LibrariesAnswer,
         PackAnswer,
         ProbeAnswer,
         ReferenceAnswer,
@@ -103,10 +98,11 @@ def run_action(request: Request, messages: Messages) -> Answer:
     """
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     added.add(request.get("modules") or {})
-    actions: dict[str, Callable[[Any, Messages], Answer]] = {
+    if "extension" in request:
+        found: Answer = getattr(added.find(request["extension"], ""), request["action"])(request, messages)
+        return found
+    actions: dict[str, Callable[[Request, Messages], Answer]] = {
         "probe": _probe,
-        "libraries": _libraries,
-        "convert": _convert,
         "check": _check,
         "reference": _reference,
         "slice": _slice,
@@ -115,7 +111,6 @@ def run_action(request: Request, messages: Messages) -> Answer:
         "compile": _compile,
         "evaluate": _evaluate,
         "bench": _bench,
-        "cache_names": _cache_names,
     }
     return actions[request["action"]](request, messages)
 
@@ -153,16 +148,6 @@ def _probe(request: Request, messages: Messages) -> ProbeAnswer:
         return compiler_module(request).probe(request)
     except ImportError as error:
         return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
-
-
-def _libraries(request: Request, messages: Messages) -> LibrariesAnswer:
-    found: LibrariesAnswer = added.find(request["converter"], "").libraries(request)
-    return found
-
-
-def _convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
-    found: ConvertAnswer = added.find(request["converter"], "").convert(request, messages)
-    return found
 
 
 def _check(request: Request, messages: Messages) -> CheckAnswer:
@@ -446,12 +431,6 @@ def _bench(request: Request, messages: Messages) -> BenchAnswer:
 
     _refuse_other_toolchain(request)
     return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
-
-
-def _cache_names(request: CacheNamesRequest, messages: Messages) -> CacheNamesAnswer:
-    from .provider_cache import cache_names
-
-    return cache_names(request, messages)
 
 
 def _load_any(request: Request) -> Program:

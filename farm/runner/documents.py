@@ -170,14 +170,6 @@ class ConvertedInput(TypedDict):
     axes: Annotated[Mapping[Word, Word], Bound(longest=64)]
 
 
-class ConversionOptions(TypedDict):
-    """How a model is converted."""
-
-    to: str
-    opset: int
-    signature: str
-
-
 Options: TypeAlias = Mapping[str, Any]
 """Options of a compiler by name, as its table of options has checked them."""
 
@@ -202,6 +194,8 @@ class ChildRequest(TypedDict, total=False):
     """What every request says: what to do with which compiler, where, and within which limits."""
 
     action: Required[str]
+    extension: str
+    """The name in `farm.children` of the module that has the action; without it the action is the farm's own."""
     compiler: str
     """Also `torch` for a model of PyTorch; of a `reference` also `onnx`, `expected` and `none`."""
     device: str
@@ -279,31 +273,6 @@ class Request(ChildRequest, total=False):
     """bench: of each program in all rounds."""
     rocm: str
     """probe: version of the installation, or empty."""
-    converter: str
-    """libraries: `torch`, `tensorflow`."""
-
-
-class ConvertRequest(ChildRequest, total=False):
-    """What a child is asked that converts a model: from the file `source` to the file `output`."""
-
-    converter: str
-    kind: str
-    """`pt2`, `torchscript`, `saved-model`."""
-    options: ConversionOptions
-    inputs: Sequence[ConvertedInput]
-    source: str
-    output: str
-
-
-class CacheNamesRequest(ChildRequest, total=False):
-    """What a child is asked that asks ONNX Runtime's MIGraphX provider for names."""
-
-    model: str
-    """The file."""
-    arch: str
-    """Of the card that will run it, in full."""
-    cache: str
-    """An empty folder to write to."""
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -340,30 +309,6 @@ class ToolchainState(TypedDict):
     recipe: int
     libraries: Mapping[str, str]
     cpu_family: str
-
-
-class LibrariesAnswer(Answer):
-    """Versions by name."""
-
-    libraries: Libraries
-
-
-class ConvertAnswer(Answer):
-    """Bytes of the converted model."""
-
-    size: Count
-
-
-class CacheNamesAnswer(Answer):
-    """Which files of its cache a provider looks for."""
-
-    version: Label
-    """Of ONNX Runtime."""
-    names: Annotated[
-        Sequence[Annotated[str, Bound(longest=256, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr")]], Bound(longest=1000)
-    ]
-    found: bool
-    """Whether it loads files of these names and compiles nothing."""
 
 
 class TensorInfo(TypedDict):

@@ -407,7 +407,7 @@ HOMES = {
     "botocore": ["farm/artifacts/s3_bucket.py"],
     "celery": ["farm/broker.py", "tasks/", "farm/app.py"],
     "kombu": ["farm/broker.py", "tasks/"],
-    "onnxruntime": ["farm/runner/", "farm/extras/nvidia/runner/"],
+    "onnxruntime": ["farm/runner/", "farm/extras/nvidia/runner/", "farm/extras/packs/runner/"],
     "migraphx": ["farm/runner/"],
     "fastapi": ["farm/api/", "farm/pages/", "farm/serving/", "farm/extras/"],
     "jinja2": ["farm/pages/"],

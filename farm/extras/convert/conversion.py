@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from farm.client.cache import adopt, note_use
 from farm.compiling.child_process import ChildLimits, Seal, run_child
@@ -22,7 +22,8 @@ from farm.jobs.order import ConversionContent, ConversionRecord
 from farm.manifest import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
-from farm.runner.documents import ConversionOptions, ConvertedInput, ConvertRequest, Request
+from farm.runner.bounds import Count
+from farm.runner.documents import Answer, ChildRequest, ConvertedInput, Libraries
 from farm.spec import digest_of, model_digest
 
 RECIPE = 1
@@ -38,6 +39,37 @@ OPEN_SIZE = 2
 """Stands for a dimension without a size in the example that a TorchScript model is exported with."""
 
 _EXPORT = "torch.export.save(torch.export.export(model, (example,)), 'net.pt2'), or torch.onnx.export(model, …)"
+
+
+class ConversionOptions(TypedDict):
+    """How a model is converted."""
+
+    to: str
+    opset: int
+    signature: str
+
+
+class ConvertRequest(ChildRequest, total=False):
+    """What a child is asked that converts a model: from the file `source` to the file `output`."""
+
+    kind: str
+    """`pt2`, `torchscript`, `saved-model`."""
+    options: ConversionOptions
+    inputs: Sequence[ConvertedInput]
+    source: str
+    output: str
+
+
+class LibrariesAnswer(Answer):
+    """Versions by name."""
+
+    libraries: Libraries
+
+
+class ConvertAnswer(Answer):
+    """Bytes of the converted model."""
+
+    size: Count
 
 
 def kind_of(path: Path, format: str) -> str:
@@ -103,7 +135,7 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
             output.parent.mkdir()
             request: ConvertRequest = {
                 "action": "convert",
-                "converter": converter,
+                "extension": converter,
                 "kind": kind,
                 "options": cast("ConversionOptions", options),
                 "inputs": record["inputs"],
@@ -124,6 +156,9 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
             (kept / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
             adopt(kept, place, model)
     return model, {**record, "key": key, "name": path.name}
+
+
+_ANSWERS = {"libraries": LibrariesAnswer, "convert": ConvertAnswer}
 
 
 def _keep(file: Path, target: Path) -> None:
@@ -171,7 +206,7 @@ def libraries(converter: str, python: str) -> dict[str, str]:
 
     Raises UsageError that says what is missing, and how to install it.
     """
-    found: dict[str, str] = _ask({"action": "libraries", "converter": converter}, Path(), python)["libraries"]
+    found: dict[str, str] = _ask({"action": "libraries", "extension": converter}, Path(), python)["libraries"]
     return found
 
 
@@ -184,13 +219,19 @@ def source_digest(path: Path) -> str:
     return model_digest({name: file_reference(file, name)["digest"] for name, file in names.items()})
 
 
-def _ask(request: Request | ConvertRequest, path: Path, python: str, seal: Seal | None = None) -> Any:
+def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = None) -> Any:
     """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
     with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
         folder = Path(name)
         try:
             end = run_child(
-                request, log_path=folder / "log.txt", python=python, limits=LIMITS, folder=folder, seal=seal
+                request,
+                log_path=folder / "log.txt",
+                python=python,
+                limits=LIMITS,
+                folder=folder,
+                seal=seal,
+                answer=_ANSWERS[request["action"]],
             )
         except OSError as error:
             raise UsageError(f"the converter cannot be started: {error}") from None

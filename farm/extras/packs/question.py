@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
-from farm.runner.documents import CacheNamesRequest
+from farm.runner.bounds import Bound, Label
+from farm.runner.documents import Answer, ChildRequest
 
 _LIMITS = ChildLimits(time=900.0, memory=32 << 30, hang=300.0, disk=4 << 30, processes=512)
+
+
+class CacheNamesRequest(ChildRequest, total=False):
+    """What a child is asked that asks ONNX Runtime's MIGraphX provider for names."""
+
+    model: str
+    """The file."""
+    arch: str
+    """Of the card that will run it, in full."""
+    cache: str
+    """An empty folder to write to."""
+
+
+class CacheNamesAnswer(Answer):
+    """Which files of its cache a provider looks for."""
+
+    version: Label
+    """Of ONNX Runtime."""
+    names: Annotated[
+        Sequence[Annotated[str, Bound(longest=256, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr")]], Bound(longest=1000)
+    ]
+    found: bool
+    """Whether it loads files of these names and compiles nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +61,7 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
         written.mkdir()
         request: CacheNamesRequest = {
             "action": "cache_names",
+            "extension": "onnxruntime-cache",
             "model": str(model.resolve()),
             "arch": arch,
             "cache": str(written),
@@ -42,7 +69,13 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
         seal = Seal(read=[model.resolve().parent], write=[written])
         try:
             end = run_child(
-                request, log_path=folder / "log.txt", python=python, limits=_LIMITS, folder=folder, seal=seal
+                request,
+                log_path=folder / "log.txt",
+                python=python,
+                limits=_LIMITS,
+                folder=folder,
+                seal=seal,
+                answer=CacheNamesAnswer,
             )
         except OSError as error:
             raise UsageError(f"the provider cannot be asked: {error}", hint="`--python` names an interpreter") from None

@@ -44,8 +44,6 @@ SLICE = {"action": "slice", "slices": "/attempt/slices"}
 PIECE = {"path": "/attempt/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
 OPEN = {"min": 1, "max": 4, "optimals": []}
 SLICED: dict[str, Any] = {"slices": [PIECE], "operations": 1}
-NAMES = {"action": "cache_names", "model": "/folder/net.onnx"}
-NAMED: dict[str, Any] = {"version": "1.23", "names": ["a.mxr"], "found": False}
 BENCH = {"action": "bench", "programs": [{}, {}], "rounds": 1}
 TIMES = {"load": 0.1, "first": [0.5], "rounds": [[0.1, 0.2]]}
 BENCHED: dict[str, Any] = {"programs": [TIMES, TIMES], "peak_memory": 5}
@@ -55,7 +53,6 @@ ASKED = (
     (EVALUATE, EVALUATED),
     (SLICE, SLICED),
     (BENCH, BENCHED),
-    (NAMES, NAMED),
 )
 
 
@@ -71,7 +68,6 @@ def everything() -> list[tuple[str, dict[str, Any]]]:
         ("evaluate", {**EVALUATED, "measurements": {**EVALUATED["measurements"], **speed}}),
         ("slice", changed(SLICED, "slices.0.inputs", {"x": {"dtype": "float32", "shape": [1, OPEN], "batch_axis": 0}})),
         ("bench", BENCHED),
-        ("cache_names", NAMED),
         ("probe", {"available": True, "libraries": {"onnx": "1.2"}, "parts": [["a", "b"]], "lowest": 75}),
     ]
 

@@ -17,14 +17,8 @@ from farm.runner.protocol import Messages, RequestFailed, blamed_on_compiler
 from . import torch_program
 
 if TYPE_CHECKING:
-    from farm.runner.documents import (
-        ConversionOptions,
-        ConvertAnswer,
-        ConvertedInput,
-        ConvertRequest,
-        LibrariesAnswer,
-        Request,
-    )
+    from farm.extras.convert.conversion import ConversionOptions, ConvertAnswer, ConvertRequest, LibrariesAnswer
+    from farm.runner.documents import ChildRequest, ConvertedInput
 
 load_reference = torch_program.load
 
@@ -34,12 +28,12 @@ _FORMATS = {"torch": "PyTorch models", "tensorflow": "SavedModels"}
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_cpu", "tensorflow-rocm")}
 
 
-def libraries(request: Request | ConvertRequest) -> LibrariesAnswer:
+def libraries(request: ChildRequest, messages: Messages) -> LibrariesAnswer:
     """Return the versions of the libraries that a converter uses, without loading them.
 
     Raises RequestFailed (`toolchain_mismatch`) that names what is missing and what installs it.
     """
-    extra = request["converter"]
+    extra = request["extension"]
     found = {name: _version(name) for name in _LIBRARIES[extra]}
     missing = [name for name, version in found.items() if not version]
     if missing:
@@ -62,7 +56,7 @@ def _version(name: str) -> str:
 
 def convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
     """Convert the model `source` of the kind `kind` (`pt2`, `torchscript`, `saved-model`) and write it to `output`."""
-    libraries(request)
+    libraries(request, messages)
     options, source, output = request["options"], request["source"], request["output"]
     messages.phase("compiling", None, f"converting {request['kind']}")
     match request["kind"]:

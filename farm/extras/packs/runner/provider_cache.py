@@ -16,10 +16,10 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .protocol import Messages, RequestFailed
+from farm.runner.protocol import Messages, RequestFailed
 
 if TYPE_CHECKING:
-    from .documents import CacheNamesAnswer, CacheNamesRequest
+    from farm.extras.packs.question import CacheNamesAnswer, CacheNamesRequest
 
 PROVIDER = "MIGraphXExecutionProvider"
 _LIBRARY = "libonnxruntime_providers_migraphx.so"

@@ -1,0 +1,1 @@
+"""What runs in children, next to `farm.runner` and nothing else of the farm."""
