@@ -382,13 +382,14 @@ class ModelEntry(_Layer):
         return ({"batch": batches} if batches else {}) | self.dims
 
 
-_AXES = ("model", "target", "toolchain", "precision", "shape")
+AXES = ("model", "target", "toolchain", "precision", "shape")
+"""The axes of the matrix, by which selectors choose cells."""
 
 
 class SelectEntry(Entry):
     """Chooses cells: each given field is a pattern (or a list of them) that must match."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in _AXES]})
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in AXES]})
 
     model: Patterns = ()
     """Model names."""
@@ -403,8 +404,8 @@ class SelectEntry(Entry):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not set(_AXES) & self.model_fields_set:
-            raise ValueError(f"write at least one of {', '.join(f'`{name}`' for name in _AXES)}")
+        if not set(AXES) & self.model_fields_set:
+            raise ValueError(f"write at least one of {', '.join(f'`{name}`' for name in AXES)}")
         return self
 
 

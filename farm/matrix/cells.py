@@ -109,7 +109,7 @@ def _cells(lookup: Lookup, limits: AttemptLimits) -> Iterator[Cell]:
 
 def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: Shape) -> Cell | None:
     """Return the cell of a shape; None if its inputs do not fit, with a complaint, or if no pools are known."""
-    work, choice, pools = resolved.work, lookup.matrix.choice(combination), lookup.pools
+    work, choice, pools = resolved.work, combination.choice, lookup.pools
     if not all(lookup.inputs.fits(combination, use, frozen, shape) for use, frozen in resolved.data.items()):
         return None
     if work is None or pools is None or (warnings := _warnings(lookup, combination, work, shape)) is None:
@@ -160,7 +160,7 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     dynamic = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
     if not dynamic:
         return work.warnings
-    target, inputs = lookup.matrix.choice(combination).served, list(shape.tensors.values())
+    target, inputs = combination.choice.served, list(shape.tensors.values())
     if refused := refusal(target, work.model["format"], inputs, work.document["env"]):
         message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
         lookup.complain(message, lookup.inputs.place_of_size(combination, dynamic[0]))

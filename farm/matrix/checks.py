@@ -16,8 +16,8 @@ from farm.targets.pools import Pool
 
 def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
     """Return the kind of a combination's device; None, with a complaint, if it does not have the precision."""
-    choice, precision = lookup.matrix.choice(combination), combination.precision
-    kind = lookup.matrix.compiler(combination).device(choice.served.device)
+    choice, precision = combination.choice, combination.precision
+    kind = combination.compiler.device(choice.served.device)
     if kind and precision in kind.precisions:
         return kind
     has = ", ".join(kind.precisions) if kind else "none"
@@ -28,7 +28,7 @@ def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
 
 def check_model(lookup: Lookup, combination: Combination, model: FrozenModel) -> None:
     """Complain of a model that the compiler does not read, or does not have in this precision."""
-    name, place, compiler = combination.model.name, combination.places["precision"], lookup.matrix.compiler(combination)
+    name, place, compiler = combination.model.name, combination.places["precision"], combination.compiler
     if model.format not in compiler.formats:
         message = f"{compiler.name} does not read {model.format} files (model `{name}`)"
         lookup.complain(message, combination.places["target"], f"it reads {', '.join(compiler.formats)}")
@@ -57,7 +57,7 @@ def check_pool(
     options: Mapping[str, OptionValue],
 ) -> None:
     """Complain of what the installed compiler or the card lacks, and of work that needs a GPU which nobody has."""
-    compiler, text = lookup.matrix.compiler(combination), lookup.matrix.choice(combination).text
+    compiler, text = combination.compiler, combination.choice.text
     if old := compiler.too_old(pool.target.device, pool.device.arch, combination.precision):
         hint = "`exclude` the cell, or choose another card"
         lookup.complain(f"{old} ({text})", combination.places["precision"], hint)

@@ -7,7 +7,7 @@ among what is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cache
@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 
 from farm.errors import ManifestError, Problem, suggestion
-from farm.manifest import IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
+from farm.manifest.entries import AXES, IncludeEntry, Manifest, ModelEntry, OverrideEntry, SelectEntry
 from farm.matrix.planned import ExpectedFailure
 from farm.models.shapes import (
     PACK,
@@ -35,65 +35,13 @@ Path = tuple[str | int, ...]
 """Where in a manifest something is written: keys and positions from the top."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """Chooses the cells that it takes on all axes. Empty fields take all; patterns are those of file names."""
-
-    model: tuple[str, ...] = ()
-    target: tuple[str, ...] = ()
-    toolchain: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-    shape: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, entry: SelectEntry) -> Selector:
-        """Return the selector that a manifest's entry describes."""
-        return cls(entry.model, entry.target, entry.toolchain, entry.precision, entry.shape)
-
-    def takes_model(self, name: str) -> bool:
-        """Whether models of this name are chosen."""
-        return _any(self.model, (name,))
-
-    def takes_target(self, target: Choice) -> bool:
-        """Whether a target is chosen, by any of its names."""
-        return _any(self.target, target.names)
-
-    def takes_toolchain(self, toolchain: str) -> bool:
-        """Whether a toolchain is chosen, as the manifest names it."""
-        return _any(self.toolchain, (toolchain,))
-
-    def takes_precision(self, precision: str) -> bool:
-        """Whether a precision is chosen, in either spelling."""
-        return _any(self.precision, _spellings(precision))
-
-    def takes_shape(self, label: str) -> bool:
-        """Whether shapes with this label are chosen."""
-        return _any(self.shape, (label,))
-
-
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 
 
 def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
-    return not patterns or any(_compiled(pattern).match(name) for pattern in patterns for name in names)
-
-
-def _spellings(precision: str) -> tuple[str, str]:
-    return precision, precision.replace("-", "+")
-
-
-class _Answers(dict[str, bool]):
-    """What a question is answered for a value; asked once for each."""
-
-    def __init__(self, ask: Callable[[str], bool]) -> None:
-        super().__init__()
-        self.ask = ask
-
-    def __missing__(self, value: str) -> bool:
-        self[value] = self.ask(value)
-        return self[value]
+    return any(_compiled(pattern).match(name) for pattern in patterns for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +60,10 @@ class Combination:
     index: int
     model: ModelEntry
     slug: str
+    """Its target in identifiers."""
+    choice: Choice
+    """What its target means."""
+    compiler: Compiler
     toolchain: str
     """The start of its toolchain's id; empty if the manifest leaves the choice to the farm."""
     suffix: str
@@ -136,6 +88,14 @@ class Combination:
     def label(self) -> str:
         """The shape label; that of a program for packs is its twin's and `.pack`."""
         return f"{self.point.label}{PACK}" if self.packs else self.point.label
+
+    def value(self, axis: str) -> str:
+        """Return its value on an axis of the matrix."""
+        if axis == "model":
+            return self.model.name
+        if axis == "target":
+            return self.slug
+        return self.toolchain if axis == "toolchain" else self.precision if axis == "precision" else self.point.label
 
     @property
     def identifier(self) -> str:
@@ -179,31 +139,22 @@ class Complaints:
 
 @dataclass(frozen=True, slots=True)
 class Combinations:
-    """What a manifest asks for, before anything is looked up: `choices` has the meaning of each target's slug.
+    """What a manifest asks for, before anything is looked up.
 
     `expected` has the failures that the manifest names, by identifier; `problems` are those of the matrix itself.
     """
 
     manifest: Manifest
     combinations: Sequence[Combination]
-    choices: Mapping[str, Choice]
     expected: Mapping[str, ExpectedFailure]
     problems: Sequence[Problem]
-
-    def choice(self, combination: Combination) -> Choice:
-        """Return what a combination's target means."""
-        return self.choices[combination.slug]
-
-    def compiler(self, combination: Combination) -> Compiler:
-        """Return the compiler of a combination's target."""
-        return COMPILERS[self.choices[combination.slug].target.compiler]
 
     def overridden_calibration(self) -> list[tuple[int, int]]:
         """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry."""
         needed = {
             (each.index, each.calibrated_by): None
             for each in self.combinations
-            if each.calibrated_by is not None and self.compiler(each).needs_calibration(each.precision)
+            if each.calibrated_by is not None and each.compiler.needs_calibration(each.precision)
         }
         return [(index, position) for index, position in needed if position is not None]
 
@@ -214,17 +165,16 @@ def combine(manifest: Manifest) -> Combinations:
     rules = MatrixRules(manifest, complaints)
     combinations = rules.all()
     expected = rules.expected(combinations)
-    return Combinations(manifest, combinations, rules.choices, expected, tuple(complaints.problems))
+    return Combinations(manifest, combinations, expected, tuple(complaints.problems))
 
 
 class MatrixRules:
-    """The rules of the matrix for one manifest. Afterwards, `choices` has the meaning of each target's slug."""
+    """The rules of the matrix for one manifest."""
 
     def __init__(self, manifest: Manifest, complaints: Complaints) -> None:
         self.manifest = manifest
         self.complaints = complaints
         self.complain = complaints.complain
-        self.choices: dict[str, Choice] = {}
         self.comparisons = 0
 
     def all(self) -> list[Combination]:
@@ -256,8 +206,7 @@ class MatrixRules:
     def _for_packs(self, cell: Combination) -> Iterator[Combination]:
         """Yield the twin of a cell whose program can be put into packs, if the manifest asks for some."""
         packs = cell.model.packs if "packs" in cell.model.model_fields_set else self.manifest.packs
-        served = self.choices[cell.slug].served
-        if packs and COMPILERS[served.compiler].packable(served.device):
+        if packs and cell.compiler.packable(cell.choice.served.device):
             yield replace(cell, packs=packs)
 
     def _unique(self, combinations: Iterable[Combination]) -> list[Combination]:
@@ -281,7 +230,7 @@ class MatrixRules:
     def _check_size(self) -> None:
         total = 0
         for index, model in enumerate(self.manifest.models):
-            targets = sum(len(self._toolchains(slug)) for _, slug in self._targets(index))
+            targets = sum(len(self._toolchains(COMPILERS[each.target.compiler])) for _, each in self._targets(index))
             precisions = len(model.precisions or self.manifest.precisions)
             count = targets * precisions * _count(model, model.sizes)
             total += count
@@ -293,43 +242,48 @@ class MatrixRules:
 
     def _of_model(self, index: int) -> Iterator[Combination]:
         model = self.manifest.models[index]
-        own: Path = ("models", index)
         points = list(_points(model, model.sizes))
-        for (target_place, slug), (precision_place, precision) in product(
-            self._targets(index), self._precisions(index)
-        ):
-            places = {"cell": (*own, "name"), "target": target_place, "precision": precision_place, "sizes": own}
-            for toolchain_place, toolchain in self._toolchains(slug):
+        yield from self._product(index, self._targets(index), self._precisions(index), None, points)
+
+    def _product(
+        self,
+        index: int,
+        targets: Sequence[tuple[Path, Choice]],
+        precisions: Sequence[tuple[Path, str]],
+        toolchains: Sequence[tuple[Path, str]] | None,
+        points: Sequence[Point],
+        added: Path = (),
+    ) -> Iterator[Combination]:
+        """Yield each combination of a model's; `added` is the place of the entry of `include` that adds it."""
+        model, own = self.manifest.models[index], added or ("models", index)
+        for (target_place, choice), (precision_place, precision) in product(targets, precisions):
+            slug, compiler = choice.slug, COMPILERS[choice.target.compiler]
+            cell = added or (*own, "name")
+            places = {"cell": cell, "target": target_place, "precision": precision_place, "sizes": own}
+            for toolchain_place, toolchain in toolchains or self._toolchains(compiler):
                 placed = {**places, "toolchain": toolchain_place or target_place}
-                suffix = self._suffix(slug, toolchain)
+                suffix = self._suffix(compiler, toolchain)
                 for point in points:
-                    yield Combination(index, model, slug, toolchain, suffix, precision, point, placed)
+                    yield Combination(index, model, slug, choice, compiler, toolchain, suffix, precision, point, placed)
 
-    def _slug(self, target: str) -> str:
-        """Return a target's spelling in identifiers, and remember what it means."""
-        choice = understand_target(target)
-        self.choices[choice.slug] = choice
-        return choice.slug
-
-    def _targets(self, index: int) -> list[tuple[Path, str]]:
+    def _targets(self, index: int) -> list[tuple[Path, Choice]]:
         own = self.manifest.models[index].targets
         place: Path = ("models", index, "targets") if own else ("targets",)
         texts = own or self.manifest.targets
-        return [((*place, position), self._slug(text)) for position, text in enumerate(texts)]
+        return [((*place, position), understand_target(text)) for position, text in enumerate(texts)]
 
-    def _toolchains(self, slug: str) -> list[tuple[Path, str]]:
+    def _toolchains(self, compiler: Compiler) -> list[tuple[Path, str]]:
         """Return the entries of `toolchains` for a target's compiler; one empty entry if the farm chooses."""
-        possible = COMPILERS[self.choices[slug].target.compiler].toolchains
         named: list[tuple[Path, str]] = [
             (("toolchains", position), prefix)
             for position, prefix in enumerate(self.manifest.toolchains)
-            if prefix.startswith(possible)
+            if prefix.startswith(compiler.toolchains)
         ]
         return named or [((), "")]
 
-    def _suffix(self, slug: str, toolchain: str) -> str:
+    def _suffix(self, compiler: Compiler, toolchain: str) -> str:
         """Return how a toolchain shows in identifiers: empty if it is the only one of its target."""
-        alone = [prefix for _, prefix in self._toolchains(slug)] == [toolchain]
+        alone = [prefix for _, prefix in self._toolchains(compiler)] == [toolchain]
         return "" if alone or not toolchain else f".{toolchain}"
 
     def _precisions(self, index: int) -> list[tuple[Path, str]]:
@@ -346,7 +300,7 @@ class MatrixRules:
             if entry.model and entry.model not in names:
                 self.complain(f"no model `{entry.model}`", (*path, "model"), suggestion(entry.model, names))
                 continue
-            slug = self._slug(entry.target) if entry.target else ""
+            slug = understand_target(entry.target).slug if entry.target else ""
             candidates = [item for item in kept if item.model.name == entry.model] if entry.model else kept
             for point in _product(entry.sizes):
                 self._compare(len(candidates), path)
@@ -374,39 +328,31 @@ class MatrixRules:
     ) -> Iterator[Combination]:
         model = self.manifest.models[index]
         sizes = {**model.sizes, **{name: (size,) for name, size in point.items()}}
-        targets: list[tuple[Path, str]]
-        targets = [((*path, "target"), self._slug(entry.target))] if entry.target else self._targets(index)
+        targets: list[tuple[Path, Choice]]
+        targets = [((*path, "target"), understand_target(entry.target))] if entry.target else self._targets(index)
         precisions: list[tuple[Path, str]]
         precisions = [((*path, "precision"), entry.precision)] if entry.precision else self._precisions(index)
         if len(targets) * len(precisions) * _count(model, sizes) > MAX_CELLS:
             self.complain(f"this entry alone adds more than {MAX_CELLS:,} cells", path)
             raise ManifestError(self.complaints.found())
-        for (target_place, slug), (precision_place, precision) in product(targets, precisions):
-            places = {"cell": path, "target": target_place, "precision": precision_place, "sizes": path}
-            own = [((*path, "toolchain"), entry.toolchain)] if entry.toolchain else self._toolchains(slug)
-            for toolchain_place, toolchain in own:
-                placed = {**places, "toolchain": toolchain_place or target_place}
-                suffix = self._suffix(slug, toolchain)
-                for full in _points(model, sizes):
-                    yield Combination(index, model, slug, toolchain, suffix, precision, full, placed, [path])
+        toolchains = [((*path, "toolchain"), entry.toolchain)] if entry.toolchain else None
+        for each in self._product(index, targets, precisions, toolchains, list(_points(model, sizes)), path):
+            each.extras.append(path)
+            yield each
 
     def _chosen_by(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> list[int]:
         """Return the numbers of the combinations that a selector at `path` chooses; complain if there are none."""
         self._compare(len(combinations), path)
-        selector = Selector.of(entry)
-        # Each axis is asked once for each of its values, not once for each cell.
-        models, shapes = _Answers(selector.takes_model), _Answers(selector.takes_shape)
-        toolchains = _Answers(selector.takes_toolchain)
-        targets = _Answers(lambda slug: selector.takes_target(self.choices[slug]))
-        precisions = _Answers(selector.takes_precision)
+        # Patterns are compared once with each value of an axis, not once for each cell.
+        taken = {
+            axis: {value for value, names in _values(axis, combinations).items() if _any(patterns, names)}
+            for axis in AXES
+            if (patterns := getattr(entry, axis))
+        }
         chosen = [
             number
-            for number, item in enumerate(combinations)
-            if models[item.model.name]
-            and targets[item.slug]
-            and toolchains[item.toolchain]
-            and precisions[item.precision]
-            and shapes[item.point.label]
+            for number, each in enumerate(combinations)
+            if all(each.value(axis) in values for axis, values in taken.items())
         ]
         if not chosen:
             self._matches_nothing(entry, path, combinations)
@@ -423,23 +369,25 @@ class MatrixRules:
     def _matches_nothing(self, entry: SelectEntry, path: Path, combinations: Sequence[Combination]) -> None:
         """Say that a selector chooses nothing, and which of its fields is to blame."""
         where = f"{path[0]}[{path[1]}]"
-        known = {
-            "model": {combination.model.name for combination in combinations},
-            "target": {name for slug in {item.slug for item in combinations} for name in self.choices[slug].names},
-            "toolchain": {item.toolchain for item in combinations if item.toolchain},
-            "precision": {combination.precision for combination in combinations},
-            "shape": {combination.label for combination in combinations},
-        }
-        for name, values in known.items():
-            patterns: tuple[str, ...] = getattr(entry, name)
-            names = values | {value.replace("-", "+") for value in values} if name == "precision" else values
+        for axis in AXES:
+            patterns: tuple[str, ...] = getattr(entry, axis)
+            values = _values(axis, combinations)
+            names = {name for each in values.values() for name in each if name}
             if patterns and not _any(patterns, names):
-                message = f"{where} matches nothing: no cell has the {name} {' or '.join(patterns)}"
-                self.complain(message, (*path, name), suggestion(patterns[0], values))
+                message = f"{where} matches nothing: no cell has the {axis} {' or '.join(patterns)}"
+                self.complain(message, (*path, axis), suggestion(patterns[0], names))
                 return
         self.complain(
             f"{where} matches nothing: no cell has all of this", path, "remove the entry, or one of its fields"
         )
+
+
+def _values(axis: str, combinations: Iterable[Combination]) -> dict[str, Collection[str]]:
+    """Return the values that combinations have on an axis, each with the names under which a selector may name it."""
+    found = {each.value(axis): each for each in combinations}
+    if axis == "target":
+        return {value: each.choice.names for value, each in found.items()}
+    return {value: {value, value.replace("-", "+")} if axis == "precision" else {value} for value in found}
 
 
 def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[Point]:

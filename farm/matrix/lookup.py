@@ -141,13 +141,13 @@ class PoolChoice:
     def serving(self, combination: Combination, *, family_bound: bool) -> list[Pool]:
         """Return the pools that serve a target with a toolchain, all with the same key; none if that is a problem."""
         slug, toolchain = combination.slug, combination.toolchain
-        libraries = self._matrix.compiler(combination).libraries_of(combination.precision)
+        libraries = combination.compiler.libraries_of(combination.precision)
         asked = slug, toolchain, family_bound, libraries
         if asked not in self._chosen:
             self._chosen[asked] = []
             try:
                 self._chosen[asked] = choose_pools(
-                    self._matrix.choice(combination),
+                    combination.choice,
                     toolchain,
                     in_use=self._pools,
                     known=self._known,

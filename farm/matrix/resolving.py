@@ -107,7 +107,7 @@ def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> 
 
 
 def _recipe(lookup: Lookup, combination: Combination, kind: DeviceKind, settings: CellSettings) -> Recipe:
-    compiler = lookup.matrix.compiler(combination)
+    compiler = combination.compiler
     options, quantization = _options(lookup, combination, settings)
     env, env_files = lookup.env(compiler, settings.env)
     ranges = lookup.inputs.ranges(combination)
@@ -122,7 +122,7 @@ def _options(
     lookup: Lookup, combination: Combination, settings: CellSettings
 ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
     """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
-    compiler, device = lookup.matrix.compiler(combination), lookup.matrix.choice(combination).served.device
+    compiler, device = combination.compiler, combination.choice.served.device
     given = {**settings.options, **(compiler.pack_options if combination.packs else {})}
     quantizer = compiler.quantization_options(combination.precision, device)
     try:
@@ -142,7 +142,7 @@ def _pools(
     """Return the pools that serve a combination, all with the same key; none if that is a problem, or none is known."""
     if not lookup.pools:
         return []
-    compiler, choice, tuning = lookup.matrix.compiler(combination), lookup.matrix.choice(combination), settings.tuning
+    compiler, choice, tuning = combination.compiler, combination.choice, settings.tuning
     modes = {_tuning(tuning, compiler, kind, choice, mode)["mode"] for mode in (tuning.mode, tuning.background)}
     bound = any(compiler.family_bound(recipe.options, mode) for mode in modes)
     pools = lookup.pools.serving(combination, family_bound=bound)
@@ -166,7 +166,7 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
             lookup.complain(message, place, suggestion(pattern, outputs))
     tolerance = tolerances(verify, combination.precision, outputs)
     gates = CellGates(tolerance=tolerance, weak=verify.weak, on_fail=verify.on_fail, unverifiable=verify.unverifiable)
-    if lookup.matrix.choice(combination).served.maker:
+    if combination.choice.served.maker:
         gates["fallback"] = verify.fallback
     return {**gates, **gates_of(settings.gates, settings.budgets)}
 
@@ -180,7 +180,7 @@ def _work(
     pools: list[Pool],
     model: FrozenModel,
 ) -> Work:
-    compiler, choice, pool = lookup.matrix.compiler(combination), lookup.matrix.choice(combination), pools[0]
+    compiler, choice, pool = combination.compiler, combination.choice, pools[0]
 
     def device(mode: str) -> Device:
         return choice.device(pool, family_bound=compiler.family_bound(recipe.options, mode))

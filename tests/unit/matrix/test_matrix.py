@@ -18,7 +18,7 @@ from farm.errors import ManifestError
 from farm.jobs.order import keys_of
 from farm.manifest import parse_manifest
 from farm.matrix.cells import Cell, check, expand
-from farm.matrix.combinations import Selector, combine
+from farm.matrix.combinations import combine
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import Span, shape_label, sum_of
@@ -155,17 +155,30 @@ def test_sizes_of_an_include_are_taken_one_by_one() -> None:
     assert [(cell.shape, cell.spec.salt) for cell in cells(text)] == [("b1", ""), ("b8", "again"), ("b16", "again")]
 
 
-def test_a_selector_takes_patterns_lists_and_every_name_of_a_target() -> None:
-    target = understand_target("mi300x")
-    for chosen in ("mi300x", "migraphx/mi300x", "gfx942", "migraphx-gfx942", "migraphx/*", "*300*"):
-        assert Selector(target=(chosen,)).takes_target(target)
-    assert not Selector(target=("onnxruntime/*",)).takes_target(target)
-    assert Selector(precision=("int8*",)).takes_precision("int8-fp16")
-    assert Selector(precision=("int8+fp16",)).takes_precision("int8-fp16")
-    assert Selector(model=("a", "n?t")).takes_model("net")
-    assert Selector(shape=("b[0-9]",)).takes_shape("b8")
-    assert not Selector(shape=("b1",)).takes_shape("b8")
-    assert Selector().takes_model("net")
+@pytest.mark.parametrize(
+    "select",
+    [
+        *[
+            f"target: '{name}'"
+            for name in ("mi300x", "migraphx/mi300x", "gfx942", "migraphx-gfx942", "migraphx/*", "*300*")
+        ],
+        *[
+            "target: '*300*'",
+            "precision: 'int8*'",
+            "precision: int8+fp16",
+            "model: [a, 'n?t']",
+            "shape: 'b[0-9]'",
+            "toolchain: 'rocm*'",
+        ],
+    ],
+)
+def test_a_selector_takes_patterns_lists_and_every_name_of_a_target(select: str) -> None:
+    text = f"overrides: [{{select: {{{select}}}, limits: {{time: 8h}}}}]"
+    asked = manifest_text(text, "toolchains: [rocm7]", targets="[mi300x]", precisions="[int8+fp16]")
+    (cell, *_) = combine(parse_manifest(asked)).combinations
+    assert cell.extras == [("overrides", 0)]
+    other = asked.replace(select, f"{select.partition(':')[0]}: other")
+    assert "matches nothing" in combine(parse_manifest(other)).problems[0].message
 
 
 @pytest.mark.parametrize(
