@@ -17,13 +17,13 @@ router = APIRouter(tags=["acknowledged"])
 CellName = Annotated[str, Query(description="A cell's identifier.", min_length=1, max_length=500)]
 
 
-@router.get("/acknowledged", response_model=schemas.Items[Acknowledged])
+@router.get("/acknowledged")
 def acknowledged(caller: ReaderCaller, farm: FarmDep) -> Listed[Acknowledged]:
     """List the failures that somebody acknowledged; those that end first come first."""
     return {"items": farm.acknowledged.list(caller.namespace)}
 
 
-@router.put("/acknowledged", response_model=Acknowledged)
+@router.put("/acknowledged")
 def acknowledge(cell: CellName, failure: schemas.KnownFailure, caller: Submitter, farm: FarmDep) -> Acknowledged:
     """Expect this failure of a cell in the builds submitted from now on, until a day. Repeating it is harmless."""
     return farm.acknowledged.put(

@@ -15,7 +15,7 @@ from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts import Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
-from farm.artifacts.refs import Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
+from farm.artifacts.refs import ListedRefs, Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
 from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, SignedSidecar, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
@@ -90,17 +90,17 @@ def _found(key: str, caller: Caller, farm: Farm) -> Artifact:
 
 
 @router.get("/refs")
-def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> schemas.RefNames:
+def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> ListedRefs:
     """List the tags of the namespace's refs and of `main`'s; with `moves` also where each points, and since when."""
     refs = Refs(farm.artifacts)
     # One's own come last, so that they count.
     namespaces = {tag: namespace for namespace in caller.readable for tag in refs.list(namespace)}
     tags = sorted(namespaces)
     if not moves:
-        return schemas.RefNames(items=tags)
+        return {"items": tags}
     with ThreadPoolExecutor(READERS) as readers:
         shown = [ref for ref in readers.map(lambda tag: refs.listed(namespaces[tag], tag), tags) if ref]
-    return schemas.RefNames(items=[ref["tag"] for ref in shown], refs=shown)
+    return {"items": [ref["tag"] for ref in shown], "refs": shown}
 
 
 @router.get("/refs/{tag}", response_model=schemas.Document)
@@ -135,7 +135,7 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
     return {**found.as_dict(), **refs.snapshot(found.snapshot), "namespace": namespace}
 
 
-@router.put("/refs/{tag}", response_model=RefView)
+@router.put("/refs/{tag}")
 def point(
     tag: Tag,
     pointing: schemas.Pointing,
@@ -181,7 +181,7 @@ def _condition(generation: int | None, if_match: str | None) -> int | None:
     return matched
 
 
-@blobs.post("/blobs", response_model=Missing)
+@blobs.post("/blobs")
 def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> Missing:
     """Return which of these blobs are missing, each with the presigned PUTs that upload the missing parts.
 
@@ -210,7 +210,7 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     return {"missing": uploads}
 
 
-@blobs.post("/blobs/{digest}/finish", response_model=BlobSize)
+@blobs.post("/blobs/{digest}/finish")
 def finish_upload(
     digest: Annotated[str, Path(pattern=schemas.DIGEST)], query: schemas.Finish, caller: Submitter, farm: FarmDep
 ) -> BlobSize:

@@ -14,14 +14,14 @@ from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
-from farm.api.paging import NO_END, Paged, page_of_rows
+from farm.api.paging import NO_END, page_of_rows
 from farm.app import Farm
 from farm.builds.reading import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
-from farm.jobs.rows import BuildEvent, CancelledCells, ReproductionDocument
+from farm.jobs.rows import BuildEvent, CancelledCells, Listed, ReproductionDocument
 from farm.jobs.state import State
 from farm.matrix.planned import ShownPlan, SubmissionDocument
-from farm.results.report import AcceptedBuild, BuildChange, BuildView, JudgedCell, Report
+from farm.results.report import BuildChange, BuildView, JudgedCell, Report
 
 router = APIRouter(tags=["builds"])
 
@@ -42,7 +42,7 @@ BuildReference = Annotated[
 ]
 
 
-@router.post("/plan", response_model=schemas.PlanView)
+@router.post("/plan")
 def plan(submission: SubmissionDocument, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Return what a submission would do: cells, hits, misses and why, and missing blobs. Changes nothing.
 
@@ -51,7 +51,7 @@ def plan(submission: SubmissionDocument, caller: Submitter, farm: FarmDep) -> Sh
     return farm.builds.plan(caller.namespace, submission, by=caller.name)
 
 
-@router.post("/builds", response_model=schemas.Build, status_code=201)
+@router.post("/builds", status_code=201)
 def submit(
     submission: SubmissionDocument,
     caller: Submitter,
@@ -59,7 +59,7 @@ def submit(
     request: Request,
     response: Response,
     idempotency_key: Annotated[str | None, Header(description="The build id again, for clients that send one.")] = None,
-) -> AcceptedBuild:
+) -> BuildView:
     """Accept a build. The same build id again is answered with the build that is there."""
     if idempotency_key not in (None, submission["build_id"]):
         raise UsageError("Idempotency-Key differs from build_id", hint="leave it out, or send the build id")
@@ -67,7 +67,7 @@ def submit(
     return _created(build, request, response)
 
 
-@router.post("/builds/{build_id}", response_model=schemas.Build, status_code=201)
+@router.post("/builds/{build_id}", status_code=201)
 def submit_planned(
     build_id: Annotated[str, Path(pattern=schemas.BUILD_ID)],
     kept: Annotated[str, Query(pattern=schemas.DIGEST, description="`kept` of the plan, or of InputsMissing.")],
@@ -75,7 +75,7 @@ def submit_planned(
     farm: FarmDep,
     request: Request,
     response: Response,
-) -> AcceptedBuild:
+) -> BuildView:
     """Accept the build of a submission that this token has sent already, to be planned or without all of its inputs.
 
     404 of type `NotPlanned`: this server does not keep it, send the whole submission to `POST /v1/builds`.
@@ -84,12 +84,12 @@ def submit_planned(
     return _created(build, request, response)
 
 
-def _created(build: AcceptedBuild, request: Request, response: Response) -> AcceptedBuild:
+def _created(build: BuildView, request: Request, response: Response) -> BuildView:
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
 
 
-@router.get("/builds", response_model=schemas.Items[schemas.Build])
+@router.get("/builds")
 def list_builds(
     caller: ReaderCaller,
     farm: FarmDep,
@@ -98,18 +98,18 @@ def list_builds(
         str, Query(max_length=400, description="Only builds with it: KEY=VALUE; of a commit its start is enough.")
     ] = "",
     after: Annotated[str, Query(max_length=64, description="Go on after this: `next` of the answer before.")] = "",
-) -> Paged[BuildView]:
+) -> Listed[BuildView]:
     """List the newest builds of the namespace, the newest first."""
     return page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), "id", after, limit)
 
 
-@router.get("/builds/{build_id}", response_model=schemas.Build)
+@router.get("/builds/{build_id}")
 def get_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> BuildView:
     """Return a build: its state, counts and verdict."""
     return farm.build_reader.get(caller.namespace, build_id)
 
 
-@router.get("/builds/{build_id}/cells", response_model=schemas.Items[schemas.CellView])
+@router.get("/builds/{build_id}/cells")
 def cells(
     build_id: BuildReference,
     caller: ReaderCaller,
@@ -117,38 +117,38 @@ def cells(
     state: Annotated[list[State] | None, Query(description="Only cells in these states.")] = None,
     limit: Annotated[int | None, Query(ge=1, le=10_000, description="At most so many; else all.")] = None,
     after: Annotated[str, Query(max_length=500, description="Go on after this: `next` of the answer before.")] = "",
-) -> Paged[JudgedCell]:
+) -> Listed[JudgedCell]:
     """Return a build's cells, judged, in the order of its manifest."""
     found = farm.build_reader.cells(caller.namespace, build_id)
     wanted = [cell for cell in found if state is None or cell["state"] in state]
     return page_of_rows(wanted, "identifier", after, limit or NO_END)
 
 
-@router.post("/builds/{build_id}/cancel", response_model=CancelledCells)
+@router.post("/builds/{build_id}/cancel")
 def cancel(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> CancelledCells:
     """End every cell of a build that has not ended. Repeating it is harmless."""
     return farm.builds.cancel(caller.namespace, build_id)
 
 
-@router.post("/builds/{build_id}/pause", response_model=schemas.Build)
+@router.post("/builds/{build_id}/pause")
 def pause(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildView:
     """Hand out no more jobs of a build; running jobs go on. Repeating it is harmless."""
     return farm.builds.pause(caller.namespace, build_id, paused=True)
 
 
-@router.post("/builds/{build_id}/resume", response_model=schemas.Build)
+@router.post("/builds/{build_id}/resume")
 def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildView:
     """Hand out the jobs of a paused build again."""
     return farm.builds.pause(caller.namespace, build_id, paused=False)
 
 
-@router.post("/builds/{build_id}/retry/plan", response_model=schemas.PlanView)
+@router.post("/builds/{build_id}/retry/plan")
 def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Return what a retry would do. Changes nothing."""
     return farm.builds.plan_retry(caller.namespace, build_id, retry.build_id, failed=retry.failed)
 
 
-@router.post("/builds/{build_id}/retry", response_model=schemas.Build, status_code=201)
+@router.post("/builds/{build_id}/retry", status_code=201)
 def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> BuildView:
     """Accept a build with an ended build's cells as they were planned. Repeating it is harmless."""
     return farm.builds.retry(

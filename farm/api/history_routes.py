@@ -6,16 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
 from farm.errors import StoreUnavailable
 from farm.jobs.rows import Listed
-from farm.results.report import PastCell
+from farm.results.report import PastCell, Rebuilt
 
 router = APIRouter(tags=["history"])
 
 
-@router.get("/history", response_model=schemas.Items[PastCell])
+@router.get("/history")
 def history(
     caller: ReaderCaller,
     farm: FarmDep,
@@ -30,7 +29,7 @@ def history(
     return {"items": found}
 
 
-@router.post("/history/rebuild", response_model=schemas.Rebuilt)
-def rebuild(_: Admin, farm: FarmDep) -> dict[str, int]:
+@router.post("/history/rebuild")
+def rebuild(_: Admin, farm: FarmDep) -> Rebuilt:
     """Make this server's history again from all reports in object storage. Repeating it is harmless."""
     return {"reports": farm.build_index.rebuild()}

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
-
-from typing_extensions import TypedDict
+from typing import TypeVar, cast
 
 from farm.errors import UsageError
+from farm.jobs.rows import Listed
 
 Row = TypeVar("Row")
 
 NO_END = 1 << 30
 
 
-class Paged(TypedDict, Generic[Row]):
-    """A part of a list; `next` is where the next part goes on."""
-
-    items: list[Row]
-    next: str | None
-
-
-def page_of_rows(rows: Sequence[Row], name: str, after: str, limit: int) -> Paged[Row]:
+def page_of_rows(rows: Sequence[Row], name: str, after: str, limit: int) -> Listed[Row]:
     """Return up to `limit` rows after the one whose field `name` is `after`. Raises UsageError if there is none."""
     start = 0
     if after:

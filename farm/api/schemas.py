@@ -1,13 +1,11 @@
-"""Shapes of requests and answers. Answers may grow fields; requests are checked before anything else sees them."""
+"""Requests, checked before anything else sees them; an answer is what the room behind it returns."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.artifacts.refs import ListedRef
-from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.settings import NAMESPACE
 from farm.wire.asked import BUILD_ID, TAG, BlobSize
 
@@ -20,17 +18,10 @@ POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 TUNING_PART = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 MANIFEST = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 
-Item = TypeVar("Item")
 Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]
 Size = Annotated[int, Field(ge=0, le=2**42, description="bytes")]
 """4 TiB at most: a thousand parts of 5 GiB, the most that S3 takes."""
 Label = Annotated[str, Field(max_length=256)]
-
-
-class _Open(BaseModel):
-    """A document that may carry more fields than this version knows."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class Retry(BaseModel):
@@ -62,62 +53,6 @@ class Pointing(BaseModel):
     previous: bool = False
 
 
-class PlannedCellView(_Open):
-    """One cell, and what the farm would do for it."""
-
-    identifier: str
-    key: str
-    pool: str
-    state: Literal["hit", "miss", "joined"]
-    reason: str = ""
-    live_workers: int
-    expected_seconds: float | None = None
-    estimate: EstimateDocument | None = None
-
-
-class PlanView(_Open):
-    """What a submission would do."""
-
-    build_id: str
-    kept: Annotated[str, Field(description="what accepts the build: POST /v1/builds/{build_id}?kept=…")] = ""
-    digest: Annotated[str, Field(description="SHA-256 of the cells' identifiers, cache keys and pools")] = ""
-    name: str
-    cells: list[PlannedCellView]
-    outlook: OutlookDocument
-    warnings: list[str]
-    conversions: dict[str, dict[str, Any]] = {}
-    missing_blobs: list[str]
-
-
-class Verdict(_Open):
-    """How a build ended, and what `farm` exits with."""
-
-    exit_code: int
-    text: str
-
-
-class Build(_Open):
-    """One submission of one manifest."""
-
-    id: str
-    namespace: str
-    name: str
-    labels: dict[str, str]
-    state: Literal["open", "ended", "reported"]
-    verdict: Verdict | None = None
-    counts: dict[str, int]
-    plan: Annotated[
-        str | None, Field(description="answer to a submission: the digest of the plan that was accepted")
-    ] = None
-
-
-class CellView(_Open):
-    """One cell of a build, and why it is as it is."""
-
-    identifier: str
-    state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
-
-
 class Finish(BaseModel):
     """The size of a blob whose parts were all sent."""
 
@@ -145,12 +80,6 @@ class NewToken(BaseModel):
     max_cells: Annotated[int, Field(ge=0, le=10**9)] = 0
 
 
-class Rebuilt(BaseModel):
-    """How many reports a history was made of."""
-
-    reports: int
-
-
 class HealthView(BaseModel):
     """The farm answers, and so do its job store and object storage."""
 
@@ -158,19 +87,6 @@ class HealthView(BaseModel):
     version: str
     store: Literal["ok"]
     storage: Literal["ok"]
-
-
-class Items(BaseModel, Generic[Item]):
-    """A list of documents, or a part of one: then `next` is where the next part goes on."""
-
-    items: list[Item]
-    next: str | None = None
-
-
-class RefNames(Items[str]):
-    """The tags of refs; `refs` says where each points, if it was asked for."""
-
-    refs: list[ListedRef] | None = None
 
 
 Document = dict[str, Any]

@@ -16,13 +16,13 @@ router = APIRouter(tags=["tokens"])
 TokenName = Annotated[str, Path(pattern=schemas.TAG)]
 
 
-@router.get("/tokens", response_model=schemas.Items[TokenDocument])
+@router.get("/tokens")
 def tokens(_: Admin, farm: FarmDep) -> Listed[TokenDocument]:
     """List the tokens; their secrets are known to nobody but their owners."""
     return {"items": [token.as_dict() for token in farm.tokens.list()]}
 
 
-@router.post("/tokens", response_model=Secret, status_code=201)
+@router.post("/tokens", status_code=201)
 def create(new: schemas.NewToken, _: Admin, farm: FarmDep) -> Secret:
     """Make a token. Its secret is in this answer and nowhere else."""
     secret = farm.tokens.create(new.name, Role[new.role.upper()], new.namespace, max_cells=new.max_cells)

@@ -60,7 +60,7 @@ def _there(database: Addressed) -> TuningDatabase:
 There = Annotated[TuningDatabase, Depends(_there)]
 
 
-@router.get("/tuning", response_model=schemas.Items[TuningDatabaseView])
+@router.get("/tuning")
 def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDatabaseView]:
     """List the namespace's tuning databases, and the possible ones: one for each mode of a known pool."""
     found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
@@ -82,7 +82,7 @@ def tuning_snapshot(database: There) -> Response:
     return Response(data, media_type="text/tab-separated-values", headers={"Content-Encoding": "gzip"})
 
 
-@router.get("/tuning/{pool}/{device}/{mode}/stats", response_model=TuningStats)
+@router.get("/tuning/{pool}/{device}/{mode}/stats")
 def tuning_stats(database: There) -> TuningStats:
     """Return what the database holds, and what tuning cost and saved: in total and per day."""
     snapshot = database.read().snapshot
@@ -91,7 +91,7 @@ def tuning_stats(database: There) -> TuningStats:
     return {"database": database.name, "records": snapshot.counts(), "total": log.total().view(), "days": days}
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/import", response_model=TuningImported)
+@router.post("/tuning/{pool}/{device}/{mode}/import")
 async def tuning_import(
     database: Addressed,
     caller: Submitter,
@@ -129,13 +129,13 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     return {"records": found.snapshot.counts(), "added": added, "refused": dict(found.refused)}
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/merge", response_model=TuningMerged)
+@router.post("/tuning/{pool}/{device}/{mode}/merge")
 def tuning_merge(_: Submitter, database: There) -> TuningMerged:
     """Merge what attempts committed into the head now; the control plane also does so after a while."""
     return database.merge()
 
 
-@router.post("/tuning/{pool}/{device}/{mode}/prune", response_model=TuningPruned)
+@router.post("/tuning/{pool}/{device}/{mode}/prune")
 def tuning_prune(
     _: Submitter,
     database: There,

@@ -18,7 +18,7 @@ NodeName = Annotated[str, Path(pattern=schemas.NODE)]
 PoolName = Annotated[str, Path(pattern=schemas.POOL)]
 
 
-@router.get("/workers", response_model=schemas.Items[schemas.Document])
+@router.get("/workers", response_model=Listed[schemas.Document])
 def workers(caller: ReaderCaller, farm: FarmDep) -> Listed[WorkerView]:
     """List the live workers: node, slots, pools, running jobs, and the reason if one takes no jobs.
 
@@ -54,7 +54,7 @@ def resume(name: PoolName, _: Admin, farm: FarmDep) -> None:
     farm.builds.pause_pool(name, paused=False)
 
 
-@router.get("/pools", response_model=schemas.Items[schemas.Document])
+@router.get("/pools", response_model=Listed[schemas.Document])
 def pools(_: ReaderCaller, farm: FarmDep) -> Listed[PoolView]:
     """List the pools that the farm has ever known, with live workers, slots and waiting jobs."""
     return {"items": farm.store.workers.pools()}

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired, cast
+from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
 
 from farm.artifacts import ArtifactStore, Object, readable, sidecar_key
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
+from farm.jobs.rows import Listed
+from farm.runner.bounds import Default
 from farm.spec import FileReference, PlainSize
 
 if TYPE_CHECKING:
@@ -78,11 +80,10 @@ class ListedRef(RefView):
     damaged: NotRequired[str]
 
 
-class ListedRefs(TypedDict):
-    """The tags of refs, and where each points."""
+class ListedRefs(Listed[str]):
+    """The tags of refs; `refs` says where each points, if it was asked for."""
 
-    items: list[str]
-    refs: list[ListedRef]
+    refs: NotRequired[Annotated[list[ListedRef] | None, Default(None)]]
 
 
 class ShownRef(RefView, SnapshotDocument):

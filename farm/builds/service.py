@@ -28,7 +28,7 @@ from farm.jobs.rows import CancelledCells, ConcurrencyGroup
 from farm.logging import get_logger
 from farm.manifest import Concurrency
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
-from farm.results.report import AcceptedBuild, BuildView
+from farm.results.report import BuildView
 from farm.settings import Settings
 from farm.spec import digest_of
 from farm.store import Store
@@ -98,7 +98,7 @@ class BuildService:
         max_cells: int = 0,
         request: str = "",
         warnings: Sequence[str] = (),
-    ) -> AcceptedBuild:
+    ) -> BuildView:
         """Accept a build. It is acknowledged when object storage and the store have it; repeating is harmless.
 
         `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound). `request` is the
@@ -159,7 +159,7 @@ class BuildService:
             document["build"]["concurrency"] = _group(manifest.concurrency, document["build"]["labels"])
         return document
 
-    def submit_planned(self, namespace: str, build_id: str, kept: str, *, by: str, max_cells: int = 0) -> AcceptedBuild:
+    def submit_planned(self, namespace: str, build_id: str, kept: str, *, by: str, max_cells: int = 0) -> BuildView:
         """Accept the build of a submission that this caller had planned here; `kept` is what the plan answered.
 
         Raises NotPlanned if this server does not keep it, and as `submit`.
@@ -167,11 +167,11 @@ class BuildService:
         submission = self._planner.planned(namespace, build_id, kept, by)
         return self.submit(namespace, submission, by=by, max_cells=max_cells)
 
-    def accepted_before(self, namespace: str, build_id: str, request: str) -> AcceptedBuild | None:
+    def accepted_before(self, namespace: str, build_id: str, request: str) -> BuildView | None:
         """Return a build that was accepted before, if it was. Raises Conflict if another request made it."""
         return self._accepted(namespace, build_id) if self._admission.is_known(namespace, build_id, request) else None
 
-    def _accepted(self, namespace: str, build_id: str) -> AcceptedBuild:
+    def _accepted(self, namespace: str, build_id: str) -> BuildView:
         """Return a submitted build with the digest of its plan: the submitter may have seen another plan."""
         planned = self._reader.read_plan(namespace, build_id)
         return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}

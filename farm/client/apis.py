@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import TypedDict
-
 from farm.client.paths import build_named, database_named, named
 from farm.client.topic import Api
 from farm.errors import UsageError
@@ -214,11 +212,9 @@ class UpkeepApi(Api):
 
     def rebuild_history(self) -> int:
         """Make the server's history of cells again from all reports; return how many there are."""
-        return self._transport.post("/v1/history/rebuild", _Rebuilt, timeout=AUDIT_SILENCE)["reports"]
+        from farm.results.report import Rebuilt
 
-
-class _Rebuilt(TypedDict):
-    reports: int
+        return self._transport.post("/v1/history/rebuild", Rebuilt, timeout=AUDIT_SILENCE)["reports"]
 
 
 def _tuning(database: str) -> str:

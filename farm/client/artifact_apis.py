@@ -92,7 +92,7 @@ class RefsApi(Api):
         """Return where each ref points, since when, and which namespace has it."""
         from farm.artifacts.refs import ListedRefs
 
-        return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"]
+        return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""

@@ -146,10 +146,6 @@ class _Event(TypedDict):
     type: str
 
 
-class _Cancelled(TypedDict):
-    cancelled: int
-
-
 class FarmClient:
     """A connection to one farm, in one namespace. Use it as a context manager; it may be shared by threads.
 
@@ -370,7 +366,9 @@ class FarmClient:
 
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
-        return self.transport.post(f"{_path(build_id)}/cancel", _Cancelled)["cancelled"]
+        from farm.jobs.rows import CancelledCells
+
+        return self.transport.post(f"{_path(build_id)}/cancel", CancelledCells)["cancelled"]
 
     def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> ShownPlan:
         """Say what `retry` would do; as `plan`."""

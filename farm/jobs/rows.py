@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, NotRequired, TypeVar
+from typing import Annotated, Generic, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits
+from farm.runner.bounds import Default
 from farm.spec import DeviceDocument, FileReference
 
 Row = TypeVar("Row")
@@ -82,9 +83,10 @@ class AuditLine(TypedDict, total=False):
 
 
 class Listed(TypedDict, Generic[Row]):
-    """A list of documents, as the API answers it."""
+    """A list of documents as the API answers it, or a part of one: then `next` is where the next part goes on."""
 
     items: list[Row]
+    next: NotRequired[Annotated[str | None, Default(None)]]
 
 
 class OpenMark(TypedDict, total=False):

@@ -15,6 +15,7 @@ from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.models.data import FrozenDataDocument
 from farm.models.model import FrozenModelDocument
+from farm.runner.bounds import Default
 from farm.spec import PlainSize, model_digest
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels
 
@@ -224,11 +225,15 @@ class ShownPlan(TypedDict):
     """What a submission or a retry would do; a submission's `kept` accepts it (`BuildService.submit_planned`)."""
 
     build_id: str
-    kept: NotRequired[str]
-    digest: NotRequired[str]
+    kept: NotRequired[
+        Annotated[str, Field(description="what accepts the build: POST /v1/builds/{build_id}?kept=…"), Default("")]
+    ]
+    digest: NotRequired[
+        Annotated[str, Field(description="SHA-256 of the cells' identifiers, cache keys and pools"), Default("")]
+    ]
     name: str
     cells: Sequence[ShownCell | CellPlan]
     outlook: OutlookDocument
     warnings: list[str]
-    conversions: NotRequired[Mapping[str, ConversionRecord]]
+    conversions: NotRequired[Annotated[Mapping[str, ConversionRecord], Default({})]]
     missing_blobs: list[str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
@@ -12,6 +13,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import VerdictDocument
 from farm.matrix.planned import CellGates, PastState, ShadowNotes, SoughtBatch, Values
 from farm.results.gates import GateRow
+from farm.runner.bounds import Default
 from farm.spec import PlainSize
 
 
@@ -32,7 +34,7 @@ class JudgedCell(TypedDict):
     pool: str
     sizes: Mapping[str, PlainSize]
     sweep: SoughtBatch | None
-    state: str
+    state: Annotated[str, Field(description="queued, running, succeeded, failed or cancelled")]
     hit: bool
     kind: str | None
     message: str
@@ -69,7 +71,7 @@ class BuildView(TypedDict):
     namespace: str
     name: str
     labels: dict[str, str]
-    state: str
+    state: Annotated[str, Field(description="open, ended or reported")]
     paused: bool | None
     created_by: str | None
     created_at: float
@@ -82,12 +84,13 @@ class BuildView(TypedDict):
     counts: dict[str, int]
     warnings: list[str]
     outlook: NotRequired[OutlookDocument]
-
-
-class AcceptedBuild(BuildView):
-    """The answer to a submission: `plan` is the digest of the plan that was accepted."""
-
-    plan: str | None
+    plan: NotRequired[
+        Annotated[
+            str | None,
+            Field(description="answer to a submission: the digest of the plan that was accepted"),
+            Default(None),
+        ]
+    ]
 
 
 class SweepPoint(TypedDict):
@@ -196,6 +199,12 @@ class Differences(TypedDict):
     same: int
     cells: list[CellDifference]
     left_out: LeftOut
+
+
+class Rebuilt(TypedDict):
+    """How many reports a history was made of."""
+
+    reports: int
 
 
 class PastCell(TypedDict):

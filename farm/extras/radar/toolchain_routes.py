@@ -39,7 +39,7 @@ class ToolchainChoice(BaseModel):
     toolchain: ToolchainStart
 
 
-@router.get("/toolchains", response_model=schemas.Items[ToolchainLine])
+@router.get("/toolchains")
 def toolchains(
     caller: ReaderCaller, farm: FarmDep, ref: Annotated[str, Query(pattern=schemas.TAG)] = "prod"
 ) -> Listed[ToolchainLine]:
@@ -47,7 +47,7 @@ def toolchains(
     return {"items": farm.part(Toolchains.of).lines(caller.namespace, ref)}
 
 
-@router.post("/toolchains/shadows", response_model=schemas.Build, status_code=201)
+@router.post("/toolchains/shadows", status_code=201)
 def shadow(wish: ShadowBuild, caller: Submitter, farm: FarmDep) -> BuildView:
     """Accept a build that compiles what a ref names under another toolchain. It moves no ref.
 
@@ -64,7 +64,7 @@ def radar(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> Rada
     return farm.part(Toolchains.of).radar(caller.namespace, build_id)
 
 
-@router.post("/toolchains/promote", response_model=RefView)
+@router.post("/toolchains/promote")
 def promote(promotion: Promotion, caller: Submitter, farm: FarmDep) -> RefView:
     """Let the ref of a shadow build give readers its programs; those before stay, by their toolchain's name.
 
@@ -73,7 +73,7 @@ def promote(promotion: Promotion, caller: Submitter, farm: FarmDep) -> RefView:
     return farm.part(Toolchains.of).promote(caller.namespace, promotion.build_id, force=promotion.force).as_dict()
 
 
-@router.post("/toolchains/rollback", response_model=RefView)
+@router.post("/toolchains/rollback")
 def rollback(choice: ToolchainChoice, caller: Submitter, farm: FarmDep, generation: Generation = None) -> RefView:
     """Let a ref give readers the programs of a toolchain that it has kept. One conditional write."""
     return (

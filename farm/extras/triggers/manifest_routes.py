@@ -14,7 +14,7 @@ from farm.extras.triggers.stored_builds import StoredBuilds, build_id_of
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan
-from farm.results.report import AcceptedBuild
+from farm.results.report import BuildView
 
 router = APIRouter(tags=["manifests"])
 
@@ -25,7 +25,7 @@ NewestVersion = Annotated[
 ]
 
 
-@router.get("/manifests", response_model=schemas.Items[StoredManifest])
+@router.get("/manifests")
 def manifests(caller: ReaderCaller, farm: FarmDep) -> Listed[StoredManifest]:
     """List the stored manifests of the namespace."""
     return {"items": farm.part(StoredManifests.of).list(caller.namespace)}
@@ -44,7 +44,7 @@ def manifest(
     return farm.part(StoredManifests.of).show(caller.namespace, name, version)
 
 
-@router.put("/manifests/{name}", response_model=StoredManifest)
+@router.put("/manifests/{name}")
 def push(
     name: ManifestName,
     content: FrozenManifest,
@@ -62,14 +62,14 @@ def remove(name: ManifestName, caller: Submitter, farm: FarmDep, version: Newest
     farm.part(StoredManifests.of).remove(caller.namespace, name, version)
 
 
-@router.post("/manifests/{name}/plan", response_model=schemas.PlanView)
+@router.post("/manifests/{name}/plan")
 def plan_stored(name: ManifestName, wish: BuildWish, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Say what building a stored manifest would do. Changes nothing."""
     build_id = build_id_of(caller.namespace, name, secrets.token_hex(16))
     return farm.part(StoredBuilds.of).plan(caller.namespace, name, wish, build_id)
 
 
-@router.post("/manifests/{name}/builds", response_model=schemas.Build, status_code=201)
+@router.post("/manifests/{name}/builds", status_code=201)
 def build_stored(
     name: ManifestName,
     wish: BuildWish,
@@ -83,7 +83,7 @@ def build_stored(
             pattern=r"^[!-~][ -~]{0,254}$", description="Any text: the same one again is answered with the same build."
         ),
     ] = None,
-) -> AcceptedBuild:
+) -> BuildView:
     """Build a stored manifest. 409 if the `Idempotency-Key` was used with another body."""
     build_id = build_id_of(caller.namespace, name, idempotency_key or secrets.token_hex(16))
     build = farm.part(StoredBuilds.of).build(

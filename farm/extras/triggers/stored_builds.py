@@ -10,7 +10,7 @@ from farm.builds.service import BuildService
 from farm.extras.triggers.stored import BuildWish, as_submission
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.matrix.planned import ShownPlan, SubmissionDocument
-from farm.results.report import AcceptedBuild
+from farm.results.report import BuildView
 from farm.spec import digest_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class StoredBuilds:
         by: str,
         max_cells: int = 0,
         warnings: Sequence[str] = (),
-    ) -> AcceptedBuild:
+    ) -> BuildView:
         """Build a stored manifest. A known build id is answered with its build, whatever was pushed since.
 
         The build has the label `manifest`, `NAME@VERSION`. `max_cells` and `warnings` as in `BuildService.submit`.

@@ -46,13 +46,13 @@ class Rotation(BaseModel):
     overlap: Annotated[float, Field(ge=0, le=30 * 86_400, description="seconds")] = 86_400.0
 
 
-@router.get("/webhooks", response_model=schemas.Items[WebhookView])
+@router.get("/webhooks")
 def webhooks(caller: Admin, hooks: HooksDep) -> Listed[WebhookView]:
     """List the webhooks of the namespace, without their secrets."""
     return {"items": hooks.list(caller.namespace)}
 
 
-@router.post("/webhooks", response_model=NewWebhookView, status_code=201)
+@router.post("/webhooks", status_code=201)
 def create_webhook(new: NewWebhook, caller: Admin, hooks: HooksDep) -> NewWebhookView:
     """Make a webhook. The secret that signs its messages is in this answer and nowhere else."""
     return hooks.create(caller.namespace, new.name, new.url, new.events, by=caller.name)
@@ -64,13 +64,13 @@ def remove_webhook(name: WebhookName, caller: Admin, hooks: HooksDep) -> None:
     hooks.remove(caller.namespace, name)
 
 
-@router.post("/webhooks/{name}/rotate", response_model=NewWebhookView)
+@router.post("/webhooks/{name}/rotate")
 def rotate(name: WebhookName, wish: Rotation, caller: Admin, hooks: HooksDep) -> NewWebhookView:
     """Give a webhook a new secret, which is in this answer and nowhere else. Each request makes another one."""
     return hooks.rotate(caller.namespace, name, wish.overlap)
 
 
-@router.get("/webhooks/{name}/deliveries", response_model=schemas.Items[DeliveryView])
+@router.get("/webhooks/{name}/deliveries")
 def deliveries(
     name: WebhookName, caller: Admin, hooks: HooksDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Listed[DeliveryView]:
@@ -78,7 +78,7 @@ def deliveries(
     return {"items": hooks.deliveries(caller.namespace, name, limit)}
 
 
-@router.post("/webhooks/{name}/deliveries/{message}/replay", response_model=DeliveryView)
+@router.post("/webhooks/{name}/deliveries/{message}/replay")
 def replay(
     name: WebhookName, message: Annotated[str, Path(pattern=MESSAGE)], caller: Admin, hooks: HooksDep
 ) -> DeliveryView:
