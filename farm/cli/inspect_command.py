@@ -303,7 +303,13 @@ def describe_program(name: str, program: ProgramContent) -> list[str]:
     )
     for code in program.get("code_objects", ()):
         kernels = render.plural(code["count"], "code object")
-        rows.append(("kernels", f"{kernels} for {', '.join(code['arches'])}, {render.size(code['size'])}"))
+        waves = " and ".join(map(str, code["wave_sizes"]))
+        rows.append(
+            (
+                "kernels",
+                f"{kernels} for {', '.join(code['arches'])}{waves and f', wave{waves}'}, {render.size(code['size'])}",
+            )
+        )
     for solution in program.get("solutions", ()):
         rows.append(("library", f"{solution['operator']} solution {solution['solution']}, {solution['count']} times"))
     if program.get("trailing"):

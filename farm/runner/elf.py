@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -44,6 +45,14 @@ def gpu_arches(head: bytes) -> list[str]:
     arch = _ARCHES.get(flags & 0xFF, f"unknown-{flags & 0xFF:#x}")
     signs = [(name, {off: "-", on: "+"}.get(flags & mask)) for name, mask, off, on in _FEATURES]
     return [":".join([arch, *(f"{name}{sign}" for name, sign in signs if sign)])]
+
+
+def wave_sizes(head: bytes) -> set[int]:
+    """Return the threads of a wavefront of the kernels whose metadata are in a code object's first bytes.
+
+    The metadata are msgpack in a note before the code (LLVM, docs/AMDGPUUsage.rst, "Code Object V3 Metadata").
+    """
+    return {size[0] for size in re.findall(rb"\.wavefront_size([\x20\x40])", head)}
 
 
 def _bundled(head: bytes) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """A MIGraphX program (`.mxr`) read without MIGraphX, by the child that saved it and by `farm inspect` alike.
 
 The file is one msgpack map, or one JSON object: `version`, `migraphx_version`, `targets`, `contexts`, and `modules`
-with their nodes. Weights and kernels lie in the nodes as binary values: arrays of bin chunks in msgpack, `{"bytes":
-[numbers]}` in JSON. In msgpack they are passed over by their length, so gigabytes of them cost neither time nor memory.
+with their nodes. Weights and kernels lie in the nodes as binary values. Weights are arrays of bin chunks in msgpack,
+`{"bytes": [numbers]}` in JSON; kernels and solutions of MIOpen are arrays of numbers in both, since MIGraphX's
+`serialize.hpp` has no overload for its own binary type. Chunks are passed over by their length and arrays of numbers in
+one pass, so gigabytes of weights cost neither time nor memory, and kernels 1 MiB.
 
 The reader of msgpack is written by hand, since the `msgpack` package holds a whole chunk (up to 4 GiB) in memory before
 it lets go of it, and children have no such package. The file is not trusted: whatever it holds ends in an answer, in
@@ -14,16 +16,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
-from .elf import gpu_arches
+from .elf import gpu_arches, wave_sizes
 
 if TYPE_CHECKING:
-    from typing import NotRequired
+    from typing import NotRequired, TypeGuard
 
 MAX_NODES = 200_000
 MAX_VALUES = 20_000_000
@@ -37,6 +40,9 @@ MAX_NAME = 500
 """Characters of a name that is kept: of an operator, a module, a node."""
 MAX_RANK = 64
 MAX_DEPTH = 32
+MIN_BYTES = MAX_RANK + 1
+"""Numbers from which on an array of them, each from 0 to 255, is read as a binary value; no shape has as many."""
+BLOCK = 1 << 20
 HEAD = 4096
 """Bytes of a binary value that are kept: enough for the header of an ELF file or of an offload bundle."""
 
@@ -89,11 +95,13 @@ class ModuleContent(TypedDict):
 
 
 class CodeObjects(TypedDict):
-    """Kernels for the same architectures, and their size in bytes."""
+    """Kernels for the same architectures, and their size in bytes; the number of CUs is not in a file."""
 
     arches: list[str]
     count: int
     size: int
+    wave_sizes: list[int]
+    """Threads of a wavefront, as the kernels' metadata say: 32 or 64."""
 
 
 class LibrarySolution(TypedDict):
@@ -234,6 +242,11 @@ _NUMBERS = {
 }  # fmt: skip
 
 
+_LOW = bytes(range(0x80))
+_MARKED_LOW = re.compile(rb"\xcc[\x00-\x7f]")
+_MARKED = re.compile(rb"\xcc([\x80-\xff])")
+
+
 class _Msgpack(_ProgramReader):
     """https://github.com/msgpack/msgpack/blob/master/spec.md; extension types do not occur in programs."""
 
@@ -258,7 +271,9 @@ class _Msgpack(_ProgramReader):
             count = self.count(code, 0x80, 0xDE, "a map")
             return {self.key(): self.take(depth + 1) for _ in range(count)}
         if code <= 0x9F or code in (0xDC, 0xDD):
-            return _joined([self.take(depth + 1) for _ in range(self.count(code, 0x90, 0xDC, "a list"))])
+            count = self.count(code, 0x90, 0xDC, "a list")
+            numbers = self.numbers(count) if count >= MIN_BYTES else None
+            return numbers or _joined([self.take(depth + 1) for _ in range(count)])
         if code <= 0xBF or 0xD9 <= code <= 0xDB:
             return self.text(code)
         if code in _CONSTANTS:
@@ -293,6 +308,29 @@ class _Msgpack(_ProgramReader):
             raise MalformedProgram(f"it is cut: a value of {size} bytes goes beyond its end")
         self.file.seek(size - len(head), os.SEEK_CUR)
         return Binary(size, head)
+
+    def numbers(self, count: int) -> Binary | None:
+        """Return an array of numbers from 0 to 255 as bytes; None, at the array's start, if it has something else.
+
+        A number below 128 is one byte, any other 0xCC and itself.
+        """
+        start, left, head = self.file.tell(), count, b""
+        while left:
+            block = self.file.read(min(left, BLOCK))
+            # In a run of 0xCC the first is a mark and the second a number, and so on: each such pair becomes one byte.
+            marked = block.replace(b"\xcc\xcc", b"\0")
+            if marked.endswith(b"\xcc"):
+                last = self.file.read(1)
+                block += last
+                marked = marked[:-1] + (b"\0" if last == b"\xcc" else b"\xcc" + last)
+            marks = marked.count(b"\xcc")
+            if not block or len(marked.translate(None, _LOW)) != 2 * marks or _MARKED_LOW.search(marked):
+                self.file.seek(start)
+                return None
+            left -= len(marked) - marks
+            if len(head) < HEAD:
+                head += _MARKED.sub(rb"\1", block[: 2 * HEAD])
+        return Binary(count, head[:HEAD])
 
     def count(self, code: int, short: int, long: int, what: str) -> int:
         if code & 0xF0 == short:
@@ -367,14 +405,28 @@ class _Json(_ProgramReader):
 
 
 def _binary(fields: Fields) -> Any:
-    """Return a binary value as one; any other map as it is."""
+    """Return a binary value as one; any other map with its long arrays of numbers from 0 to 255 as binary values."""
     numbers = fields.get("bytes")
     if len(fields) > 1 or not isinstance(numbers, list):
-        return fields
+        return {name: _bytes(value) or value if _is_long(value) else value for name, value in fields.items()}
+    if not numbers:
+        return Binary(0, b"")
+    if found := _bytes(numbers):
+        return found
+    raise MalformedProgram("a binary value is not made of numbers from 0 to 255")
+
+
+def _is_long(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and len(value) >= MIN_BYTES
+
+
+def _bytes(numbers: list[Any]) -> Binary | None:
+    """Return an array of numbers from 0 to 255 as bytes; None if it has something else."""
     try:
-        return Binary(len(numbers), bytes(numbers[:HEAD]))
+        data = bytes(numbers)
     except (TypeError, ValueError):
-        raise MalformedProgram("a binary value is not made of numbers from 0 to 255") from None
+        return None
+    return Binary(len(data), data[:HEAD])
 
 
 # --- the program ------------------------------------------------------------------------------------------------
@@ -394,6 +446,7 @@ class _Program:
         self.shapes: dict[str, StoredPort] = {}
         self.code_objects: Counter[tuple[str, ...]] = Counter()
         self.code_bytes: Counter[tuple[str, ...]] = Counter()
+        self.wave_sizes: dict[tuple[str, ...], set[int]] = {}
         self.solutions: Counter[tuple[str, int]] = Counter()
         self.weights: Counter[str] = Counter()
 
@@ -451,6 +504,7 @@ class _Program:
             arches = tuple(arch[:MAX_NAME] for arch in gpu_arches(code.head)) or ("unknown",)
             self.code_objects[arches] += 1
             self.code_bytes[arches] += code.size
+            self.wave_sizes.setdefault(arches, set()).update(wave_sizes(code.head))
         shape = part.get("shape")
         if isinstance(data, Binary) and isinstance(shape, dict):
             self.weights[dtype_name(_checked(shape, "type", str, place))] += data.size
@@ -499,7 +553,12 @@ class _Program:
             "output_parameters": sorted(self.output_parameters, key=_position),
             "modules": {name: {"operators": dict(sorted(found.items()))} for name, found in self.modules.items()},
             "code_objects": [
-                {"arches": list(arches), "count": count, "size": self.code_bytes[arches]}
+                {
+                    "arches": list(arches),
+                    "count": count,
+                    "size": self.code_bytes[arches],
+                    "wave_sizes": sorted(self.wave_sizes[arches]),
+                }
                 for arches, count in sorted(self.code_objects.items())
             ],
             "solutions": [

@@ -1,8 +1,8 @@
 """GPU programs made up for tests around genuine code objects: no MIGraphX for a GPU wrote these files.
 
-Their form is what MIGraphX 2.15 and 2.16 write for `cpu` and `ref`; what is particular to GPUs (operators, solutions)
-follows MIGraphX's sources, `src/targets/gpu/include/migraphx/gpu/`: `code_object_op.hpp`, `convolution.hpp`,
-`hip_gemm.hpp`, `hip.hpp`. The code objects in `amd/` are LLVM's (`amd_code_objects.py`).
+Their form is that of `amd/cnn_gfx1100.mxr`, which MIGraphX 2.14 compiled for its `gpu` target (a small net, without a
+GPU): code objects and MIOpen's solutions are arrays of numbers there. The code objects in `amd/` are LLVM's
+(`amd_code_objects.py`).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def node(
 def program(code: bytes = GFX942, *, offload_copy: bool = False, left_over: bool = False) -> dict[str, Any]:
     """A convolution by MIOpen, a product by hipBLASLt and a kernel of MIGraphX's own."""
     weights = {"shape": shape(1, 3), "data": bytes(12)}
-    convolution = {"op": {"name": "convolution", "operator": {"group": 1}}, "solution_object": b"s" * 40, "algo": 1}
-    kernel = {"code_object": code, "symbol_name": "add_kernel", "global": 64, "local": 64, "expected_inputs": []}
+    solved = {"solution_object": list(b"s" * 400), "algo": 1, "solution_id": 85}
+    kernel = {"code_object": list(code), "symbol_name": "add_kernel", "global": 64, "local": 64, "expected_inputs": []}
     nodes = [
         node("x", "@param", {"parameter": "x"}, (1, 3)),
         node("@1", "hip::hip_copy_literal", {"literal": weights, "id": "main:@literal:0"}, (1, 3)),
-        node("@2", "gpu::convolution", {**convolution, "solution_id": 85}, (1, 3), ("x", "@1")),
+        node("@2", "gpu::convolution", {"op": {"group": 1}, **solved}, (1, 3), ("x", "@1")),
         node("@3", "gpu::hip_gemm", {"op": {"alpha": 1.0}, "solution_idx": 7}, (1, 3), ("@2", "@1")),
     ]
     out = node("main:#output_0", "@param", {"parameter": "main:#output_0"}, (1, 3))
@@ -91,7 +91,9 @@ def pack(value: Any) -> bytes:
         case None | True | False:
             return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
         case int():
-            return bytes([value]) if 0 <= value < 128 else b"\xd3" + struct.pack(">q", value)
+            if 0 <= value < 256:
+                return bytes([value]) if value < 128 else bytes([0xCC, value])
+            return b"\xd3" + struct.pack(">q", value)
         case float():
             return b"\xcb" + struct.pack(">d", value)
         case str():
@@ -101,7 +103,7 @@ def pack(value: Any) -> bytes:
             parts = [value[:half], value[half:]] if half else [value]
             return bytes([0x90 + len(parts)]) + b"".join(b"\xc6" + struct.pack(">I", len(one)) + one for one in parts)
         case list():
-            return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
+            return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(pack, value))
         case dict():
             return (
                 b"\xde"

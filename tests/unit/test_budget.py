@@ -40,7 +40,7 @@ LINES = {
     "node": 4010,
     "pages": 3680,
     "results": 1550,
-    "runner": 6830,
+    "runner": 6910,
     "serving": 650,
     "store": 1470,
     "targets": 1240,

@@ -1,10 +1,11 @@
 """Programs are read without MIGraphX: what they hold, what they cost, and what damage does.
 
-GPU programs are made up, around genuine code objects.
+One GPU program is MIGraphX's own; the others are made up in its form, around genuine code objects.
 """
 
 from __future__ import annotations
 
+import io
 import random
 import re
 import struct
@@ -14,14 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken
-from farm.runner.mxr import MalformedProgram, ProgramTooLarge, foreign_arches, read
+from farm.runner.mxr import MIN_BYTES, Binary, MalformedProgram, ProgramTooLarge, _Msgpack, foreign_arches, read
 from farm.runner.protocol import RequestFailed
 from tests.support.amd_code_objects import ARCHES
-from tests.support.gpu_programs import bundle, code_object, flagged, pack, program, sidecar_of, write_mxr
+from tests.support.gpu_programs import (
+    CODE_OBJECTS,
+    bundle,
+    code_object,
+    flagged,
+    pack,
+    program,
+    sidecar_of,
+    write_mxr,
+)
 from tests.support.places import ROOT
 
 
@@ -34,7 +46,9 @@ def test_what_a_gpu_program_holds(tmp_path: Path, suffix: str) -> None:
     port = {"dtype": "float32", "shape": [1, 3], "strides": [3, 1]}
     assert (found["inputs"], found["outputs"]) == ([{"name": "x", **port}], [port])
     assert (found["output_parameters"], found["offload_copy"], found["compiled"]) == (["main:#output_0"], False, True)
-    assert found["code_objects"] == [{"arches": ["gfx942:sramecc+:xnack-"], "count": 1, "size": 4592}]
+    assert found["code_objects"] == [
+        {"arches": ["gfx942:sramecc+:xnack-"], "count": 1, "size": 4592, "wave_sizes": [64]}
+    ]
     assert found["solutions"] == [
         {"operator": "gpu::convolution", "solution": 85, "count": 1},
         {"operator": "gpu::hip_gemm", "solution": 7, "count": 1},
@@ -246,7 +260,7 @@ def text(value: str) -> bytes:
         (b'{"version": 8, "modules": {"main": {"nodes": [', "cut"),
         (b'{"contexts": ' + b"[" * 100_000, "deep"),
         (b'{"contexts": ' + b"[" * 40 + b"]" * 40 + b"}", "deep"),
-        (b'{"contexts": [' + b"1," * 600_000 + b"1]}", "more than 500000 values"),
+        (b'{"contexts": [' + b"-1," * 600_000 + b"1]}", "more than 500000 values"),
         (b'{"contexts": "' + b"a" * 5_000_000, "cut or damaged"),
         (b'{"version": 8, "modules": []}', "in the place of a map"),
         (b'{"version": 8, "modules": {"main": {"nodes": 1}}}', "in the place of a list"),
@@ -269,7 +283,8 @@ def test_weights_and_kernels_in_json_are_counted(tmp_path: Path) -> None:
     document["modules"]["main"]["nodes"][1]["operator"]["literal"]["data"] = bytes(range(256)) * 100
     found = read(write_mxr(tmp_path / "net.json", document))
     assert found["weights"] == {"float32": 25_600}
-    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": len(code_object("gfx1100"))}]
+    size = len(code_object("gfx1100"))
+    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": size, "wave_sizes": [32]}]
 
 
 def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +296,45 @@ def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: py
     with pytest.raises(ProgramTooLarge, match="it is JSON of"):
         read(path)
     _refuse_broken(str(path), "gfx90a")
+
+
+GENUINE = CODE_OBJECTS / "cnn_gfx1100.mxr"
+
+
+def test_a_program_that_migraphx_compiled_for_a_gpu_lists_its_kernel() -> None:
+    found = read(GENUINE)
+    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": 5400, "wave_sizes": [32]}]
+    assert found["modules"]["main"]["operators"]["gpu::code_object"] == 1
+    assert [solution["operator"] for solution in found["solutions"]] == ["gpu::convolution", "gpu::hip_gemm"]
+
+
+def test_a_program_that_migraphx_compiled_for_another_card_is_refused() -> None:
+    _refuse_broken(str(GENUINE), "gfx1100")
+    with pytest.raises(RequestFailed, match="kernels for gfx1100, not for gfx1101"):
+        _refuse_broken(str(GENUINE), "gfx1101")
+
+
+def test_a_large_kernel_is_read_to_its_last_byte(tmp_path: Path) -> None:
+    """Its bytes count for nothing, wherever a block of the reader ends: the genuine program with 24 MB more."""
+    start, code, end = re.split(rb"(\xdc\x15\x18\x7fELF.*?)(?=\xabsymbol_name)", GENUINE.read_bytes(), flags=re.DOTALL)
+    more = list(range(120, 215)) * 256_000
+    behind = b"".join(map(pack, more[:95])) * 256_000
+    path = tmp_path / "net.mxr"
+    path.write_bytes(start + b"\xdd" + struct.pack(">I", 5400 + len(more)) + code[3:] + behind + end)
+    found = read(path)
+    assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": 5400 + len(more), "wave_sizes": [32]}]
+    assert found["modules"] == read(GENUINE)["modules"]
+    assert found["trailing"] == 0
+
+
+@given(st.lists(st.sampled_from([0, 1, 127, 128, 0xCC, 0xCD, 255]), min_size=MIN_BYTES, max_size=300), st.booleans())
+def test_arrays_of_numbers_are_read_as_msgpack_says(numbers: list[int], other: bool) -> None:
+    """With one number that is not a byte, or is written longer than it need be, it is a list of numbers."""
+    data = b"\xdd" + struct.pack(">I", len(numbers) + other) + b"".join(map(pack, numbers)) + b"\xcc\x05" * other
+    reader = _Msgpack(io.BytesIO(data + b"\xcc\xcc"))
+    found = reader.value()
+    assert found == ([*numbers, 5] if other else Binary(len(numbers), bytes(numbers)))
+    assert reader.trailing() == 2
 
 
 def test_what_comes_behind_a_program_is_counted(tmp_path: Path) -> None:
