@@ -12,10 +12,11 @@ from typing import TypeVar
 from farm.artifacts.refs import Refs, SnapshotCell, newest
 from farm.builds.build_index import BuildIndex, Reach, StandIn
 from farm.builds.known import KnownArtifacts
-from farm.builds.plan import is_measured
+from farm.builds.plan import FIRST, is_measured
 from farm.errors import FarmFault
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
+from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import UNKNOWN, Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, runs_alike, turns_with, values_of
@@ -67,7 +68,9 @@ class Baselines:
         # What is not read yet may be nearer in time.
         by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if stand_ins and reach.is_whole else {}
         for cell in cells:
-            cell["before"] = before.get(cell["identifier"])
+            cell["before"] = past = before.get(cell["identifier"])
+            if past and past["state"] == State.FAILED and cell["reason"] == FIRST:
+                cell["reason"] = f"failed last time: {past['kind']}"
         for cell in limited:
             entry = entries[cell["identifier"]]
             found = facts.get(entry["key"]) if entry else None

@@ -20,6 +20,9 @@ from farm.spec import FileReference, SpecDocument, changes
 EXPLAINED = 50
 """Number of misses in one plan for which the last artifact's spec is read, to say what changed."""
 
+FIRST = "first compile"
+"""Why a cell is compiled that no ref names yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
@@ -103,7 +106,7 @@ def make_plan(
         facts = known.get(cell.job)
         before = last.get(cell.identifier)
         state = "hit" if facts else "joined" if cell.job in unfinished else "miss"
-        reason = "first compile" if state == "miss" else ""
+        reason = FIRST if state == "miss" else ""
         if state == "miss" and before:
             explained += 1
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None

@@ -54,6 +54,7 @@ def plan_retry(
             )
         joined = order is not None and job_key(order, cell["key"]) in running
         state, reason = ("hit", "") if facts else ("joined", "") if joined else ("miss", "tried again")
+        expected = cell["expected"]
         again.append(
             {
                 **cell,
@@ -61,6 +62,8 @@ def plan_retry(
                 "state": state,
                 "reason": reason,
                 "live_workers": live_workers.get(cell["pool"], 0),
+                # What somebody acknowledged then may have been taken back.
+                "expected": None if expected and expected.get("by") else expected,
                 "sweep": cell["sweep"] if whole else None,
             }
         )

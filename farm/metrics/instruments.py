@@ -62,7 +62,10 @@ KEY_FIELDS = frozenset(
 )  # fmt: skip
 """Parts of a cache key, as reasons of misses."""
 
-REASONS = {"first compile": "first", "tried again": "retry", "tuning": "background", "compiled again": "gone"}
+REASONS = {
+    "first compile": "first", "failed last time": "failed", "tried again": "retry", "tuning": "background",
+    "compiled again": "gone",
+}  # fmt: skip
 """Other reasons of misses, by how a plan's sentence begins."""
 
 

@@ -74,6 +74,29 @@ def test_a_later_build_expects_what_was_acknowledged(
         assert asking.delete("/v1/acknowledged", params={"cell": FP32}).status_code == status
 
 
+def test_a_retry_expects_nothing_that_was_taken_back(
+    farm: Farm, client: FarmClient, asking: httpx.Client, tmp_path: Path
+) -> None:
+    frozen = freeze_manifest(tmp_path, MANIFEST.replace("[fp32, fp16]", "[fp32]"))
+    asking.put("/v1/acknowledged", params={"cell": FP32}, json=KNOWN)
+    assert built(farm, client, frozen, FailureKind.COMPILER_ERROR)[0] == 0
+    asking.delete("/v1/acknowledged", params={"cell": FP32})
+    new_id = f"b-{secrets.token_hex(8)}"
+    client.retry(client.find_build("@latest"), failed=False, new_id=new_id)
+    work(farm, lambda *_: failing(FailureKind.COMPILER_ERROR))
+    farm.build_finisher.finish(new_id)
+    verdict = client.build(new_id)["verdict"]
+    assert verdict and verdict["exit_code"] == 1
+
+
+def test_a_failed_cell_is_not_called_a_first_compile(
+    farm: Farm, client: FarmClient, frozen: Frozen, tmp_path: Path
+) -> None:
+    assert {cell["reason"] for cell in client.plan(frozen)["cells"]} == {"first compile"}
+    built(farm, client, frozen, FailureKind.COMPILER_ERROR)
+    assert {cell["reason"] for cell in client.plan(frozen)["cells"]} == {"failed last time: compiler_error"}
+
+
 def test_the_manifest_wins(farm: Farm, client: FarmClient, asking: httpx.Client, tmp_path: Path) -> None:
     entry = "expected:\n  - {model: net, precision: fp32, kind: accuracy, reason: reviewed}\n"
     asking.put("/v1/acknowledged", params={"cell": FP32}, json=KNOWN)

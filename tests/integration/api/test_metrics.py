@@ -182,6 +182,7 @@ def test_a_label_keeps_its_first_values() -> None:
         ("toolchain: a -> b; options.level: x -> y", "toolchain"),
         ("options.level: standard -> tuned", "options"),
         ("first compile", "first"),
+        ("failed last time: hang", "failed"),
         ("tuning exhaustive, in the background", "background"),
         ("compiled again: the artifact is gone", "gone"),
         ("the cache key changed", "other"),
