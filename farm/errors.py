@@ -52,7 +52,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.OK: "all cells succeeded",
     ExitCode.CELL_FAILED: "some cell failed",
     ExitCode.USAGE: "wrong usage, or an error in the manifest; nothing was changed",
-    ExitCode.GATE_FAILED: "only gates failed: accuracy, unverifiable, fallback, regression or budget",
+    ExitCode.GATE_FAILED: "only gates failed: accuracy, unverifiable, fallback, regression, budget or undecided",
     ExitCode.NOTHING_MATCHED: "nothing matched",
     ExitCode.NOT_ALLOWED: "this token may not do that",
     ExitCode.FARM_FAULT: "some cell ended by the farm's fault; trying again helps",

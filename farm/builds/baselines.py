@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
+from farm.artifacts import readable
 from farm.artifacts.refs import Refs, SnapshotCell, newest
 from farm.builds.build_index import BuildIndex, Reach, StandIn
 from farm.builds.known import KnownArtifacts
+from farm.builds.latest import LATEST
 from farm.builds.plan import FIRST, is_measured
-from farm.errors import FarmFault
+from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError, suggestion
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import State
@@ -43,19 +45,29 @@ class Baselines:
         chosen: ChosenGates | None,
         *,
         instead: Mapping[str, SnapshotCell] | None = None,
+        unattended: bool = False,
     ) -> list[str]:
-        """Write into planned cells what they are compared with; return warnings about tags that name nothing.
+        """Write into planned cells what they are compared with; return warnings about tags that do not exist yet.
 
-        `instead` has the cells to compare with, by identifier, in place of those that their tags name.
+        `instead` has the cells to compare with, by identifier, in place of those that their tags name. Nobody waits
+        for an `unattended` build: if it has no baseline, its cells say that they cannot be judged.
         Where a gate on speed asks for it, the work order names the baseline's program, for turns with the new one or
         with the one that is there already (`farm.builds.plan.is_measured`). Hits keep no work order that they need not.
+
+        Raises UsageError for a tag that does not exist, unless it is `latest` or a first run, ArtifactGone for one that
+        cannot be read.
         """
         for cell in cells:
             if chosen:
                 cell["gates"] = _laid_over(cell["gates"], chosen)
         limited = [cell for cell in cells if cell["gates"].get("limits")]
-        tags = sorted({cell["gates"]["baseline"] for cell in limited})
-        named = {tag: instead or self._named(namespace, tag) for tag in tags}
+        asked = {chosen["baseline"]} - {""} if chosen else set()
+        tags = sorted(asked | {cell["gates"]["baseline"] for cell in limited})
+        named: Mapping[str, Mapping[str, SnapshotCell]] = dict.fromkeys(tags, instead) if instead else {}
+        absent, warnings = dict[str, str](), list[str]()
+        if not instead:
+            first = bool(chosen and chosen.get("first"))
+            named, absent, warnings = self._named(namespace, tags, first=first, unattended=unattended)
         entries = {cell["identifier"]: named[cell["gates"]["baseline"]].get(cell["identifier"]) for cell in limited}
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
         reach = self._reach(namespace, {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)})
@@ -68,15 +80,15 @@ class Baselines:
         # What is not read yet may be nearer in time.
         by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if stand_ins and reach.is_whole else {}
         for cell in cells:
-            cell["before"] = past = before.get(cell["identifier"])
-            if past and past["state"] == State.FAILED and cell["reason"] == FIRST:
-                cell["reason"] = f"failed last time: {past['kind']}"
+            _say_before(cell, before.get(cell["identifier"]))
         for cell in limited:
             entry = entries[cell["identifier"]]
             found = facts.get(entry["key"]) if entry else None
-            cell["baseline"] = baseline = _baseline(
-                cell["gates"]["baseline"], found, by_node.get(cell["identifier"], {})
-            )
+            tag = cell["gates"]["baseline"]
+            key = entry["key"] if entry else ""
+            cell["baseline"] = baseline = _baseline(tag, key, found, by_node.get(cell["identifier"], {}))
+            if tag in absent:
+                baseline["absent"] = absent[tag]
             if found and not reach.is_whole:
                 baseline["unread"] = str(reach)
         past = self._past_turns(namespace, limited)
@@ -85,16 +97,42 @@ class Baselines:
         for cell in cells:
             if cell["facts"] and cell["order"] and not (is_measured(cell) or cell["order"].get("background")):
                 cell["order"] = None
-        warnings = [
-            f"the tag {tag} names no cell yet: nothing can be compared with it" for tag in tags if not named[tag]
-        ]
         if unknown := sum(past["state"] == UNKNOWN for past in before.values()):
             warnings.append(f"{reach}: it is not known how {unknown} of the cells ended before")
         return warnings
 
-    def _named(self, namespace: str, tag: str) -> dict[str, SnapshotCell]:
-        """Return the cells that a tag names, by identifier: of several toolchains the one that readers get."""
-        return newest(self._refs.read_through(namespace, tag)["cells"].values())
+    def _named(
+        self, namespace: str, tags: Sequence[str], *, first: bool, unattended: bool
+    ) -> tuple[Mapping[str, Mapping[str, SnapshotCell]], dict[str, str], list[str]]:
+        """Return the cells that tags name, why some tags cannot judge, and warnings. Raises as `attach`."""
+        named, absent, warnings = dict[str, Mapping[str, SnapshotCell]](), dict[str, str](), list[str]()
+        for tag in tags:
+            named[tag] = {}
+            try:
+                named[tag] = self._read(namespace, tag)
+            except (NotFound, ArtifactGone) as error:
+                if isinstance(error, NotFound) and (first or tag == LATEST):
+                    warnings.append(f"{error.message}: this is a first run, nothing is compared with it")
+                elif unattended:
+                    absent[tag] = error.message
+                    warnings.append(f"cannot judge: {error.message}")
+                elif isinstance(error, ArtifactGone):
+                    raise
+                else:
+                    hint = "; ".join(filter(None, (error.hint, "`--first` if this is the first run")))
+                    raise UsageError(f"the gates have no baseline: {error.message}", hint=hint) from None
+        return named, absent, warnings
+
+    def _read(self, namespace: str, tag: str) -> Mapping[str, SnapshotCell]:
+        """Return the cells that a tag names, by identifier: of several toolchains the one that readers get.
+
+        Raises NotFound if neither the namespace nor `main` has the tag, ArtifactGone.
+        """
+        for each in reversed(readable(namespace)):
+            if ref := self._refs.find(each, tag):
+                return newest(self._refs.snapshot(ref.snapshot)["cells"].values())
+        known = {other for each in readable(namespace) for other in self._refs.list(each)}
+        raise NotFound(f"the tag {tag} does not exist in namespace {namespace}", hint=suggestion(tag, known))
 
     def _reach(self, namespace: str, manifests: Collection[str]) -> Reach:
         try:
@@ -124,6 +162,12 @@ class Baselines:
         return _known(lambda: self._index.turns(namespace, pairs)) if pairs else {}
 
 
+def _say_before(cell: CellPlan, before: PastState | None) -> None:
+    cell["before"] = before
+    if before and before["state"] == State.FAILED and cell["reason"] == FIRST:
+        cell["reason"] = f"failed last time: {before['kind']}"
+
+
 def _known(question: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
     """Return what the index answers; nothing if it cannot be used."""
     try:
@@ -151,9 +195,9 @@ def _without_off(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _baseline(tag: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
+def _baseline(tag: str, key: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
     if facts is None:
-        return {"ref": tag, "key": "", "toolchain": "", "values": {}, "by_node": {}}
+        return {"ref": tag, "key": key, "toolchain": "", "values": {}, "by_node": {}}
     return {
         "ref": tag,
         "key": facts["key"],
@@ -177,7 +221,7 @@ def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts |
     """Let a miss take turns with its baseline, and a hit that has not yet, if a gate on speed asks for that."""
     limits = [limit for name, limit in cell["gates"]["limits"].items() if MEASURES[name].how == "in turns"]
     facts, order = cell["facts"], cell["order"]
-    if not (limits and order and baseline and baseline["key"]) or baseline["key"] in (
+    if not (limits and order and baseline and baseline["values"]) or baseline["key"] in (
         cell["key"],
         facts and facts["key"],
     ):

@@ -98,11 +98,13 @@ class BuildService:
         max_cells: int = 0,
         request: str = "",
         warnings: Sequence[str] = (),
+        unattended: bool = False,
     ) -> BuildView:
         """Accept a build. It is acknowledged when object storage and the store have it; repeating is harmless.
 
         `max_cells` is how many unfinished cells the builds of this caller may have (0: no bound). `request` is the
         digest of what asked for the build, by default of the submission. The build has the `warnings`, too.
+        `unattended` as in `Baselines.attach`.
 
         Raises ManifestError for what is wrong in the manifest, InputsMissing for what was not uploaded, QuotaExceeded,
         Conflict if the build's id was used for another request.
@@ -114,14 +116,21 @@ class BuildService:
             if known := self._store.builds.get(build_id):
                 self._admission.replace_older(known)
             return self._accepted(namespace, build_id)
-        document = self._plan_document(namespace, submission, by, request, warnings)
+        document = self._plan_document(namespace, submission, by, request, warnings, unattended=unattended)
         self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
         self._admission.accept(document, text)
         log.info("build submitted", build=build_id, cells=len(document["cells"]), by=by)
         return self._accepted(namespace, build_id)
 
     def _plan_document(
-        self, namespace: str, submission: SubmissionDocument, by: str, request: str, warnings: Sequence[str]
+        self,
+        namespace: str,
+        submission: SubmissionDocument,
+        by: str,
+        request: str,
+        warnings: Sequence[str],
+        *,
+        unattended: bool,
     ) -> PlanDocument:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
         plan, manifest = self._planner.plan(namespace, submission, by)
@@ -135,7 +144,8 @@ class BuildService:
             )
         cells = [_planned_document(planned, planned.as_dict()) for planned in plan.cells]
         self._acknowledged.attach(namespace, cells)
-        found = self._baselines.attach(namespace, manifest.name, cells, submission.get("gates"))
+        chosen = submission.get("gates")
+        found = self._baselines.attach(namespace, manifest.name, cells, chosen, unattended=unattended)
         document: PlanDocument = {
             "schema": 1,
             "build": {

@@ -62,7 +62,13 @@ MostOf = Annotated[
     typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable."),
 ]
 BaselineTag = Annotated[
-    str, typer.Option("--baseline", metavar="TAG", help="The tag that gates compare with; default: the manifest's.")
+    str,
+    typer.Option(
+        "--baseline", metavar="TAG", help="The tag that gates compare with; default: the manifest's, else latest."
+    ),
+]
+FirstRun = Annotated[
+    bool, typer.Option("--first", help="A first run: the tag that gates compare with need not exist yet.")
 ]
 
 
@@ -75,6 +81,7 @@ def run(
     gate: Limits = None,
     budget: MostOf = None,
     baseline: BaselineTag = "",
+    first: FirstRun = False,
     folder: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the programs of cells that passed.")
     ] = None,
@@ -91,7 +98,7 @@ def run(
     reports = wanted_reports(junit, summary, manifest)
     if folder and not (there := next(path for path in (folder, *folder.absolute().parents) if path.exists())).is_dir():
         raise UsageError(f"cannot write into {folder}: {there} is a file", hint="choose another folder")
-    frozen = _freeze(manifest, label, gate, budget, baseline)
+    frozen = _freeze(manifest, label, gate, budget, baseline, first=first)
     with (
         output.if_interrupted("the farm is down again, nothing runs"),
         _own_farm() as settings,
@@ -142,6 +149,7 @@ def submit(
     gate: Limits = None,
     budget: MostOf = None,
     baseline: BaselineTag = "",
+    first: FirstRun = False,
     junit: Junit = None,
     summary: Summary = None,
     as_json: output.Json = False,
@@ -151,7 +159,7 @@ def submit(
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
     wanted = wanted_reports(junit, summary, manifest)
-    frozen = _freeze(manifest, label, gate, budget, baseline, untrusted=untrusted)
+    frozen = _freeze(manifest, label, gate, budget, baseline, first=first, untrusted=untrusted)
     with connect() as client:
         if dry_run:
             show_plan(client.plan(frozen), as_json=as_json)
@@ -199,6 +207,7 @@ def plan(
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no farm: list the cells, without what is a hit. Runs no code.")
     ] = False,
+    first: FirstRun = False,
     as_json: output.Json = False,
 ) -> None:
     """Show what submitting a manifest would do.
@@ -212,7 +221,7 @@ def plan(
         document = {"name": name, "cells": [{"identifier": cell} for cell in cells]}
         output.result(document, render.offline_plan(name, cells), as_json=as_json)
         return
-    frozen = _freeze(manifest)
+    frozen = _freeze(manifest, first=first)
     with connect_or_start() as client:
         show_plan(client.plan(frozen), as_json=as_json)
 
@@ -513,13 +522,14 @@ def _freeze(
     budgets: Sequence[str] | None = None,
     baseline: str = "",
     *,
+    first: bool = False,
     untrusted: bool = False,
 ) -> Frozen:
     from farm.client.client import freeze
     from farm.manifest.choice import read_gates
     from farm.settings import load_settings
 
-    gates = read_gates(limits or (), budgets or (), baseline)
+    gates = read_gates(limits or (), budgets or (), baseline, first=first)
     known = {**report_files.labels(), **read_labels(labels)}
     with output.if_interrupted("nothing was submitted"):
         return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)

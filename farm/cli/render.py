@@ -580,6 +580,7 @@ def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
         ("better", found["improvements"]),
         ("fixed", found["fixed"]),
         ("not judged", found["undecided"]),
+        ("new", found.get("new", [])),
     ):
         rows += [f"{word}: {remark['identifier']}: {one_line(remark['text'])}" for remark in said[:FAILURES]]
         if len(said) > FAILURES:

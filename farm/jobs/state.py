@@ -111,6 +111,7 @@ class FailureKind(StrEnum):
     FALLBACK = "fallback"
     REGRESSION = "regression"
     BUDGET = "budget"
+    UNDECIDED = "undecided"
 
     @property
     def policy(self) -> Policy:
@@ -124,7 +125,14 @@ class FailureKind(StrEnum):
 
 
 GATES = frozenset(
-    {FailureKind.ACCURACY, FailureKind.UNVERIFIABLE, FailureKind.FALLBACK, FailureKind.REGRESSION, FailureKind.BUDGET}
+    {
+        FailureKind.ACCURACY,
+        FailureKind.UNVERIFIABLE,
+        FailureKind.FALLBACK,
+        FailureKind.REGRESSION,
+        FailureKind.BUDGET,
+        FailureKind.UNDECIDED,
+    }
 )
 
 POLICIES: Mapping[FailureKind, Policy] = {
@@ -247,9 +255,15 @@ POLICIES: Mapping[FailureKind, Policy] = {
         "replace these operators in the model, or write `verify: {fallback: warn}`",
     ),
     FailureKind.REGRESSION: Policy(
-        Fault.USER, 1, "the program is slower than its baseline", "measure both again on an idle node"
+        Fault.USER, 1, "the program is worse than its baseline", "see what changed; measure both again on an idle node"
     ),
     FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "check the budget in the manifest"),
+    FailureKind.UNDECIDED: Policy(
+        Fault.USER,
+        1,
+        "a gate cannot judge the program",
+        "build again when its baseline is there; measure on an idle node",
+    ),
 }
 
 

@@ -11,12 +11,18 @@ from farm.manifest.entries import Budgets, Gates
 from farm.wire.asked import ChosenGates
 
 
-def read_gates(limits: Iterable[str], budgets: Iterable[str], baseline: str = "") -> ChosenGates | None:
+def read_gates(
+    limits: Iterable[str], budgets: Iterable[str], baseline: str = "", *, first: bool = False
+) -> ChosenGates | None:
     """Return the gates that texts of the form NAME=VALUE ask for, `off` as None; None if there are none.
+
+    `first`: the baseline need not exist yet.
 
     Raises UsageError for a name that no gate has, and for an invalid value.
     """
     chosen: ChosenGates = {"baseline": baseline, "limits": {}, "budgets": {}}
+    if first:
+        chosen["first"] = True
     for text in limits:
         chosen["limits"] |= _read(Gates, text, "--gate", "latency=5%")
     for text in budgets:

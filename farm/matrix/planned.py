@@ -86,6 +86,7 @@ class Baseline(TypedDict):
     turns: NotRequired[TurnsFacts]
     unmeasured: NotRequired[str]
     unread: NotRequired[str]
+    absent: NotRequired[str]
 
 
 class AskedGates(TypedDict, total=False):

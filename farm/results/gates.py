@@ -29,7 +29,10 @@ SHORT = 0.25
 """Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
 
 How = Literal["in turns", "exact", "once"]
-Outcome = Literal["worse", "better", "within", "unclear", "not compared"]
+Outcome = Literal["worse", "better", "within", "unclear", "not compared", "new"]
+"""`new`: the baseline's tag has no such cell, so there is nothing to judge."""
+
+DECIDED: frozenset[Outcome] = frozenset({"worse", "better", "within"})
 
 ALONE = 0.1
 """By how much a number that is measured once may be wrong if nothing else ran on the node, as a share of it."""
@@ -119,31 +122,48 @@ def judge_gates(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> Judged
         for name, limit in gates.get("limits", {}).items()
     ]
     rows += [_budgeted(name, budget, values, facts, hit=hit) for name, budget in gates.get("budgets", {}).items()]
-    worse = [row for row in rows if row["outcome"] == "worse"]
-    if not worse and gates.get("undecided") == "fail":
-        worse = [row for row in rows if row["outcome"] in ("unclear", "not compared")]
-    if not worse:
-        return Judged(rows)
-    kind = FailureKind.REGRESSION if worse[0]["against"] else FailureKind.BUDGET
-    return Judged(rows, kind, "; ".join(map(sentence, worse)))
+    if worse := [row for row in rows if row["outcome"] == "worse"]:
+        kind = FailureKind.REGRESSION if worse[0]["against"] else FailureKind.BUDGET
+        return Judged(rows, kind, "; ".join(map(sentence, worse)))
+    absent = bool(baseline and baseline.get("absent"))
+    open_ones = [
+        row for row in rows if _is_open(row) and (gates.get("undecided") == "fail" or (absent and row["against"]))
+    ]
+    if open_ones:
+        return Judged(rows, FailureKind.UNDECIDED, "cannot judge: " + "; ".join(map(sentence, open_ones)))
+    return Judged(rows)
+
+
+def rule(row: GateRow) -> str:
+    """Return the rule that a row is judged by, as a command line has it: `gate latency=5%`, `budget size=50MB`."""
+    name, limit = row["measure"], row["limit"]
+    if row["against"]:
+        text = _percent(limit).replace(" ", "")
+    elif name == "throughput":
+        text = f"{limit:g}"
+    elif name in ("size", "memory"):
+        text = size(limit).replace(" ", "")
+    else:
+        text = f"{limit:g}s" if limit >= 1 else f"{limit * 1e3:g}ms"
+    return f"{'gate' if row['against'] else 'budget'} {name.replace('_', '-')}={text}"
 
 
 def sentence(row: GateRow) -> str:
-    """Return what a row says, for people: `latency is 12 % above prod's (9 % to 15 %), the limit is 5 %`."""
+    """Return what a row says, for people: `gate latency=5%: latency is 12 % above prod's (9 % to 15 %)`."""
     name = MEASURES[row["measure"]].name
+    if row["outcome"] == "new":
+        return f"{rule(row)}: {row['against']} has no such cell yet"
     if row["outcome"] == "not compared":
-        return f"{name} is not compared{f' with {against}' if (against := row['against']) else ''}: {row['why']}"
+        what = f"{name} is not compared with {row['against']}" if row["against"] else f"{name} is not judged"
+        return f"{rule(row)}: {what}: {row['why']}"
     if not row["against"]:
-        least = MEASURES[row["measure"]].more_is_better
-        text = f"{name} is {amount(row['measure'], row['value'])}, the budget is "
-        text += f"{'at least ' if least else ''}{amount(row['measure'], row['limit'])}"
-        return text + (f" ({row['why']})" if row["why"] else "")
+        return f"{rule(row)}: {name} is {amount(row['measure'], row['value'])}" + (
+            f" ({row['why']})" if row["why"] else ""
+        )
     assert row["change"] is not None
-    text = f"{name} is {_moved(row['change'])} {row['against']}'s"
+    text = f"{rule(row)}: {name} is {_moved(row['change'])} {row['against']}'s"
     if row["interval"] and row["interval"][0] != row["interval"][1]:
         text += f" ({_percent(row['interval'][0])} to {_percent(row['interval'][1])})"
-    if row["outcome"] in ("worse", "unclear"):
-        text += f", the limit is {_percent(row['limit'])}"
     return text + (f"; {row['why']}" if row["why"] else "")
 
 
@@ -161,10 +181,19 @@ def improvements(rows: Sequence[GateRow]) -> list[str]:
 
 def undecided(rows: Sequence[GateRow]) -> list[str]:
     """Return a sentence for each number that could not be judged, so that nobody believes it was."""
-    return [sentence(row) for row in rows if row["outcome"] in ("unclear", "not compared")]
+    return [sentence(row) for row in rows if _is_open(row)]
+
+
+def new(rows: Sequence[GateRow]) -> list[str]:
+    """Return a sentence for each number that has nothing to be compared with yet."""
+    return [sentence(row) for row in rows if row["outcome"] == "new"]
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
+
+
+def _is_open(row: GateRow) -> bool:
+    return row["outcome"] in ("unclear", "not compared")
 
 
 def _limited(
@@ -179,8 +208,10 @@ def _limited(
 ) -> GateRow:
     measure = MEASURES[name]
     row = _row(name, ref, _value(values, name), limit)
-    if baseline is None or not baseline["key"]:
-        return {**row, "why": f"{ref} has no such cell yet"}
+    if baseline is None or not baseline["values"]:
+        is_new = baseline is None or not (baseline["key"] or baseline.get("absent"))
+        why = baseline.get("absent", "its program is gone") if baseline else ""
+        return {**row, "outcome": "new"} if is_new else {**row, "why": why}
     row["base"] = _value(baseline["values"], name)
     if baseline["key"] == facts["key"] or (name not in _OF_THE_COMPILE and runs_alike(facts, baseline)):
         return {**row, "change": 0.0, "outcome": "within", "why": "it is the same program"}

@@ -131,7 +131,8 @@ class Changes(TypedDict):
     """A build's cells by what changed since the manifest's build before. A cell may be in several lists.
 
     `new_failures` passed before, or are new; `still_failing` failed before too. Cells that fail as expected are in
-    neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely.
+    neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely; of `new`
+    ones the baseline's tag has no cell.
     `recompiled` says about each cell why it was not a hit.
     """
 
@@ -140,6 +141,7 @@ class Changes(TypedDict):
     regressions: list[Remark]
     improvements: list[Remark]
     fixed: list[Remark]
+    new: NotRequired[list[Remark]]
     undecided: list[Remark]
     hits: list[str]
     recompiled: list[Remark]

@@ -18,7 +18,7 @@ from farm.jobs.state import FailureKind, Fault, State
 from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
 from farm.results import accuracy
 from farm.results.changes import Effect, change
-from farm.results.gates import improvements, judge_gates, undecided
+from farm.results.gates import improvements, judge_gates, new, undecided
 from farm.results.lines import CellEnd, look_of
 from farm.results.report import Changes, JudgedCell, Remark
 from farm.targets.compilers import default_equal_share
@@ -139,16 +139,19 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
     unverified = sum(cell["state"] == State.SUCCEEDED and is_unverified(cell) for cell in cells)
     if unverified:
         parts[0] += f" ({unverified} not or only partly verified)"
+    unjudged = sum(cell["kind"] == FailureKind.UNDECIDED for cell in by_gate)
     rows = [cell.get("compared") or [] for cell in cells if cell["state"] == State.SUCCEEDED]
     for number, words in (
         (sum(cell["as_expected"] for cell in cells), "failed as expected"),
         (len(wrong) - len(by_farm) - len(by_gate), "failed"),
-        (len(by_gate), "failed a gate"),
+        (len(by_gate) - unjudged, "failed a gate"),
+        (unjudged, "that a gate cannot judge"),
         (len(by_farm), "ended by the farm's fault"),
         (len(surprises), "succeeded against the manifest's expectation"),
         (len(cancelled), "cancelled"),
         (sum(bool(improvements(found)) for found in rows), "better than the baseline"),
-        (sum(bool(undecided(found)) for found in rows), "not (surely) compared with the baseline"),
+        (sum(bool(undecided(found)) for found in rows), "not judged by a gate"),
+        (sum(bool(new(found)) for found in rows), "new to the baseline"),
     ):
         if number:
             parts.append(f"{number} {words}")
@@ -205,6 +208,7 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
             for cell in succeeded
             if (past := cell.get("before")) and effects[cell["identifier"]] == "fixed"
         ],
+        "new": [_remark(cell, "; ".join(said)) for cell in succeeded if (said := new(cell.get("compared") or []))],
         "undecided": [_remark(cell, "; ".join(said)) for cell in cells if (said := list(_undecided(cell)))],
         "hits": [cell["identifier"] for cell in cells if cell["hit"]],
         "recompiled": [_remark(cell, cell["reason"]) for cell in cells if cell.get("reason") and not cell["hit"]],

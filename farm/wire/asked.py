@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
@@ -33,9 +33,10 @@ class ChosenGates(TypedDict):
     """Gates and budgets for all cells of a submission, laid over those of its manifest.
 
     `limits`: by which share a number may be worse than the baseline's. `budgets`: in seconds, bytes, samples a second.
-    Null switches one off.
+    Null switches one off. `first`: the baseline's tag need not exist yet.
     """
 
     baseline: Annotated[str, Field(pattern=rf"^$|{TAG}", description="a tag; empty: the manifest's", default="")]
     limits: Annotated[dict[GateName, Annotated[float, Field(ge=0, le=1e6)] | None], Field(default={})]
     budgets: Annotated[dict[GateName, Annotated[float, Field(gt=0, le=1e18)] | None], Field(default={})]
+    first: Annotated[NotRequired[bool], Field(description="a first run: the tag need not exist yet")]

@@ -38,6 +38,7 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
         ("New failures", found["new_failures"]),
         ("Still failing", found["still_failing"]),
         ("Not judged by gates", found["undecided"]),
+        ("New to the baseline", found.get("new", [])),
         ("Fixed", found["fixed"]),
         ("Better", found["improvements"]),
     ):

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from farm.extras.radar.radar import RadarCell
 from farm.jobs.state import FailureKind, Fault
+from farm.results.gates import DECIDED
 
 
 class TryVerdict(StrEnum):
@@ -89,7 +90,7 @@ def verdict_on(cell: RadarCell) -> TryVerdict:
     What ended by the farm's fault, and numbers that could not be compared surely, say nothing.
     """
     if cell["passes"]:
-        decided = all(row["outcome"] not in ("unclear", "not compared") for row in cell["compared"])
+        decided = all(row["outcome"] in DECIDED for row in cell["compared"])
         return TryVerdict.GOOD if decided else TryVerdict.SKIPPED
     if not cell["kind"] or FailureKind(cell["kind"]).policy.fault is Fault.FARM:
         return TryVerdict.SKIPPED

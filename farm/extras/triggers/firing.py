@@ -116,6 +116,7 @@ class TriggerRounds:
                 by=by,
                 max_cells=max_cells,
                 warnings=[pending["warning"]] if pending["warning"] else [],
+                unattended=True,
             )
             build = made["id"]
             log.info("trigger fired", **where, build=build, why=pending["why"])

@@ -39,10 +39,12 @@ class StoredBuilds:
         by: str,
         max_cells: int = 0,
         warnings: Sequence[str] = (),
+        unattended: bool = False,
     ) -> BuildView:
         """Build a stored manifest. A known build id is answered with its build, whatever was pushed since.
 
-        The build has the label `manifest`, `NAME@VERSION`. `max_cells` and `warnings` as in `BuildService.submit`.
+        The build has the label `manifest`, `NAME@VERSION`. `max_cells`, `warnings` and `unattended` as in
+        `BuildService.submit`.
 
         Raises NotFound, and as `BuildService.submit`.
         """
@@ -51,7 +53,13 @@ class StoredBuilds:
             return before
         submission = self._submission(namespace, name, wish, build_id)
         return self._builds.submit(
-            namespace, submission, by=by, max_cells=max_cells, request=request, warnings=warnings
+            namespace,
+            submission,
+            by=by,
+            max_cells=max_cells,
+            request=request,
+            warnings=warnings,
+            unattended=unattended,
         )
 
     def plan(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> ShownPlan:

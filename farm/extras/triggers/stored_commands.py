@@ -13,6 +13,7 @@ from farm.cli.build_commands import (
     BaselineTag,
     Detach,
     DryRun,
+    FirstRun,
     Junit,
     Labels,
     Limits,
@@ -134,6 +135,7 @@ def build(
     gate: Limits = None,
     budget: MostOf = None,
     baseline: BaselineTag = "",
+    first: FirstRun = False,
     junit: Junit = None,
     summary: Summary = None,
     dry_run: DryRun = False,
@@ -144,7 +146,7 @@ def build(
 
     wanted = wanted_reports(junit, summary)
     labels = {**ci_labels(), **read_labels(label)}
-    gates = read_gates(gate or (), budget or (), baseline)
+    gates = read_gates(gate or (), budget or (), baseline, first=first)
     with connect() as client:
         if dry_run:
             show_plan(ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates), as_json=as_json)

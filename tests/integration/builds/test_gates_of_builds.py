@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
+from farm.artifacts import sidecar_key
 from farm.artifacts.refs import Refs
 from farm.builds.build_index import BuildIndex
+from farm.cli import main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
-from farm.errors import ExitCode
+from farm.errors import ArtifactGone, ExitCode, UsageError
 from farm.jobs.state import Outcome
 from farm.manifest.choice import read_gates
 from farm.results.speed import Comparison
-from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, succeed, work
+from tests.support.api_farm import MANIFEST, POOL, commands, finished, freeze_manifest, succeed, work
 
 CELL = "net/onnxruntime-cpu/fp32/b1"
 ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [1]\n"
@@ -78,9 +80,9 @@ def test_a_hit_that_nothing_measures_says_so(farm: Farm, client: FarmClient, tmp
     farm.build_finisher.finish(build)
     hit = client.report(build)
     assert hit["build"]["verdict"]["exit_code"] == ExitCode.OK
-    assert "1 not (surely) compared with the baseline" in hit["build"]["verdict"]["text"]
+    assert "1 not judged by a gate" in hit["build"]["verdict"]["text"]
     said = hit["changes"]["undecided"][0]["text"]
-    assert said.startswith("latency is not compared with prod: it is a hit of ")
+    assert said.startswith("gate latency=5%: latency is not compared with prod: it is a hit of ")
     assert said.endswith("baseline: `hits: list` leaves it unmeasured")
     assert hit["changes"]["hits"] == [CELL]
     same = client.report(finished(farm, client, _again(tmp_path, GATED)))
@@ -99,7 +101,7 @@ def test_gates_of_the_command_line_are_laid_over_those_of_the_manifest(
     report = client.report(finished(farm, client, _with_gates(tmp_path, GATED + "salt: new\n", gates)))
     (cell,) = report["cells"]
     assert cell["gate"]["limits"] == {"latency": 0.05, "size": 0.02}
-    assert (cell["kind"], cell["message"]) == ("budget", "latency is 1 ms, the budget is 500 µs")
+    assert (cell["kind"], cell["message"]) == ("budget", "budget latency=0.5ms: latency is 1 ms")
 
 
 def test_a_gate_of_the_manifest_is_switched_off_on_the_command_line(
@@ -136,12 +138,75 @@ def test_the_namespace_of_a_pull_request_is_compared_with_main(
         assert compared_with(gated + "salt: newer\n") == theirs.ls("prod")[0]["key"] != prod
 
 
-def test_a_tag_that_names_nothing_warns_and_fails_nothing(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
-    build = client.submit(freeze_manifest(tmp_path, GATED, batch="N"))
-    assert build["warnings"] == ["the tag prod names no cell yet: nothing can be compared with it"]
-    work(farm)
-    farm.build_finisher.finish(build["id"])
-    assert client.build(build["id"])["verdict"]["exit_code"] == ExitCode.OK
+# --- a gate that cannot judge ------------------------------------------------------------------------------------
+
+
+def test_a_mistyped_baseline_is_refused_with_a_suggestion(
+    farm: Farm, client: FarmClient, url: str, tmp_path: Path, prod: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "farm.yaml").write_text(ONE)
+    with commands(farm, url, tmp_path, monkeypatch):
+        for command in (["submit"], ["submit", "--dry-run"]):
+            assert main([*command, "farm.yaml", "--baseline", "prd", "--gate", "latency=5%"]) == ExitCode.USAGE
+            said = capsys.readouterr().err
+            assert "the tag prd does not exist in namespace main" in said
+            assert "did you mean `prod`?" in said
+    assert len(client.builds()) == 1, "only that of `prod`"
+    with (
+        FarmClient(url, farm.settings.api_token.get_secret_value(), namespace="pr") as theirs,
+        pytest.raises(UsageError, match="did you mean `prod`"),
+    ):
+        theirs.plan(_with_gates(tmp_path, ONE, read_gates(["size=5%"], [], "prod2")))
+
+
+def test_a_first_run_says_so_and_its_cells_are_new(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    freeze_manifest(tmp_path, ONE, batch="N")
+    strict = GATED.replace("size: 1%", "undecided: fail")
+    with pytest.raises(UsageError, match="if this is the first run"):
+        client.submit(_again(tmp_path, strict))
+    report = client.report(finished(farm, client, _with_gates(tmp_path, strict, read_gates([], [], first=True))))
+    assert report["build"]["warnings"] == [
+        "the tag prod does not exist in namespace main: this is a first run, nothing is compared with it"
+    ]
+    assert report["build"]["verdict"]["exit_code"] == ExitCode.OK
+    assert report["build"]["verdict"]["text"].endswith("1 new to the baseline")
+    assert report["changes"]["new"] == [{"identifier": CELL, "text": "gate latency=5%: prod has no such cell yet"}]
+    assert client.ls()[0]["key"] == report["cells"][0]["facts"]["key"]
+
+
+def test_an_empty_namespace_and_a_new_cell_pass_for_the_first_time(
+    farm: Farm, client: FarmClient, tmp_path: Path
+) -> None:
+    """By default the baseline is `latest`, which never gets a cell that may not pass without being there."""
+    gates = "gates: {size: 10%, undecided: fail}\n"
+    report = client.report(finished(farm, client, freeze_manifest(tmp_path, f"{ONE}{gates}", batch="N")))
+    assert "latest does not exist" in report["build"]["warnings"][0]
+    assert "first run" in report["build"]["warnings"][0]
+    two = f"{ONE}{gates}".replace("[fp32]", "[fp32, fp16]")
+    report = client.report(finished(farm, client, _again(tmp_path, two)))
+    assert report["build"]["verdict"]["exit_code"] == ExitCode.OK
+    assert report["build"]["warnings"] == []
+    assert [each["identifier"] for each in report["changes"]["new"]] == [CELL.replace("fp32", "fp16")]
+    assert len(client.ls()) == 2
+
+
+def test_a_baseline_that_cannot_be_read_judges_nothing(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    farm.artifacts.put_object("ns/main/refs/prod.json", b"half a re")
+    with pytest.raises(ArtifactGone, match="cannot be read"):
+        client.submit(_again(tmp_path, GATED))
+
+
+def test_a_baseline_whose_program_is_gone_is_not_a_new_cell(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str
+) -> None:
+    farm.artifacts.delete_object(sidecar_key("main", prod))
+    farm.store.index.remove("main", [prod])
+    report = client.report(finished(farm, client, _again(tmp_path, GATED.replace("5%", "off") + "salt: new\n")))
+    assert report["changes"]["new"] == []
+    said = "gate size=1%: size is not compared with prod: its program is gone"
+    assert report["changes"]["undecided"] == [{"identifier": CELL, "text": said}]
 
 
 # --- the history -------------------------------------------------------------------------------------------------

@@ -52,7 +52,9 @@ def test_a_comparison_in_turns_says_more_than_medians() -> None:
     assert change(BEFORE, NOW, [row]).effect == "worse"
     assert change(BEFORE, NOW._replace(latency=9.0), [{**row, "outcome": "within"}]).effect == "same"
     unclear = change(BEFORE, NOW, [{**row, "outcome": "not compared", "why": "nobody measured it"}])
-    assert unclear == CellChange("same", left_out="latency is not compared with prod: nobody measured it")
+    assert unclear == CellChange(
+        "same", left_out="gate latency=5%: latency is not compared with prod: nobody measured it"
+    )
 
 
 def test_a_page_puts_each_change_into_one_place() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from farm.errors import ExitCode
+from farm.manifest.choice import read_gates
 from farm.node.side_by_side import ROUNDS, ROUNDS_AGAIN
-from farm.results.gates import is_suspicious, judge_gates, sentence
+from farm.results.gates import is_suspicious, judge_gates, rule, sentence
 from farm.results.speed import Comparison, compare_pairs
 from farm.results.verdict import changes_of, judge_cell, verdict_of
 from tests.unit.results.test_verdict import row as row_of
@@ -97,7 +98,7 @@ def test_latency_is_judged_by_the_interval_of_turns(measured: dict[str, Any], ex
 def test_a_regression_fails_its_build_with_a_sentence_that_has_the_numbers() -> None:
     cell = judge_cell(planned(limits={"latency": 0.05}), row_of("succeeded", facts=facts(**against(0.80, 0.79, 0.81))))
     assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "regression", "user")
-    assert cell["message"] == "latency is 25 % above prod's (23.5 % to 26.6 %), the limit is 5 %"
+    assert cell["message"] == "gate latency=5%: latency is 25 % above prod's (23.5 % to 26.6 %)"
     assert verdict_of([cell])["exit_code"] == ExitCode.GATE_FAILED
 
 
@@ -107,7 +108,8 @@ def test_numbers_of_turns_with_another_program_are_not_used() -> None:
         0
     ]
     assert sentence(row) == (
-        "latency is not compared with prod: it is a hit of 2026-11-20, which did not run in turns with this baseline"
+        "gate latency=5%: latency is not compared with prod: it is a hit of 2026-11-20, which did not run in turns with"
+        " this baseline"
     )
 
 
@@ -178,7 +180,7 @@ def test_what_this_build_measured_goes_before_what_others_did() -> None:
 def test_what_was_not_compared_fails_only_if_that_is_asked() -> None:
     row = row_of("succeeded", facts=facts(), hit=True)
     assert judge_cell(planned(limits={"latency": 0.05}), row)["state"] == "succeeded"
-    assert judge_cell(planned(limits={"latency": 0.05}, undecided="fail"), row)["kind"] == "regression"
+    assert judge_cell(planned(limits={"latency": 0.05}, undecided="fail"), row)["kind"] == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,26 @@ def test_a_budget_needs_no_baseline(budget: dict[str, Any], changes: dict[str, A
     assert outcome(cell, facts(**changes)) == expected
     kind = judge_cell(cell, row_of("succeeded", facts=facts(**changes)))["kind"]
     assert (kind == "budget") is (expected == "worse")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "shown"),
+    [
+        ("latency", 0.005, "latency=5ms"),
+        ("latency", 0.0005, "latency=0.5ms"),
+        ("compile_time", 90.0, "compile-time=90s"),
+        ("size", 50_000_000, "size=50MB"),
+        ("throughput", 600.0, "throughput=600"),
+    ],
+)
+def test_a_message_names_the_rule_as_it_is_written(name: str, number: float, shown: str) -> None:
+    """Of a gate and a budget on the same number one sees which of the two spoke."""
+    chosen = read_gates([], [shown])
+    assert chosen and chosen["budgets"] == {name: number}
+    cell = planned(limits={name: 0.125}, budgets={name: number})
+    limit, budget = judge_gates(cell, facts(), hit=False).rows
+    assert (rule(limit), rule(budget)) == (f"gate {shown.partition('=')[0]}=12.5%", f"budget {shown}")
+    assert sentence(budget).startswith(f"budget {shown}: ")
 
 
 def test_facts_and_plans_of_an_older_farm_are_judged_without_gates() -> None:
@@ -232,7 +254,7 @@ def test_a_build_lists_what_changed() -> None:
     assert found["fixed"] == [{"identifier": "fixed", "text": "failed before: accuracy"}]
     assert found["hits"] == ["hit"]
     assert {"identifier": "fixed", "text": "salt: a -> b"} in found["recompiled"]
-    assert found["improvements"][0]["text"].startswith("latency is 33.3 % below prod's")
+    assert found["improvements"][0]["text"].startswith("gate latency=5%: latency is 33.3 % below prod's")
 
 
 def test_an_expectation_that_is_over_says_so() -> None:

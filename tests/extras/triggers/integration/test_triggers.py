@@ -14,6 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from farm.app import Farm
+from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role
 from farm.cli import main
 from farm.client.client import Frozen
@@ -21,7 +22,7 @@ from farm.errors import StorageUnavailable
 from farm.extras.triggers.firing import TriggerRounds
 from farm.extras.triggers.stored_builds import StoredBuilds
 from farm.extras.triggers.stored_manifests import StoredManifests
-from tests.support.api_farm import MANIFEST, POOL, commands
+from tests.support.api_farm import MANIFEST, POOL, commands, work
 
 NIGHTLY = 'triggers: [{schedule: "17 3 * * *", timezone: Europe/Berlin}]\n'
 
@@ -300,3 +301,25 @@ def test_the_command_shows_last_and_next_runs(
             "demo", "schedule 17 3 * * * Europe/Berlin", "2026-11-24 02:17", "2026-11-23 02:17", build["id"],
         ]  # fmt: skip
         assert main(["manifest", "triggers", "nobody"]) == 4
+
+
+def test_a_build_of_a_trigger_without_a_baseline_ends_as_one_that_cannot_be_judged(
+    farm: Farm, frozen: Frozen, clock: Clock
+) -> None:
+    """Nobody reads an error at night: the programs are made, and a red build says why nothing takes them."""
+    push(farm, frozen, NIGHTLY + "gates: {baseline: prod, size: 10%}\n")
+    clock.now = at("2026-11-23T02:17:04")
+    assert farm.part(TriggerRounds.of).go() == 1
+    assert work(farm) == 2
+    (build,) = builds(farm)
+    farm.build_finisher.finish(build["id"])
+    report = farm.build_reader.report("main", build["id"])
+    why = "the tag prod does not exist in namespace main"
+    assert f"cannot judge: {why}" in report["build"]["warnings"]
+    verdict = report["build"]["verdict"]
+    assert verdict
+    assert (verdict["exit_code"], verdict["text"]) == (3, "0 of 2 cells succeeded, 2 that a gate cannot judge")
+    assert {(cell["kind"], cell["message"]) for cell in report["cells"]} == {
+        ("undecided", f"cannot judge: gate size=10%: size is not compared with prod: {why}")
+    }
+    assert Refs(farm.artifacts).find("main", "latest") is None
