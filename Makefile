@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos gpu-test gpu-wheels lint bench schemas docs locks dist clean
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos mutants gpu-test gpu-wheels lint bench schemas docs locks dist clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -48,6 +48,10 @@ test-wheels: $(VENV)/.dev
 # Every fault at full counts, two to three hours on two cores; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
 	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
+
+# Whether the tests notice small faults: N changes of one line each, chosen by SEED (docs/decisions/0060).
+mutants: $(VENV)/.dev
+	$(RUN)/python -m tests.mutants $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED)) $(MUTANTS)
 
 # The whole farm on this machine's NVIDIA cards; the report is in .farm/gpu. `make gpu-test GPU="--short --only machine,loop"`
 # takes some stages. With WHEELS=FOLDER nothing is fetched (`make gpu-wheels WHEELS=FOLDER` fills one, for the Python that

@@ -1,0 +1,141 @@
+"""Whether tests notice a change: they run in a copy of the tree that has it."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutants.change import Change
+
+MEMORY = 8 << 30
+"""Bytes that a change may take: a loop that never ends may fill a list."""
+
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+class End(NamedTuple):
+    """How a change ended: `killed` by a test, by the `time` that the tests took, or `survived`."""
+
+    how: str
+    by: str = ""
+
+
+class Copy:
+    """A copy of the tree, in which one change at a time is tried."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._times = count(int(time.time()) - 1_000_000)
+        self._sound: dict[str, bool] = {}
+        """Whether a test passes alone when nothing is changed: one that does not says nothing about a change."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, tree: Path) -> Iterator[Copy]:
+        """Copy what git tracks, and what it would."""
+        with tempfile.TemporaryDirectory(prefix="m-") as folder:
+            listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+            for name in subprocess.run(listed, cwd=tree, check=True, capture_output=True, text=True).stdout.split("\0"):
+                if name and (tree / name).is_file():
+                    (Path(folder) / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(tree / name, Path(folder) / "tree" / name)
+            yield cls(Path(folder))
+
+    def tried(self, change: Change, tests: Sequence[str], seconds: float) -> End:
+        """Run the tests on the changed tree until one fails; `seconds` is how long they take on the unchanged one."""
+        left = list(tests)
+        while left:
+            with self._changed(change):
+                code, output = self._run(left, limit=30 + 3 * seconds)
+            if code == 0:
+                return End("survived")
+            if code is None:
+                return End("time")
+            failed = FAILED.findall(output)
+            if code == 1 and failed and failed[0] in left:
+                if self._is_sound(failed[0]):
+                    return End("killed", failed[0])
+                left.remove(failed[0])
+            elif self._is_sound(left[0]):  # pytest could not even begin
+                return End("killed", "import")
+            else:
+                left.pop(0)
+        return End("survived", "no test" if not tests else "")
+
+    def _is_sound(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self._run([test], limit=120)[0] == 0
+        return self._sound[test]
+
+    @contextmanager
+    def _changed(self, change: Change) -> Iterator[None]:
+        path = self._root / "tree" / change.file
+        source = path.read_bytes()
+        try:
+            self._write(path, change.applied(source))
+            yield
+        finally:
+            self._write(path, source)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        # Python goes by time and size when it looks for what it has compiled.
+        moment = next(self._times)
+        os.utime(path, (moment, moment))
+
+    def _run(self, tests: Sequence[str], limit: float) -> tuple[int | None, str]:
+        """Return pytest's exit code, None if it took too long, and what it wrote."""
+        arguments = self._root / "tests.txt"
+        arguments.write_text("\n".join(tests))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
+            f"@{arguments}",
+        ]
+        temporary = self._root / "t"
+        temporary.mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            command,
+            cwd=self._root / "tree",
+            env={**os.environ, "PYTHONPATH": str(self._root / "tree"), "TMPDIR": str(temporary), "COLUMNS": "400"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        try:
+            output, _ = process.communicate(timeout=limit)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=10)
+            return None, ""
+        finally:
+            # The servers that it started end with it.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+            shutil.rmtree(temporary, ignore_errors=True)
