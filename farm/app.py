@@ -68,11 +68,10 @@ class Farm:
             if each.on_start:
                 each.on_start(self)
 
-    def check_named(self, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> None:
-        """Let extensions check what a tag is to name. Raises what they refuse it with."""
-        for each in self.extensions:
-            if each.on_named:
-                each.on_named(self, namespace, tag, cells)
+    def check_named(self, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> Callable[[], object]:
+        """Let extensions check what a tag is to name; return what is called when it names it. Raises their refusal."""
+        after = [each.on_named(self, namespace, tag, cells) for each in self.extensions if each.on_named]
+        return lambda: [each() for each in after if each]
 
     def part(self, make: Callable[[Farm], P]) -> P:
         """Return what `make` returned for this farm when it was first asked for: a part that an extension adds."""

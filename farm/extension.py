@@ -74,8 +74,11 @@ class Extension(Generic[F]):
     on_judged: Callable[[F, Report], object] | None = None
     """Called with the report of a build that has ended, before refs name its cells. As `on_finished`."""
 
-    on_named: Callable[[F, str, str, Sequence[SnapshotCell]], object] | None = None
-    """Called with namespace, tag and cells before a ref that people move names them. Raises FarmError to refuse."""
+    on_named: Callable[[F, str, str, Sequence[SnapshotCell]], Callable[[], object] | None] | None = None
+    """Called with namespace, tag and cells before a ref that people move names them. Raises FarmError to refuse.
+
+    What it returns is called when the ref names them; both may be called again for the same move.
+    """
 
     artifact_facts: Callable[[F, str, Sidecar], Sequence[tuple[str, str]]] | None = None
     """Returns what an artifact's page says of it besides, as names and texts, to a reader of a namespace."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
@@ -15,10 +14,11 @@ from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts import Artifact, blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
-from farm.artifacts.refs import ListedRefs, Refs, RefView, ShownRef, SnapshotCell, snapshot_cell
+from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, SignedSidecar, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.results.ref_rules import entries
 from farm.wire.asked import BUILD_ID, BlobSize
 
 router = APIRouter(tags=["artifacts"])
@@ -110,13 +110,11 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
     A ref that the namespace does not have is `main`'s. A finished build's id names the cells of it that passed.
     """
     refs = Refs(farm.artifacts)
-    # One's own come first: they are what one moves.
-    found, namespace = next(
-        ((found, each) for each in reversed(caller.readable) if (found := refs.find(each, tag))), (None, "")
-    )
+    namespace = refs.owner(caller.namespace, tag)
+    found = refs.find(namespace, tag)
     if found is None and BUILD.fullmatch(tag):
         cells = farm.build_finisher.snapshot(caller.namespace, tag)
-        named = dict(snapshot_cell(caller.namespace, cell) for cell in cells)
+        named = entries(caller.namespace, cells)
         return {
             "tag": tag,
             "generation": 0,
@@ -151,15 +149,17 @@ def point(
     """
     generation = _condition(generation, if_match)
     refs, source = Refs(farm.artifacts), pointing.source
-
-    def check(cells: Iterable[SnapshotCell]) -> None:
-        farm.check_named(caller.namespace, tag, list(cells))
-
     if BUILD.fullmatch(source) and refs.find(caller.namespace, source) is None:
-        cells = farm.build_finisher.snapshot(caller.namespace, source)
-        check(cells)
-        return refs.name_cells(caller.namespace, tag, cells, generation=generation).as_dict()
-    moved = refs.point(caller.namespace, tag, source, previous=pointing.previous, generation=generation, check=check)
+        wanted: Cells = entries(caller.namespace, farm.build_finisher.snapshot(caller.namespace, source))
+    else:
+        wanted = refs.source(caller.namespace, source, previous=pointing.previous)
+    moved = refs.move(
+        caller.namespace,
+        tag,
+        lambda _: wanted,
+        generation=generation,
+        check=lambda _, after: farm.check_named(caller.namespace, tag, list(after.values())),
+    )
     return moved.as_dict()
 
 

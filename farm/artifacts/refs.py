@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import ArtifactStore, Object, readable, sidecar_key
+from farm.artifacts import MAIN, ArtifactStore, Object
 from farm.artifacts.moves import until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
@@ -30,12 +30,11 @@ class SnapshotCell(TypedDict):
     """A cell that a ref names. `device` is an arch, `submitted` is in Unix seconds, `manifest` a manifest's name.
 
     `sidecar` is an object key; without it the artifact is of the ref's namespace. `superseded` (Unix seconds): since
-    then another toolchain's program has its place, and only readers who name this toolchain get it. Older farms did not
-    record `submitted`, `manifest` and `seconds`.
+    then another toolchain's program has its place, and only readers who name this toolchain get it.
     """
 
-    manifest: NotRequired[str]
-    submitted: NotRequired[float]
+    manifest: str
+    submitted: float
     identifier: str
     model: str
     target: str
@@ -51,16 +50,15 @@ class SnapshotCell(TypedDict):
     superseded: NotRequired[float]
 
 
-class SnapshotContent(TypedDict):
-    """The cells of a snapshot, by `<identifier>@<device arch>@<toolchain>`."""
-
-    cells: Mapping[str, SnapshotCell]
+Cells = Mapping[str, SnapshotCell]
+"""The entries of a snapshot, by `<identifier>@<device arch>@<toolchain>`."""
 
 
-class SnapshotDocument(SnapshotContent):
+class SnapshotDocument(TypedDict):
     """A snapshot as it is stored."""
 
     schema: int
+    cells: Cells
 
 
 class RefView(TypedDict):
@@ -167,17 +165,18 @@ class Refs:
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
         """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
-        return self._readable_or_empty(tag, self._artifacts.get_object(ref_key(namespace, tag)))
-
-    def read_through(self, namespace: str, tag: str) -> SnapshotDocument:
-        """Return what readers in a namespace get of a tag, or an empty snapshot: its own ref's, else that of `main`."""
-        refs = (self._artifacts.get_object(ref_key(each, tag)) for each in reversed(readable(namespace)))
-        return self._readable_or_empty(tag, next(filter(None, refs), None))
-
-    def _readable_or_empty(self, tag: str, found: Object | None) -> SnapshotDocument:
-        ref = self._readable_ref(tag, found)
+        ref = self._readable_ref(tag, self._artifacts.get_object(ref_key(namespace, tag)))
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
+
+    def owner(self, namespace: str, tag: str) -> str:
+        """Return the namespace whose ref readers in a namespace get: its own if it has one, else `main`."""
+        is_own = namespace == MAIN or self._artifacts.get_object(ref_key(namespace, tag))
+        return namespace if is_own else MAIN
+
+    def read_through(self, namespace: str, tag: str) -> SnapshotDocument:
+        """Return what readers in a namespace get of a tag, or an empty snapshot."""
+        return self.read_or_empty(self.owner(namespace, tag), tag)
 
     @staticmethod
     def _readable_ref(tag: str, found: Object | None) -> Ref | None:
@@ -200,15 +199,17 @@ class Refs:
         self,
         namespace: str,
         tag: str,
-        update: Callable[[SnapshotContent | None], SnapshotContent],
+        update: Callable[[Cells], Cells],
         *,
         generation: int | None = None,
+        check: Callable[[Cells, Cells], Callable[[], object]] = lambda before, after: lambda: None,
     ) -> Ref:
-        """Move a ref to what `update` makes of the snapshot it points to now (None: there is none yet).
+        """Move a ref to what `update` makes of the entries that it has now.
 
         `update` is called again if another writer was faster, so that no move is lost; with `generation` (0: there is
         no such ref) the ref moves only from that generation. If `update` changes nothing, the ref does not move, so a
         move may be repeated. An unreadable snapshot is replaced by the previous one, an unreadable ref by none.
+        `check` gets the entries before and after, raises if it refuses the move, and returns what is called after it.
 
         Raises Conflict if the ref has another generation, StorageUnavailable if others never stop moving it.
         """
@@ -218,109 +219,49 @@ class Refs:
             there = self._artifacts.get_object(key)
             now = self._readable_ref(tag, there)
             source, before = self._readable_snapshot(now) if now else (None, None)
-            after: SnapshotDocument = {"schema": 1, **update(before)}
-            if now and after == before and source == now.snapshot:
-                return now
-            digest, _ = self._artifacts.put_blob_bytes(_json(after))
-            _require_generation(tag, now, generation)
-            number, previous = now.generation + 1 if now else 1, source
-            moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            document = {
-                "schema": 1,
-                "generation": number,
-                "snapshot": digest,
-                "previous": previous,
-                "moved": moved,
-            }
-            with suppress(Conflict):
-                etag = self._artifacts.put_object(
-                    key, _json(document), create=there is None, if_match=there.etag if there else ""
-                )
-                _log().info("ref moved", ref=key, generation=number, snapshot=digest)
-                return Ref(tag, number, digest, previous, moved, etag)
-            return None
+            cells = before["cells"] if before else {}
+            after: SnapshotDocument = {"schema": 1, "cells": update(cells)}
+            moved = now if now and after == before and source == now.snapshot else None
+            if not moved:
+                _require_generation(tag, now, generation)
+            confirm = check(cells, after["cells"])
+            moved = moved or self._put(key, tag, there, now, source, after)
+            if moved:
+                confirm()
+            return moved
 
         return until_moved(key, attempt)
 
-    def add_cells(
-        self,
-        namespace: str,
-        tag: str,
-        cells: Iterable[SnapshotCell],
-        *,
-        drop: Callable[[SnapshotCell], bool] = lambda entry: False,
-    ) -> Ref:
-        """Add these cells to a tag's snapshot: see `SnapshotCell`.
+    def _put(
+        self, key: str, tag: str, there: Object | None, now: Ref | None, source: str | None, after: SnapshotDocument
+    ) -> Ref | None:
+        """Write a snapshot, and let a ref point to it; None if another writer was faster."""
+        digest, _ = self._artifacts.put_blob_bytes(_json(after))
+        number = now.generation + 1 if now else 1
+        moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        document = {"schema": 1, "generation": number, "snapshot": digest, "previous": source, "moved": moved}
+        with suppress(Conflict):
+            etag = self._artifacts.put_object(
+                key, _json(document), create=there is None, if_match=there.etag if there else ""
+            )
+            _log().info("ref moved", ref=key, generation=number, snapshot=digest)
+            return Ref(tag, number, digest, source, moved, etag)
+        return None
 
-        An existing cell stays unless the new one was submitted later, or `drop` removes it.
+    def source(self, namespace: str, tag: str, *, previous: bool = False) -> Cells:
+        """Return the entries to which another ref can point: what a tag names, or with `previous` named before.
+
+        A ref can only point to what a ref has named, so that only cells that passed their gates get a name.
+
+        Raises NotFound without such a tag, ArtifactGone when its snapshot is missing.
         """
-        added = dict(snapshot_cell(namespace, cell) for cell in cells)
-
-        def update(now: SnapshotContent | None) -> SnapshotContent:
-            there: Mapping[str, SnapshotCell] = now["cells"] if now else {}
-            newer = {
-                name: cell
-                for name, cell in added.items()
-                if name not in there or _submitted(there[name]) < _submitted(cell)
-            }
-            return {"cells": {name: cell for name, cell in there.items() if name in added or not drop(cell)} | newer}
-
-        return self.move(namespace, tag, update)
-
-    def replace_cells(self, namespace: str, tag: str, cells: Iterable[tuple[str, SnapshotCell]]) -> Ref:
-        """Replace the cells that still have the given cache keys.
-
-        A cell with another key stays, and so does one that was submitted later.
-
-        `cells` are pairs of that key and a cell: see `SnapshotCell`.
-        """
-        named = [(key, *snapshot_cell(namespace, cell)) for key, cell in cells]
-
-        def update(now: SnapshotContent | None) -> SnapshotContent:
-            there: Mapping[str, SnapshotCell] = now["cells"] if now else {}
-            replaced = {
-                name: cell
-                for key, name, cell in named
-                if name in there and there[name]["key"] == key and _submitted(there[name]) <= _submitted(cell)
-            }
-            return {"cells": {**there, **replaced}}
-
-        return self.move(namespace, tag, update)
-
-    def name_cells(
-        self, namespace: str, tag: str, cells: Iterable[SnapshotCell], *, generation: int | None = None
-    ) -> Ref:
-        """Point a tag to exactly these cells: see `snapshot_cell`. `generation` as in `move`."""
-        named = dict(snapshot_cell(namespace, cell) for cell in cells)
-        return self.move(namespace, tag, lambda _: {"cells": named}, generation=generation)
-
-    def point(
-        self,
-        namespace: str,
-        tag: str,
-        source: str,
-        *,
-        previous: bool = False,
-        generation: int | None = None,
-        check: Callable[[Iterable[SnapshotCell]], object] = lambda cells: None,
-    ) -> Ref:
-        """Point a tag to what another tag points to now: this promotes `prod`.
-
-        With `previous`, to what that tag pointed to before its last move: this rolls `prod` back. `generation` as in
-        `move`. A tag can only point to what a ref has named, so that only cells that passed their gates get a name;
-        `check` raises if it may not name these.
-
-        Raises NotFound without such a source, ArtifactGone when its snapshot is missing, Conflict.
-        """
-        found = self.find(namespace, source)
+        found = self.find(namespace, tag)
         if found is None:
-            raise NotFound(f"no ref {source} in namespace {namespace}", hint="`farm ls refs` lists them")
+            raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
         digest = found.previous if previous else found.snapshot
         if digest is None:
-            raise NotFound(f"{source} was never moved: it has no previous snapshot")
-        wanted = self.snapshot(digest)
-        check(wanted["cells"].values())
-        return self.move(namespace, tag, lambda now: wanted, generation=generation)
+            raise NotFound(f"{tag} was never moved: it has no previous snapshot")
+        return self.snapshot(digest)["cells"]
 
     def delete(self, namespace: str, tag: str, *, generation: int | None = None) -> None:
         """Delete a tag; its artifacts stay while others name them. `generation` as in `move`.
@@ -346,13 +287,6 @@ def _require_generation(tag: str, now: Ref | None, generation: int | None) -> No
         )
 
 
-def snapshot_cell(namespace: str, cell: SnapshotCell) -> tuple[str, SnapshotCell]:
-    """Return a cell's name in a snapshot, and its entry."""
-    name = f"{cell['identifier']}@{cell['device']}@{cell['toolchain']}"
-    sidecar = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
-    return name, {**cell, "sidecar": sidecar}
-
-
 def _parse_ref(tag: str, found: Object) -> Ref:
     try:
         document = json.loads(found.data)
@@ -368,20 +302,6 @@ def _parse_ref(tag: str, found: Object) -> Ref:
         raise ArtifactGone(
             f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` deletes it"
         ) from None
-
-
-def readers_order(cell: SnapshotCell) -> tuple[bool, float]:
-    """Return the sort key by which readers get the last of several cells: those not superseded, by submission."""
-    return not cell.get("superseded"), _submitted(cell)
-
-
-def newest(cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
-    """Return what readers get of a snapshot, by identifier: of several toolchains the one that was submitted last."""
-    return {cell["identifier"]: cell for cell in sorted(cells, key=readers_order)}
-
-
-def _submitted(cell: SnapshotCell) -> float:
-    return cell.get("submitted", 0.0)  # An older farm did not record it.
 
 
 def ref_key(namespace: str, tag: str) -> str:

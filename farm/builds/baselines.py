@@ -10,10 +10,9 @@ from math import inf
 from typing import TypeVar
 
 from farm.artifacts import readable
-from farm.artifacts.refs import Refs, SnapshotCell, newest
+from farm.artifacts.refs import Refs, SnapshotCell
 from farm.builds.build_index import BuildIndex, Reach, StandIn
 from farm.builds.known import KnownArtifacts
-from farm.builds.latest import LATEST
 from farm.builds.plan import FIRST, is_measured
 from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError, suggestion
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
@@ -22,6 +21,7 @@ from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import UNKNOWN, Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, runs_alike, turns_with, values_of
+from farm.results.ref_rules import LATEST, given
 from farm.wire.asked import ChosenGates
 
 log = get_logger(__name__)
@@ -128,9 +128,8 @@ class Baselines:
 
         Raises NotFound if neither the namespace nor `main` has the tag, ArtifactGone.
         """
-        for each in reversed(readable(namespace)):
-            if ref := self._refs.find(each, tag):
-                return newest(self._refs.snapshot(ref.snapshot)["cells"].values())
+        if found := self._refs.read(self._refs.owner(namespace, tag), tag):
+            return given(found["cells"].values())
         known = {other for each in readable(namespace) for other in self._refs.list(each)}
         raise NotFound(f"the tag {tag} does not exist in namespace {namespace}", hint=suggestion(tag, known))
 

@@ -10,15 +10,15 @@ from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.admission import Admission
 from farm.builds.build_index import BuildIndex
-from farm.builds.follow_up import background_cells, follow_up_id, is_proven, plan_follow_up
+from farm.builds.follow_up import background_cells, follow_up_id, plan_follow_up
 from farm.builds.known import KnownArtifacts
-from farm.builds.latest import LATEST, given_up, submitted
 from farm.builds.reading import BuildReader
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
-from farm.results.naming import has_passed, named_cell, named_cells
+from farm.results import ref_rules
+from farm.results.ref_rules import LATEST, has_passed, is_proven, named_cell, submitted
 from farm.results.report import JudgedCell, Report
 from farm.results.sweep import draw
 from farm.results.verdict import judge_instead
@@ -129,7 +129,8 @@ class BuildFinisher:
             for cell in (by_name | proven).values()
             if (facts := cell["facts"])
         ]
-        self._refs.add_cells(namespace, LATEST, named, drop=given_up(planned, passed))
+        new, is_given_up = ref_rules.entries(namespace, named), ref_rules.given_up(planned, passed)
+        self._refs.move(namespace, LATEST, lambda there: ref_rules.entered(there, new, is_given_up))
         if missing := [cell for cell in behind if cell["key"] not in known]:
             self._follow_up(planned, missing)
 
@@ -156,13 +157,14 @@ class BuildFinisher:
     def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
-        faster = [
-            (against["key"], named_cell(build["name"], submitted(build), cell, facts))
-            for cell in passed
-            if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"])
-        ]
+        faster, slower = list[SnapshotCell](), dict[str, str]()
+        for cell in passed:
+            if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"]):
+                faster.append(named_cell(build["name"], submitted(build), cell, facts))
+                slower[cell["identifier"]] = against["key"]
         if faster:
-            self._refs.replace_cells(namespace, LATEST, faster)
+            new = ref_rules.entries(namespace, faster)
+            self._refs.move(namespace, LATEST, lambda there: ref_rules.replaced(there, new, slower))
 
     def _draw(self, namespace: str, report: Report) -> None:
         """Store a picture of the build's sweeps next to its report."""
@@ -184,7 +186,7 @@ class BuildFinisher:
         build = report["build"]
         if build["state"] != "reported":
             raise Conflict(f"build {build['id']} has not ended", hint="wait with `farm watch`")
-        named = named_cells(report)
+        named = ref_rules.named_cells(report)
         if not named:
             why = build["verdict"]["text"] if build["verdict"] else "it has none"
             raise NotFound(f"no cell of build {build['id']} passed: {why}")

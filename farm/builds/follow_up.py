@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from farm.builds.latest import submitted
-from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import LaterTuning, WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.matrix.planned import CellGates, CellPlan, PlanDocument
+from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell
 from farm.spec import CompileSpec, cache_key
 
@@ -90,9 +89,3 @@ def plan_follow_up(planned: PlanDocument, cells: Sequence[CellPlan], now: float)
     build.pop("request", None)
     build.pop("concurrency", None)
     return {"schema": 1, "build": build, "cells": list(cells)}
-
-
-def is_proven(facts: ArtifactFacts, published: str) -> bool:
-    """Whether a program was shown to be faster than that with the key `published`, in turns on one device."""
-    against = facts.get("against")
-    return against is not None and (against["key"], against["verdict"]) == (published, "faster")

@@ -14,7 +14,6 @@ from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
 from farm.builds.known import KnownArtifacts
-from farm.builds.latest import LATEST, PROD
 from farm.builds.plan import Plan, make_plan
 from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile, estimate_all
@@ -26,6 +25,7 @@ from farm.matrix.combinations import Combinations, combine
 from farm.matrix.planned import SubmissionDocument
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
+from farm.results.ref_rules import LATEST, PROD, given, readers_order
 from farm.settings import Settings
 from farm.spec import Device, comparable, digest_of
 from farm.store import Store
@@ -111,7 +111,7 @@ class Planner:
         cells = read.cells
         whole = self._known.whole(namespace, {cell.job: keys_of(cell.order, cell.key) for cell in cells})
         missing = list(dict.fromkeys(cell.job for cell in cells if cell.job not in whole))
-        last = self._last_passed(namespace) if missing else {}
+        last = self._given(namespace, LATEST) if missing else {}
         compiles = {
             cell.identifier: _compile(cell, last.get(cell.identifier)) for cell in cells if cell.job not in whole
         }
@@ -176,7 +176,7 @@ class Planner:
         open_ones = {place: toolchains for place, toolchains in groups.items() if len(toolchains) > 1}
         chosen: dict[tuple[str, Device], str] = {}
         for tag in (PROD, LATEST) if open_ones else ():
-            named = sorted(self._given(namespace, tag), key=lambda cell: cell.get("submitted", 0.0))
+            named = sorted(self._given(namespace, tag).values(), key=readers_order)
             for place, toolchains in open_ones.items():
                 fitting = [
                     cell["toolchain"]
@@ -189,10 +189,9 @@ class Planner:
                     chosen.setdefault(place, fitting[-1])
         return [pool for pool in pools if chosen.get((str(pool.target), pool.device), pool.toolchain) == pool.toolchain]
 
-    def _given(self, namespace: str, tag: str) -> list[SnapshotCell]:
-        """Return what readers get of a tag."""
-        cells = self._refs.read_through(namespace, tag)["cells"].values()
-        return [cell for cell in cells if not cell.get("superseded")]
+    def _given(self, namespace: str, tag: str) -> Mapping[str, SnapshotCell]:
+        """Return what readers get of a tag, by identifier."""
+        return given(self._refs.read_through(namespace, tag)["cells"].values())
 
     def _in_buckets(self, manifest: Manifest) -> dict[str, FrozenModel]:
         """Read the models that the manifest leaves to the farm. Raises ManifestError with every problem found."""
@@ -209,10 +208,6 @@ class Planner:
         if problems:
             raise ManifestError(problems)
         return models
-
-    def _last_passed(self, namespace: str) -> dict[str, SnapshotCell]:
-        cells = self._refs.read_through(namespace, LATEST)["cells"].values()
-        return {cell["identifier"]: cell for cell in sorted(cells, key=lambda cell: cell.get("submitted", 0.0))}
 
 
 def kept_as(submission: SubmissionDocument) -> str:

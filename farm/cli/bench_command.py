@@ -137,9 +137,9 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
     if text.count("/") not in (2, 3):
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
         raise NotFound(f"{text!r} is neither a file nor the name of an artifact", hint=hint)
-    from farm.artifacts.refs import newest
     from farm.cli.connection import connect
     from farm.client.paths import split_ref
+    from farm.results.ref_rules import given
 
     identifier, ref = split_ref(text)
     with connect(settings) as client:
@@ -148,7 +148,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         if not cells:
             names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
-        found = [client.artifacts.get(cell["key"]) for cell in newest(cells).values()]
+        found = [client.artifacts.get(cell["key"]) for cell in given(cells).values()]
         return sorted((_brought(client, each) for each in found), key=lambda one: _batch(one.sidecar))
 
 

@@ -253,16 +253,11 @@ class ArtifactsApi(Api):
         self._downloads.bring(wanted, place, reads, self.on_download)
 
     def newest(self, cells: Sequence[SnapshotCell]) -> FamilyMember:
-        """Return the cell that readers get of these, with its sidecar: it was submitted last.
+        """Return the cell that readers get of these, with its sidecar."""
+        from farm.results.ref_rules import last
 
-        After a toolchain's upgrade a ref names the artifacts of both until the older ones go. Of one submission it is
-        the artifact that was made last.
-        """
-        from farm.artifacts.refs import readers_order
-
-        best = max(map(readers_order, cells))
-        found = ((cell, self.sidecar_of(cell)) for cell in cells if readers_order(cell) == best)
-        return max(found, key=lambda member: member[1]["created"])
+        cell = last(cells)
+        return cell, self.sidecar_of(cell)
 
     def fetch(
         self,
@@ -302,18 +297,10 @@ class ArtifactsApi(Api):
         self, cells: Sequence[SnapshotCell], folder: Path, *, ref: str, log: bool = False, force: bool = False
     ) -> FetchedFamily:
         """Write the artifacts of a ref's cells that are of one family into `folder`; as `FarmClient.fetch_family`."""
-        from farm.artifacts.refs import readers_order
         from farm.client.fetching import FetchedFamily, write_family
+        from farm.results.ref_rules import family
 
-        families: dict[tuple[str, str], list[FamilyMember]] = {}
-        for cell in cells:
-            sidecar = self.sidecar_of(cell)
-            made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
-            families.setdefault(made_of, []).append((cell, sidecar))
-        members = max(
-            families.values(),
-            key=lambda found: (max((*readers_order(cell), sidecar["created"]) for cell, sidecar in found), len(found)),
-        )
+        members = family((cell, self.sidecar_of(cell)) for cell in cells)
         shapes = {cell["shape"] for cell, _ in members}
         left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
         signed = {cell["key"]: self.signed_of(cell, ref) for cell, _ in members}

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from farm.artifacts.refs import SnapshotCell, newest, readers_order
+from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.sidecar import Sidecar
 from farm.errors import NotFound
 from farm.models.shapes import BATCH, PACK
+from farm.results.ref_rules import last, readers_order
 from farm.targets.compilers import COMPILERS
 from farm.targets.pools import Pool
 
@@ -70,9 +71,14 @@ def best_fit(found: Sequence[tuple[SnapshotCell, Sidecar]], pools: Sequence[Pool
             others[cell["identifier"]] = why_not(cell, pools) or reasons[0]
     if not running:
         raise nothing_fits(others)
-    given = newest(cell for cell, _, _ in running)
+    of_cell: dict[str, list[SnapshotCell]] = {}
+    for cell, _, _ in running:
+        of_cell.setdefault(cell["identifier"], []).append(cell)
     fits = [
-        min((_fit(cell, sidecar, pool, batch, given[cell["identifier"]]) for pool in good), key=lambda fit: fit.rank)
+        min(
+            (_fit(cell, sidecar, pool, batch, last(of_cell[cell["identifier"]])) for pool in good),
+            key=lambda fit: fit.rank,
+        )
         for cell, sidecar, good in running
     ]
     best, *after = sorted(fits, key=lambda fit: fit.rank)

@@ -91,15 +91,14 @@ class _StorageDocuments:
         return checked(shown, ShownRef, self._here)
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
-        from farm.artifacts.refs import snapshot_cell
-        from farm.results.naming import named_cells
+        from farm.results.ref_rules import entries, named_cells
 
         if len(build_id.removeprefix("b-")) != 16:
             raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
         name = f"b-{build_id.removeprefix('b-')}"
         key = build_key(self._namespace, name, "report.json")
         report: Any = self._document(key, f"no finished build {name} in {self._here}")
-        cells = dict(snapshot_cell(self._namespace, cell) for cell in named_cells(report))
+        cells = entries(self._namespace, named_cells(report))
         if not cells:
             raise NotFound(f"no cell of build {name} passed")
         view: RefView = {"tag": name, "generation": 0, "snapshot": "", "previous": None, "moved": ""}

@@ -93,7 +93,8 @@ def one_model(
     programs = [program for program in _programs(farm, caller, ref) if program["model"] == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
-    facts = farm.store.index.get_many(_owner(farm, caller, ref), [program["key"] for program in programs])
+    owner = Refs(farm.artifacts).owner(caller.namespace, ref)
+    facts = farm.store.index.get_many(owner, [program["key"] for program in programs])
     speeds = {key: known["latency"] for key, known in facts.items()}
     return _models_page(request, caller, farm, ref, model=model, rows=programs, speeds=speeds)
 
@@ -166,14 +167,9 @@ def _namespace(farm: Farm, name: str, *, counted: bool) -> NamespaceLine:
     return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
 
 
-def _owner(farm: Farm, caller: Caller, tag: str) -> str:
-    """Return the namespace whose ref a reader gets: the own one if it has the ref, else `main` if that has it."""
-    refs = Refs(farm.artifacts)
-    return next((each for each in reversed(caller.readable) if refs.find(each, tag)), caller.namespace)
-
-
 def _programs(farm: Farm, caller: Caller, tag: str) -> list[SnapshotCell]:
-    snapshot = Refs(farm.artifacts).read(_owner(farm, caller, tag), tag)
+    refs = Refs(farm.artifacts)
+    snapshot = refs.read(refs.owner(caller.namespace, tag), tag)
     return sorted(snapshot["cells"].values(), key=itemgetter("identifier")) if snapshot else []
 
 
@@ -199,7 +195,8 @@ def _models_page(
     text: str = "",
     speeds: Mapping[str, float | None] | None = None,
 ) -> Response:
-    refs, owner = Refs(farm.artifacts), _owner(farm, caller, tag)
+    refs = Refs(farm.artifacts)
+    owner = refs.owner(caller.namespace, tag)
     tags = sorted({each for namespace in caller.readable for each in refs.list(namespace)})
     found = refs.find(owner, tag) if tag in tags else None
     return page_of(

@@ -33,8 +33,8 @@ from farm.artifacts.ownership import MARKS, documents
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
-from farm.builds.latest import LATEST
 from farm.errors import FarmError
+from farm.results.ref_rules import LATEST
 from farm.settings import load_settings
 from farm.store.link import key
 from farm.tuning.database import TuningDatabase, databases

@@ -34,6 +34,7 @@ class Made:
     latency: float = 1e-3
     compile_seconds: float = 10.0
     ratio: float | None = 1.0
+    verdict: str = "slower"
 
 
 def toolchain(version: str) -> Pool:
@@ -62,7 +63,7 @@ class Player:
         for pool in self.pools:
             for job_id, attempt in self.farm.store.jobs.hand_out(pool.name, 100):
                 claim = self.farm.store.jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
-                outcome = self._outcome(claim.order, claim.key, claim.build, job_id)
+                outcome = self._outcome(claim.order, claim.key, claim.build, job_id, claim.namespace)
                 assert self.farm.store.jobs.finish(job_id, claim.token, outcome) == "ok"
 
     def finish(self, client: FarmClient, build_id: str) -> Report:
@@ -71,7 +72,7 @@ class Player:
         self.farm.build_finisher.finish(build_id)
         return client.report(build_id)
 
-    def _outcome(self, order: Mapping[str, Any], key: str, build: str, job_id: str) -> Outcome:
+    def _outcome(self, order: Mapping[str, Any], key: str, build: str, job_id: str, namespace: str) -> Outcome:
         said = self.says(order)
         self.compiled.append((order["identifier"], order["spec"]["toolchain"]))
         if isinstance(said, FailureKind):
@@ -79,11 +80,11 @@ class Player:
         program, size = self.farm.artifacts.put_blob_bytes(key.encode().ljust(said.size)[: said.size])
         log, log_size = self.farm.artifacts.put_blob_bytes(b"compiled\n")
         against = order.get("against") if said.ratio else None
-        turns = Comparison(said.ratio or 1.0, (said.ratio or 1.0) - 0.01, (said.ratio or 1.0) + 0.01, "slower")
+        turns = Comparison(said.ratio or 1.0, (said.ratio or 1.0) - 0.01, (said.ratio or 1.0) + 0.01, said.verdict)
         sidecar = {
             "schema": 1,
             "key": key,
-            "namespace": "main",
+            "namespace": namespace,
             "identifier": order["identifier"],
             "spec": order["spec"],
             "blobs": {
@@ -108,8 +109,8 @@ class Player:
             "build": build,
             "job": job_id,
         }
-        self.farm.artifacts.publish("main", sidecar, sign=publishing(self.farm.settings))
-        self.farm.store.index.put("main", key, facts(sidecar))
+        self.farm.artifacts.publish(namespace, sidecar, sign=publishing(self.farm.settings))
+        self.farm.store.index.put(namespace, key, facts(sidecar))
         return Outcome.success(facts(sidecar), log=log)
 
 

@@ -445,7 +445,6 @@ SERVER_LIBRARIES = {
 
 PURE = [
     "builds/follow_up",
-    "builds/latest",
     "builds/outlook",
     "builds/plan",
     "builds/retry",
@@ -476,6 +475,7 @@ PURE = [
     "pages/usage",
     "results/accuracy",
     "results/gates",
+    "results/ref_rules",
     "results/speed",
     "results/sweep",
     "results/verdict",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.refs import newest
 from farm.errors import NotFound, UsageError
 from farm.extras.radar.bisection import Bisection, TryVerdict, verdict_on
 from farm.extras.radar.radar import RadarDocument
 from farm.extras.radar.toolchains_api import ToolchainsApi
 from farm.jobs.rows import ToolchainLine
+from farm.results.ref_rules import given
 from farm.targets.pools import begins
 from farm.wire.asked import ChosenGates
 
@@ -119,7 +119,7 @@ def bisect(
 
     Raises NotFound without such a cell or toolchain, UsageError if no two toolchains are left.
     """
-    named = newest(cell for cell in client.ls(ref) if not cell.get("superseded"))
+    named = given(client.ls(ref))
     if absent := [cell for cell in cells if cell not in named]:
         raise NotFound(f"{ref} has no cell {absent[0]}", hint=f"`farm ls --ref {ref}` lists them")
     lines = ToolchainsApi.of(client).all(ref)

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from farm.artifacts import readable
-from farm.artifacts.refs import Ref, Refs, SnapshotCell, SnapshotContent, newest, snapshot_cell
+from farm.artifacts.refs import Cells, Ref, Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts as facts_of
 from farm.builds.admission import Admission
@@ -33,11 +33,11 @@ from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import PoolView, ToolchainLine
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, NotShadowed, PlanDocument, ShadowedCell, ShadowNotes
-from farm.results.naming import named_cell
+from farm.results import ref_rules
 from farm.results.report import BuildView
 from farm.spec import digest_of
 from farm.store import Store
-from farm.targets.pools import Pool, begins, version_of
+from farm.targets.pools import Pool, version_of
 from farm.wire.asked import BUILD_ID, TAG, BuildId, ChosenGates, ToolchainStart
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Toolchains:
         finisher: BuildFinisher,
         known: KnownArtifacts,
         baselines: Baselines,
-        check_named: Callable[[str, str, Sequence[SnapshotCell]], object],
+        check_named: Callable[[str, str, Sequence[SnapshotCell]], Callable[[], object]],
     ) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -109,7 +109,7 @@ class Toolchains:
 
     def lines(self, namespace: str, ref: str) -> list[ToolchainLine]:
         """Return the toolchains of each target, the oldest first, with what a ref names of them."""
-        cells = list(self._refs.read_or_empty(namespace, ref)["cells"].values())
+        cells = list(self._refs.read_through(namespace, ref)["cells"].values())
         live: dict[tuple[str, str], int] = {(cell["target"], cell["toolchain"]): 0 for cell in cells}
         places = {pool["name"]: _place(Pool.from_dict(pool["pool"])) for pool in self._store.workers.pools()}
         live |= dict.fromkeys(places.values(), 0)
@@ -195,7 +195,7 @@ class Toolchains:
             raise NotFound(f"no ref {wish['ref']} in namespace {namespace}", hint="`farm ls refs` lists them")
         self._known.require_index(namespace)
         patterns = wish["cells"] or ["*"]
-        named = newest(self._refs.snapshot(ref.snapshot)["cells"].values())
+        named = ref_rules.given(self._refs.snapshot(ref.snapshot)["cells"].values())
         chosen = [cell for name, cell in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
         pools = self._store.workers.pools()
         cells, left_out, before = self._cells(namespace, wish, chosen, _with_workers(pools))
@@ -345,26 +345,21 @@ class Toolchains:
         report = self._reader.report(namespace, found["build"])
         build, moment = report["build"], report["build"]["created_at"]
         passing = {cell["identifier"] for cell in found["cells"] if cell["passes"]}
-        new = [
-            named_cell(build["name"], moment, cell, cell["facts"])
+        cells = [
+            ref_rules.named_cell(build["name"], moment, cell, cell["facts"])
             for cell in report["cells"]
             if cell["identifier"] in passing and cell["facts"]
         ]
-        if not new:
+        if not cells:
             raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
-        added = dict(snapshot_cell(namespace, cell) for cell in new)
-        now = self._refs.find(namespace, found["ref"])
-        there = self._refs.snapshot(now.snapshot)["cells"] if now else {}
-        if now and all(name in there and not there[name].get("superseded") for name in added):
-            return now
-
-        self._check_named(namespace, found["ref"], list(added.values()))
-
-        def update(current: SnapshotContent | None) -> SnapshotContent:
-            cells = current["cells"] if current else {}
-            return {"cells": {**_superseded(cells, passing, moment), **added}}
-
-        return self._refs.move(namespace, found["ref"], update, generation=found["generation"])
+        new = ref_rules.entries(namespace, cells)
+        return self._refs.move(
+            namespace,
+            found["ref"],
+            lambda there: ref_rules.promoted(there, new, moment),
+            generation=found["generation"],
+            check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
+        )
 
     def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> Ref:
         """Let a ref give readers the programs of another toolchain that it still has: this rolls back.
@@ -379,20 +374,21 @@ class Toolchains:
             raise NotFound(f"no ref {ref} in namespace {namespace}", hint="`farm ls refs` lists them")
         moment = self._store.now()
 
-        def update(current: SnapshotContent | None) -> SnapshotContent:
-            cells = dict(current["cells"]) if current else {}
-            back = _kept(cells, toolchain)
-            if not back and not (toolchain and any(_is_of(cell, toolchain) for cell in cells.values())):
-                known = ", ".join(sorted({cell["toolchain"] for cell in cells.values()}, key=version_of))
+        def update(there: Cells) -> Cells:
+            try:
+                return ref_rules.rolled_back(there, toolchain, moment)
+            except LookupError:
+                known = ", ".join(sorted({cell["toolchain"] for cell in there.values()}, key=version_of))
                 what = f"of {toolchain}" if toolchain else "of a toolchain before"
-                raise NotFound(f"{ref} has kept no program {what}", hint=f"it has {known}")
-            self._check_named(namespace, ref, [cells[name] for name in back])
-            changed = _superseded(cells, {cells[name]["identifier"] for name in back}, moment)
-            for name in back:
-                changed[name] = _current(cells[name])
-            return {"cells": changed}
+                raise NotFound(f"{ref} has kept no program {what}", hint=f"it has {known}") from None
 
-        return self._refs.move(namespace, ref, update, generation=now.generation if generation is None else generation)
+        return self._refs.move(
+            namespace,
+            ref,
+            update,
+            generation=now.generation if generation is None else generation,
+            check=lambda before, after: self._check_named(namespace, ref, ref_rules.brought(before, after)),
+        )
 
 
 def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
@@ -409,40 +405,6 @@ def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
     return sorted(
         {name for target, (version, name) in newest_of.items() if target in given and version > given[target]}
     )
-
-
-def _is_of(cell: SnapshotCell, toolchain: str) -> bool:
-    return begins(cell["toolchain"], toolchain)
-
-
-def _kept(cells: Mapping[str, SnapshotCell], toolchain: str) -> list[str]:
-    """Return the names of the superseded entries that come back: of each identifier the one superseded last.
-
-    Without a toolchain, only those that the last move superseded.
-    """
-    best: dict[str, str] = {}
-    last = max((cell.get("superseded", 0.0) for cell in cells.values()), default=0.0)
-    for name, cell in sorted(cells.items(), key=lambda each: each[1].get("superseded", 0.0)):
-        if (since := cell.get("superseded")) and (_is_of(cell, toolchain) if toolchain else since == last):
-            best[cell["identifier"]] = name
-    return list(best.values())
-
-
-def _superseded(
-    cells: Mapping[str, SnapshotCell], identifiers: Iterable[str], moment: float
-) -> dict[str, SnapshotCell]:
-    """Return a snapshot's entries with those of some identifiers superseded since a moment."""
-    chosen = set(identifiers)
-    return {
-        name: {**cell, "superseded": moment} if cell["identifier"] in chosen and not cell.get("superseded") else cell
-        for name, cell in cells.items()
-    }
-
-
-def _current(cell: SnapshotCell) -> SnapshotCell:
-    current = cell.copy()
-    current.pop("superseded", None)
-    return current
 
 
 def _keys(cell: CellPlan) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from farm.extension import Extension
@@ -41,12 +41,13 @@ def _sign_gates(farm: Farm, report: Report) -> None:
         attest_build(farm, report)
 
 
-def _check(farm: Farm, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> None:
-    """Let a ref name what passes the server's trust policy, and sign that it does. Raises Untrusted."""
-    if farm.settings.trust_policy:
-        from farm.extras.signing.notary import Promotions
+def _check(farm: Farm, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> Callable[[], object] | None:
+    """Let a ref name what passes the server's trust policy, and then sign that it does. Raises Untrusted."""
+    if not farm.settings.trust_policy:
+        return None
+    from farm.extras.signing.notary import Promotions
 
-        farm.part(Promotions.of).check(namespace, tag, cells)
+    return farm.part(Promotions.of).check(namespace, tag, cells)
 
 
 def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:

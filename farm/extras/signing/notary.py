@@ -23,7 +23,7 @@ from farm.extras.signing.judging import AtHand, judge
 from farm.extras.signing.revocations import refresh
 from farm.extras.signing.signing_keys import load_signer
 from farm.extras.signing.trust import TrustPolicy, clock, load_policy
-from farm.results.naming import has_passed
+from farm.results.ref_rules import has_passed
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -120,8 +120,12 @@ def attest_build(farm: Farm, report: Report) -> None:
             gates = GatesFound(cell["gate"]["tolerance"], cell.get("compared", []))
             notary.attest_gates(farm.artifacts, build["namespace"], build["id"], facts, gates)
 
+    _all_at_once(sign, [cell for cell in report["cells"] if has_passed(cell)])
+
+
+def _all_at_once(does: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
     with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(sign, [cell for cell in report["cells"] if has_passed(cell)]))
+        return list(threads.map(does, things))
 
 
 def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
@@ -201,25 +205,23 @@ class Promotions:
         policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
         return cls(artifacts, policy, Notary.from_settings(settings))
 
-    def check(self, namespace: str, tag: str, cells: Iterable[SnapshotCell]) -> None:
-        """Check the artifacts of cells before a tag names them, and sign a verification summary of each.
+    def check(self, namespace: str, tag: str, cells: Iterable[SnapshotCell]) -> Callable[[], object]:
+        """Check the artifacts of cells before a tag names them; what is returned signs a summary of each afterwards.
 
         Raises Untrusted for the first that the server's policy refuses, ArtifactGone.
         """
         policy, notary = self._policy, self._notary
         if policy is None:
-            return
+            return lambda: None
         if there := self._artifacts.get_object(REVOCATIONS):
             refresh(there.data, policy, clock())
-        with ThreadPoolExecutor(THREADS) as threads:
-            checked = list(threads.map(lambda cell: self._checked(policy, namespace, cell), cells))
+        checked = _all_at_once(lambda cell: self._checked(policy, namespace, cell), cells)
+
+        def sign(each: CheckedCell) -> None:
             if notary:
-                list(
-                    threads.map(
-                        lambda each: notary.attest_promotion(self._artifacts, namespace, tag, each, policy.digest),
-                        checked,
-                    )
-                )
+                notary.attest_promotion(self._artifacts, namespace, tag, each, policy.digest)
+
+        return lambda: _all_at_once(sign, checked)
 
     def _checked(self, policy: TrustPolicy, namespace: str, cell: SnapshotCell) -> CheckedCell:
         place = cell.get("sidecar") or sidecar_key(namespace, cell["key"])

@@ -36,6 +36,7 @@ from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAll
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.matrix.cells import expand
+from farm.results.ref_rules import entries
 from farm.serving.application import create_app
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
@@ -545,7 +546,8 @@ def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: 
     """What another toolchain made is not a member, even for a shape that the family does not have."""
     finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
     other = {"identifier": "net/onnxruntime-cpu/fp32/b64", "shape": "b64", "toolchain": "onnxruntime1.32.0-ffffffff"}
-    Refs(farm.artifacts).add_cells("main", "latest", [{**client.ls()[0], **other}])
+    more = entries("main", [{**client.ls()[0], **other}])
+    Refs(farm.artifacts).move("main", "latest", lambda there: {**there, **more})
     family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
     assert [member["shape"] for member in family.document["members"]] == ["b1", "b8", "b32"]
     assert family.document["toolchain"] == POOL.toolchain
@@ -693,7 +695,7 @@ def test_a_ref_is_moved_once_where_answers_are_lost(farm: Farm, url: str, client
     finished(farm, client, frozen)
     client.refs.move("prod", "latest")
     refs = Refs(farm.artifacts)
-    refs.move("main", "prod", lambda now: {"cells": {}})
+    refs.move("main", "prod", lambda there: {})
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Forgetting()) as forgetful:
         moved = forgetful.refs.move("prod", "prod", previous=True)
         assert moved["generation"] == 3

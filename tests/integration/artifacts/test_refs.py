@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from farm.artifacts import blob_key
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Cells, Ref, Refs
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError
+from farm.results.ref_rules import entered, entries
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def refs(store: S3Store) -> Refs:
 
 def make_cell(identifier: str, key: str = "ab" * 32, **fields: Any) -> dict[str, Any]:
     return {
+        "manifest": "demo",
+        "submitted": 0.0,
         "identifier": identifier,
         "model": identifier,
         "target": "onnxruntime/cpu",
@@ -33,6 +36,17 @@ def make_cell(identifier: str, key: str = "ab" * 32, **fields: Any) -> dict[str,
         "program": {"path": "program.onnx", "digest": "cd" * 32, "size": 3},
         **fields,
     }
+
+
+def add(refs: Refs, namespace: str, tag: str, cells: list[Any]) -> Ref:
+    """Add cells to a tag, as a build does it that has ended."""
+    return refs.move(namespace, tag, lambda there: entered(there, entries(namespace, cells)))
+
+
+def point(refs: Refs, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Ref:
+    """Point a tag of `main` to what another names, as `farm tag` does it."""
+    wanted = refs.source("main", source, previous=previous)
+    return refs.move("main", tag, lambda _: wanted, generation=generation)
 
 
 def names(snapshot: dict[str, Any] | None) -> set[str]:
@@ -48,9 +62,9 @@ def test_a_ref_that_nobody_made_is_none(refs: Refs) -> None:
 def test_cells_gather_under_a_name(refs: Refs) -> None:
     """A build adds its cells; those of the same identifier, device and toolchain take the place of those that were
     submitted before."""
-    refs.add_cells("main", "latest", [make_cell("a"), make_cell("b")])
-    refs.add_cells("main", "latest", [make_cell("b", key="ef" * 32, submitted=2.0), make_cell("c")])
-    refs.add_cells("main", "latest", [make_cell("b", submitted=1.0)])
+    add(refs, "main", "latest", [make_cell("a"), make_cell("b")])
+    add(refs, "main", "latest", [make_cell("b", key="ef" * 32, submitted=2.0), make_cell("c")])
+    add(refs, "main", "latest", [make_cell("b", submitted=1.0)])
     snapshot = refs.read("main", "latest")
     assert names(snapshot) == {"a", "b", "c"}
     assert snapshot
@@ -60,7 +74,7 @@ def test_cells_gather_under_a_name(refs: Refs) -> None:
 
 
 def test_an_artifact_of_main_keeps_its_place_in_the_snapshot_of_another_namespace(refs: Refs) -> None:
-    refs.add_cells("pr-7", "latest", [make_cell("a", sidecar="ns/main/artifacts/ab/x.json")])
+    add(refs, "pr-7", "latest", [make_cell("a", sidecar="ns/main/artifacts/ab/x.json")])
     snapshot = refs.read("pr-7", "latest")
     assert snapshot
     assert [cell["sidecar"] for cell in snapshot["cells"].values()] == ["ns/main/artifacts/ab/x.json"]
@@ -68,9 +82,9 @@ def test_an_artifact_of_main_keeps_its_place_in_the_snapshot_of_another_namespac
 
 def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, store: S3Store) -> None:
     """As readable JSON under a stable name."""
-    first = refs.add_cells("main", "latest", [make_cell("a")])
-    second = refs.add_cells("main", "latest", [make_cell("b")])
-    again = refs.add_cells("main", "latest", [make_cell("b")])
+    first = add(refs, "main", "latest", [make_cell("a")])
+    second = add(refs, "main", "latest", [make_cell("b")])
+    again = add(refs, "main", "latest", [make_cell("b")])
     assert (first.generation, first.previous) == (1, None)
     assert (second.generation, second.previous) == (2, first.snapshot)
     assert again == refs.find("main", "latest")
@@ -93,7 +107,7 @@ def test_eight_that_move_one_ref_lose_nothing(refs: Refs) -> None:
     def move(number: int) -> None:
         start.wait()
         for turn in range(2):
-            refs.add_cells("main", "latest", [make_cell(f"{number}-{turn}")])
+            add(refs, "main", "latest", [make_cell(f"{number}-{turn}")])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(move, range(8)))
@@ -103,12 +117,12 @@ def test_eight_that_move_one_ref_lose_nothing(refs: Refs) -> None:
 
 
 def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
-    good = refs.add_cells("main", "latest", [make_cell("a")])
-    refs.point("main", "prod", "latest")
-    refs.add_cells("main", "latest", [make_cell("b")])
-    moved = refs.point("main", "prod", "latest")
+    good = add(refs, "main", "latest", [make_cell("a")])
+    point(refs, "prod", "latest")
+    add(refs, "main", "latest", [make_cell("b")])
+    moved = point(refs, "prod", "latest")
     assert moved.previous == good.snapshot
-    refs.point("main", "prod", "prod", previous=True)
+    point(refs, "prod", "prod", previous=True)
     assert names(refs.read("main", "prod")) == {"a"}
     assert names(refs.read("main", "latest")) == {"a", "b"}
     assert list(refs.list("main")) == ["latest", "prod"]
@@ -118,31 +132,31 @@ def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
 
 def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) -> None:
     with pytest.raises(NotFound, match="no ref latest"):
-        refs.point("main", "prod", "latest")
-    first = refs.add_cells("main", "latest", [make_cell("a")])
+        point(refs, "prod", "latest")
+    first = add(refs, "main", "latest", [make_cell("a")])
     with pytest.raises(NotFound, match="no previous"):
-        refs.point("main", "latest", "latest", previous=True)
+        point(refs, "latest", "latest", previous=True)
     store.delete_object(blob_key(first.snapshot))
     with pytest.raises(ArtifactGone):
-        refs.point("main", "prod", "latest")
+        point(refs, "prod", "latest")
     assert refs.find("main", "prod") is None
 
 
 def test_of_two_that_promote_from_one_generation_one_is_refused(refs: Refs) -> None:
-    refs.add_cells("main", "latest", [make_cell("a")])
-    assert refs.point("main", "prod", "latest", generation=0).generation == 1
-    refs.add_cells("main", "latest", [make_cell("b")])
-    refs.point("main", "prod", "latest", generation=1)
-    assert refs.point("main", "prod", "latest", generation=1).generation == 2, "a repetition finds its move made"
-    refs.add_cells("main", "latest", [make_cell("c")])
+    add(refs, "main", "latest", [make_cell("a")])
+    assert point(refs, "prod", "latest", generation=0).generation == 1
+    add(refs, "main", "latest", [make_cell("b")])
+    point(refs, "prod", "latest", generation=1)
+    assert point(refs, "prod", "latest", generation=1).generation == 2, "a repetition finds its move made"
+    add(refs, "main", "latest", [make_cell("c")])
     for stale in (0, 1):
         with pytest.raises(Conflict, match="has generation 2"):
-            refs.point("main", "prod", "latest", generation=stale)
+            point(refs, "prod", "latest", generation=stale)
         with pytest.raises(Conflict, match="has generation 2"):
             refs.delete("main", "prod", generation=stale)
     refs.delete("main", "prod", generation=2)
     with pytest.raises(Conflict, match="does not exist"):
-        refs.point("main", "prod", "latest", generation=2)
+        point(refs, "prod", "latest", generation=2)
 
 
 def test_a_ref_that_cannot_be_read_is_forgotten_when_that_is_asked(refs: Refs, store: S3Store) -> None:
@@ -154,12 +168,12 @@ def test_a_ref_that_cannot_be_read_is_forgotten_when_that_is_asked(refs: Refs, s
 def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_moves_on(
     refs: Refs, store: S3Store
 ) -> None:
-    refs.add_cells("main", "latest", [make_cell("a")])
-    ref = refs.add_cells("main", "latest", [make_cell("b")])
+    add(refs, "main", "latest", [make_cell("a")])
+    ref = add(refs, "main", "latest", [make_cell("b")])
     store.delete_object(blob_key(ref.snapshot))
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
-    moved = refs.add_cells("main", "latest", [make_cell("c")])
+    moved = add(refs, "main", "latest", [make_cell("c")])
     assert names(refs.read("main", "latest")) == {"a", "c"}
     assert moved.generation == 3
     assert moved.previous
@@ -167,10 +181,10 @@ def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_m
 
 
 def test_a_lost_snapshot_comes_back_where_nothing_new_is_named(refs: Refs, store: S3Store) -> None:
-    ref = refs.add_cells("main", "latest", [make_cell("a")])
+    ref = add(refs, "main", "latest", [make_cell("a")])
     store.delete_object(blob_key(ref.snapshot))
     assert refs.read_or_empty("main", "latest")["cells"] == {}
-    refs.add_cells("main", "latest", [make_cell("a")])
+    add(refs, "main", "latest", [make_cell("a")])
     assert names(refs.read("main", "latest")) == {"a"}
 
 
@@ -181,7 +195,7 @@ def test_what_is_no_snapshot_counts_as_lost(refs: Refs, store: S3Store, damage: 
     store.put_object("ns/main/refs/latest.json", json.dumps(document).encode())
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
-    assert refs.add_cells("main", "latest", [make_cell("b")]).generation == 8
+    assert add(refs, "main", "latest", [make_cell("b")]).generation == 8
     assert names(refs.read("main", "latest")) == {"b"}
 
 
@@ -189,7 +203,7 @@ def test_a_ref_that_cannot_be_read_is_named(refs: Refs, store: S3Store) -> None:
     store.put_object("ns/main/refs/latest.json", b'{"generation": 1')
     with pytest.raises(ArtifactGone, match=r"ns/main/refs/latest\.json"):
         refs.read("main", "latest")
-    refs.add_cells("main", "latest", [make_cell("a")])
+    add(refs, "main", "latest", [make_cell("a")])
     assert names(refs.read("main", "latest")) == {"a"}
 
 
@@ -197,12 +211,12 @@ def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: p
     monkeypatch.setattr("farm.artifacts.moves.MOVES", 5)
     count = 0
 
-    def update(now: dict[str, Any] | None) -> dict[str, Any]:
+    def update(there: Cells) -> Cells:
         nonlocal count
         count += 1
         rival = Refs(refs._artifacts)
-        rival.add_cells("main", "latest", [make_cell(f"rival-{count}")])
-        return {"cells": {}}
+        add(rival, "main", "latest", [make_cell(f"rival-{count}")])
+        return {}
 
     with pytest.raises(StorageUnavailable, match="moved by others"):
         refs.move("main", "latest", update)

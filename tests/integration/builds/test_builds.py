@@ -806,7 +806,8 @@ def test_latest_never_names_a_program_of_the_background_that_a_gate_refuses(
     build = submit(farm, freeze_manifest(tmp_path, loose))
     work(farm, deeper(farm))
     farm.build_finisher.finish(build["id"])
-    Refs(farm.artifacts).point("main", "prod", "latest")
+    refs = Refs(farm.artifacts)
+    refs.move("main", "prod", lambda _: refs.source("main", "latest"))
     follower = farm.build_reader.get("main", build["id"])["followed_by"]
     work(farm, deeper(farm))
     farm.build_finisher.finish(follower)

@@ -30,6 +30,8 @@ def entry(
 ) -> SnapshotCell:
     batch = {"batch": int(shape[1:].partition(".")[0])} if sizes is None else sizes
     return SnapshotCell(
+        manifest="demo",
+        submitted=0.0,
         identifier=f"net/{target.replace('/', '-')}/fp16/{shape}",
         model="net",
         target=target,

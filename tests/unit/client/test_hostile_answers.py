@@ -20,6 +20,7 @@ from farm.wire.checking import checked
 from tests.support.signed import Signed, key_in, sidecar_of
 
 CELL: dict[str, Any] = {
+    "manifest": "demo", "submitted": 1.0,
     "identifier": "net/cpu/fp32/b1", "model": "net", "target": "onnxruntime/cpu", "precision": "fp32", "shape": "b1",
     "sizes": {"batch": 1}, "key": "ab" * 32, "device": "cpu", "toolchain": "t",
     "program": {"path": "net.onnx", "digest": "cd" * 32, "size": 3},

@@ -20,6 +20,7 @@ DIGEST = hashlib.sha256(PROGRAM).hexdigest()
 BLOB = {"path": "net.onnx", "digest": DIGEST, "size": len(PROGRAM)}
 KEY = "ab" * 32
 CELL = {
+    "manifest": "demo", "submitted": 1.0,
     "identifier": "net/onnxruntime-cpu/fp32/b1", "model": "net", "target": "onnxruntime/cpu", "precision": "fp32",
     "shape": "b1", "device": "cpu", "toolchain": "onnxruntime1", "key": KEY, "program": BLOB, "sizes": {},
 }  # fmt: skip

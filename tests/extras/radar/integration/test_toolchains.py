@@ -13,7 +13,6 @@ import onnx
 import pytest
 
 from farm.app import Farm
-from farm.artifacts.refs import newest
 from farm.client.client import FarmClient, freeze
 from farm.client.fetching import choose
 from farm.errors import Conflict, FarmFault, GateFailed, NotFound, StorageUnavailable, Untrusted
@@ -24,6 +23,7 @@ from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
 from farm.jobs.state import FailureKind
 from farm.manifest.choice import read_gates
+from farm.results import ref_rules
 from tests.support.api_farm import MANIFEST, freeze_manifest
 from tests.support.played import Made, Player, played_to_the_end, toolchain
 
@@ -159,7 +159,7 @@ def test_readers_get_what_was_submitted_last_and_not_what_was_made_last(
     assert family["toolchain"] == OLD.toolchain
     by_name = client.fetch("net", "onnxruntime/cpu", "fp32", toolchain=NEW.toolchain, **where).artifact
     assert by_name["spec"]["model"]["digest"] == digests["two"]
-    (cell,) = {each["key"] for each in newest(client.ls()).values() if each["precision"] == "fp32"}
+    (cell,) = {each["key"] for each in ref_rules.given(client.ls()).values() if each["precision"] == "fp32"}
     assert fetched["key"] == cell, "the server means the same"
 
 
@@ -176,6 +176,56 @@ def test_a_rollback_takes_back_the_last_promotion_alone(client: FarmClient, play
     assert given(client) == {"fp32": NEW.toolchain, "fp16": NEW.toolchain}
     client.toolchains.roll_back()
     assert given(client) == {"fp32": newest.toolchain, "fp16": NEW.toolchain}
+
+
+def test_a_rollback_is_possible_where_builds_have_changed_the_toolchain(
+    farm: Farm, client: FarmClient, player: Player, prod: int, tmp_path: Path
+) -> None:
+    """They follow a promotion into `latest`, and a release moves `prod` there."""
+    player.join(NEW)
+    player.finish(client, (shadow := client.toolchains.shadow())["id"])
+    client.toolchains.promote(shadow["id"])
+    player.finish(client, client.submit(freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache"))["id"])
+    client.refs.move("prod", "latest")
+    assert set(given(client).values()) == {NEW.toolchain}
+    client.toolchains.roll_back(toolchain="onnxruntime1.31")
+    assert set(given(client).values()) == {OLD.toolchain}
+    client.toolchains.roll_back()
+    assert set(given(client).values()) == {NEW.toolchain}
+    client.toolchains.roll_back()
+    assert set(given(client).values()) == {OLD.toolchain}
+
+
+def test_a_promotion_replaces_an_older_program_of_its_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """The fleet went to a new toolchain and back; then another commit was released, and is promoted."""
+    player = Player(farm, [])
+    for pool, salt in ((OLD, "1"), (NEW, "1"), (OLD, "2")):
+        player.pools = []
+        player.join(pool)
+        player.finish(client, client.submit(freeze_manifest(tmp_path, f'{MANIFEST}salt: "{salt}"\n'))["id"])
+    client.refs.move("prod", "latest")
+    player.join(NEW)
+    player.finish(client, (shadow := client.toolchains.shadow())["id"])
+    client.toolchains.promote(shadow["id"])
+    assert set(given(client).values()) == {NEW.toolchain}
+    keys = {cell["key"] for cell in client.report(shadow["id"])["cells"]}
+    assert {cell["key"] for cell in ref_rules.given(client.ls("prod")).values()} == keys
+
+
+def test_a_build_that_ends_late_does_not_take_back_what_people_chose(
+    farm: Farm, client: FarmClient, player: Player, prod: int, tmp_path: Path
+) -> None:
+    """It was submitted before `latest` was rolled back."""
+    player.pools = []
+    player.join(NEW)
+    player.finish(client, client.submit(freeze_manifest(tmp_path, MANIFEST))["id"])
+    late = client.submit(freeze_manifest(tmp_path, f"{MANIFEST}salt: late\n"))
+    player.work()
+    client.toolchains.roll_back("latest")
+    report = player.finish(client, late["id"])
+    assert set(given(client, "latest").values()) == {OLD.toolchain}
+    found = {cell["key"] for cell in client.ls() if cell["toolchain"] == NEW.toolchain}
+    assert found == {cell["key"] for cell in report["cells"]}, "those who name it get the last one"
 
 
 def test_a_rollback_whose_answer_is_lost_is_not_taken_back_by_its_repetition(

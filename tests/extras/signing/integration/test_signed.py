@@ -19,7 +19,7 @@ from farm.artifacts.ownership import documents
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.client.storage_client import StorageClient
-from farm.errors import Untrusted, UsageError
+from farm.errors import Conflict, Untrusted, UsageError
 from farm.extras.signing.revocations import issue, keep
 from farm.extras.signing.signing_keys import load_signer, new_key
 from farm.extras.signing.trust import clock, load_policy, policy_of_keys
@@ -255,6 +255,17 @@ def test_a_ref_names_what_the_policy_takes_and_says_so(
             "file": "", "number": 3, "keys": 1, "programs": [digest]
         }  # fmt: skip
         assert main([*revoke[:-1], str(keys / "farm.key")]) == 2, "another key has signed it"
+
+
+def test_what_no_ref_came_to_name_has_no_statement_that_it_may(farm: Farm, client: FarmClient, built: str) -> None:
+    """Somebody else moved the ref first."""
+    (key,) = [cell["key"] for cell in client.ls()]
+    before = farm.artifacts.get_object(statements_key("main", key))
+    with pytest.raises(Conflict):
+        client.refs.move("prod", "latest", generation=7)
+    assert farm.artifacts.get_object(statements_key("main", key)) == before
+    client.refs.move("prod", "latest", generation=0)
+    assert farm.artifacts.get_object(statements_key("main", key)) != before
 
 
 def test_readers_get_a_newer_revocation_document_from_the_farm(
