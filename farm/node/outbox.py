@@ -106,17 +106,18 @@ class Outbox:
             # The search for abandoned parcels was faster, and removes it.
 
     def left(self) -> Iterator[Parcel]:
-        """Yield the abandoned parcels; each is locked until the next one is taken."""
+        """Yield the abandoned parcels; each is locked until the next one is taken. Remove what is not whole."""
         for folder in sorted(self._folder.glob("*")):
             lock = _locked(folder)
             if lock is None:
                 continue
             document = _read(folder)
             with Parcel(folder, lock, document or {}, self._sign) as parcel:
-                if document:
-                    yield parcel
-                else:
+                if not document:
                     parcel.drop()
+                elif document.keys() >= _FIELDS:
+                    yield parcel
+                # Else it is another release's, which delivers it when it runs here again.
 
     @property
     def size(self) -> int:
@@ -242,17 +243,21 @@ def _locked(folder: Path) -> int | None:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return the description of a parcel; None if it has none, or its files may have been lost with the power."""
+    """Return the description of a parcel; None if it has none, or its files may have been lost with the power.
+
+    Of another release's parcel only that release knows whether it is whole.
+    """
     if folder.name.startswith("."):
         return None  # The process that wrote or removed it was killed.
     try:
-        document: dict[str, Any] = json.loads((folder / "parcel.json").read_text())
+        document: Any = json.loads((folder / "parcel.json").read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(document, dict) or not document.keys() >= _FIELDS:
-        return None  # Another release's.
-    sound = document.get("boot") == _boot() or (folder / "settled").exists()
-    return document if sound else None
+    if not isinstance(document, dict):
+        return None
+    found: dict[str, Any] = document
+    sound = not found.keys() >= _FIELDS or found.get("boot") == _boot() or (folder / "settled").exists()
+    return found if sound else None
 
 
 def _boot() -> str:
