@@ -246,6 +246,20 @@ def model_digest(files: Mapping[str, str]) -> str:
     return digest_of(sorted([path, digest] for path, digest in files.items()))
 
 
+LONGEST_NAME = 128
+"""Characters of a program's file name: what clients take, and every file system."""
+
+
+def program_name(identifier: str, extension: str) -> str:
+    """Return the name of a cell's program file: its identifier, of a long one the beginning and a digest of it all.
+
+    Cells with one cache key share a program; each names its file.
+    """
+    name = identifier.replace("/", "--")
+    room = LONGEST_NAME - len(extension)
+    return (name if len(name) <= room else f"{name[: room - 13]}-{digest_of(identifier)[:12]}") + extension
+
+
 _NOTHING: tuple[Any, ...] = (None, "", {})
 
 

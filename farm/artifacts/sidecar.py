@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, NotRequired, Required, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -20,7 +21,7 @@ from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.order import ConversionRecord
 from farm.jobs.state import Phase
 from farm.runner.documents import Placement, SessionChoice
-from farm.spec import FileReference, JsonSchema, SpecDocument, comparable, digest_of
+from farm.spec import FileReference, JsonSchema, SpecDocument, comparable, digest_of, program_name
 from farm.wire.program import Against, Alone, Conditions, Latency, MeasuredPoint, Port, Processes
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -260,6 +261,13 @@ class Sidecar(_SidecarPart):
     created: str
     """ISO 8601, UTC."""
     farm_version: str = ""
+
+    def of_cell(self, identifier: str) -> Sidecar:
+        """Return it with the names of a cell that shares the program: the stored ones are those of the first cell."""
+        path = program_name(identifier, PurePosixPath(self.blobs.program.path).suffix)
+        program = self.blobs.program.model_copy(update={"path": path})
+        blobs = self.blobs.model_copy(update={"program": program})
+        return self.model_copy(update={"identifier": identifier, "blobs": blobs})
 
 
 def read(data: bytes) -> Sidecar:

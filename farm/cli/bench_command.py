@@ -148,8 +148,9 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         if not cells:
             names = ", ".join(sorted({str(cell["identifier"]) for cell in there})[:10])
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
-        found = [client.artifacts.get(cell["key"]) for cell in given(cells).values()]
-        return sorted((_brought(client, each) for each in found), key=lambda one: _batch(one.sidecar))
+        found = [(cell, client.artifacts.sidecar_of(cell)) for cell in given(cells).values()]
+        described = [client.artifacts.described(member, ref or "latest")[0] for member in found]
+        return sorted((_brought(client, each) for each in described), key=lambda one: _batch(one.sidecar))
 
 
 def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
@@ -174,6 +175,7 @@ def _cache(sidecar: SidecarDocument) -> Path:
 
 def _local(path: Path) -> list[BenchedProgram]:
     from farm.cli.inspect_command import sidecar_and_program, sidecars_in
+    from farm.client.fetching import program_path
 
     if path.is_dir():
         documents = sidecars_in(path)
@@ -185,8 +187,9 @@ def _local(path: Path) -> list[BenchedProgram]:
     if sidecar is None:
         hint = "`farm fetch` and `farm optimize` write it; without it the farm does not know how to run the program"
         raise NotFound(f"no sidecar next to {path}", hint=hint)
-    program = program or path.with_name(str(sidecar["blobs"]["program"]["path"]))
-    if not _is_whole(program, sidecar["blobs"]["program"]["digest"]):
+    stored = sidecar["blobs"]["program"]
+    program = program or program_path(path, stored["path"], stored["digest"])
+    if not _is_whole(program, stored["digest"]):
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
     return [BenchedProgram(program, sidecar)]
 

@@ -88,7 +88,7 @@ _LARGEST_SIDECAR = 16 << 20
 
 def sidecar_and_program(path: Path) -> tuple[SidecarDocument | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
-    from farm.client.fetching import sidecar_path
+    from farm.client.fetching import program_path, sidecar_path
 
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(_only_sidecar(path) if path.is_dir() else path), None
@@ -101,8 +101,10 @@ def sidecar_and_program(path: Path) -> tuple[SidecarDocument | None, Path | None
     if not document.exists():
         return None, path
     sidecar = _read_sidecar(document)
-    if sidecar["blobs"]["program"]["path"] != path.name:
-        output.note(f"{document} describes {sidecar['blobs']['program']['path']}, not {path.name}: not compared")
+    program = sidecar["blobs"]["program"]
+    described = program_path(document, program["path"], program["digest"])
+    if described != path:
+        output.note(f"{document} describes {described.name}, not {path.name}: not compared")
         return None, path
     return sidecar, path
 

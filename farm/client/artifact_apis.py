@@ -215,12 +215,23 @@ class ArtifactsApi(Api):
         found = self._client.kept.ask(f"statements {key}", lambda: self._client.documents.statements(key))
         return checked(found, SignedSidecar, self._transport.url)
 
-    def signed_of(self, cell: SnapshotCell, ref: str, needs: tuple[str, ...] = ()) -> SignedArtifact | None:
-        """Return what is signed about a ref's cell, as `signed`."""
+    def described(
+        self, member: FamilyMember, ref: str, needs: tuple[str, ...] = ()
+    ) -> tuple[SidecarDocument, SignedArtifact | None]:
+        """Return the sidecar of a ref's cell, the signed one if there is one, and what is signed, as `signed`.
+
+        Raises ArtifactGone if it describes other bytes than the ref names.
+        """
+        from farm.client.fetching import require_named
+
+        cell, sidecar = member
         try:
-            return self.signed(cell["key"], tag=ref, needs=needs)
+            signed = self.signed(cell["key"], tag=ref, needs=needs)
         except Untrusted as error:
             raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
+        sidecar = signed.document if signed else sidecar
+        require_named(cell, sidecar, ref)
+        return sidecar, signed
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -273,11 +284,9 @@ class ArtifactsApi(Api):
         """Write the artifact of a ref's cell into `folder`; as `FarmClient.fetch`."""
         from farm.client.fetching import place_kernels, write_artifact
 
-        cell, sidecar = member
-        signed = self.signed_of(cell, ref)
-        sidecar = signed.document if signed else sidecar
+        sidecar, signed = self.described(member, ref)
         found = write_artifact(
-            self.bring, cell, sidecar, folder, ref=ref, log=log, sample=sample, force=force, signed=signed
+            self.bring, member[0], sidecar, folder, log=log, sample=sample, force=force, signed=signed
         )
         blob = sidecar["blobs"].get("kernel_cache") if with_kernels else None
         if not blob:
@@ -303,8 +312,9 @@ class ArtifactsApi(Api):
         members = family((cell, self.sidecar_of(cell)) for cell in cells)
         shapes = {cell["shape"] for cell, _ in members}
         left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
-        signed = {cell["key"]: self.signed_of(cell, ref) for cell, _ in members}
-        members = [(cell, each.document if (each := signed[cell["key"]]) else sidecar) for cell, sidecar in members]
+        described = {member[0]["key"]: self.described(member, ref) for member in members}
+        members = [(cell, described[cell["key"]][0]) for cell, _ in members]
+        signed = {key: each for key, (_, each) in described.items()}
         index, document = write_family(self.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
         return FetchedFamily(folder, index, document, left_out)
 

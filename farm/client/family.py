@@ -151,13 +151,14 @@ def family_index(ref: str, members: Iterable[FamilyMember]) -> FamilyIndex:
 
 def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
     sidecar = Sidecar.model_validate(document)
-    measured, folder = sidecar.measurements, cell["shape"]
+    measured = sidecar.measurements
+    program = f"{cell['shape']}/{sidecar.of_cell(cell['identifier']).blobs.program.path}"
     return {
         "shape": cell["shape"],
         "sizes": cell["sizes"],
         "batch": _batch(cell),
-        "program": f"{folder}/{sidecar.blobs.program.path}",
-        "sidecar": f"{folder}/{sidecar.blobs.program.path}{SIDECAR_SUFFIX}",
+        "program": program,
+        "sidecar": f"{program}{SIDECAR_SUFFIX}",
         "key": cell["key"],
         "inputs": [{"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar.inputs],
         "latency": measured.latency["median"] if measured.latency else None,

@@ -21,7 +21,8 @@ from farm.client import packs
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import read_plain, replacing
 from farm.models.shapes import PACK
-from farm.spec import FileReference, model_digest
+from farm.runner.bounds import relative
+from farm.spec import FileReference, model_digest, program_name
 from farm.units import by_number
 
 if TYPE_CHECKING:
@@ -185,7 +186,6 @@ def write_artifact(
     sidecar: SidecarDocument,
     folder: Path,
     *,
-    ref: str,
     log: bool,
     sample: bool = False,
     force: bool = False,
@@ -193,28 +193,22 @@ def write_artifact(
 ) -> Fetched:
     """Write one artifact into a folder, which may hold others: the program, and next to it `<program>.artifact.json`.
 
-    Its other files have the program's name before their own; what is `signed` about it lies next to its sidecar.
+    The program is named after the cell. The other files have its name before their own; what is `signed` about it lies
+    next to its sidecar.
 
-    Raises UsageError for a file in its way that no fetch has written (unless `force`), ArtifactGone if its bytes are
-    not those that the ref names.
+    Raises UsageError for a file in its way that no fetch has written (unless `force`).
     """
-    program = sidecar["blobs"]["program"]
-    if program["digest"] != cell["program"]["digest"]:
-        raise ArtifactGone(
-            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
-            hint="submit the manifest again: then the ref moves to the current artifact",
-        )
     with into(folder):
-        places = _places(folder, sidecar)
+        places = _places(folder, cell, sidecar)
         if not force:
-            _require_room(folder, sidecar, places)
+            _require_room(sidecar, places)
 
         def written(name: str) -> Path | None:
             blob = cast(Mapping[str, FileReference | None], sidecar["blobs"]).get(name)
             if not blob:
                 return None
-            bring(blob, places[blob["path"]])
-            return places[blob["path"]]
+            bring(blob, places[name])
+            return places[name]
 
         path = written("program")
         assert path
@@ -228,6 +222,15 @@ def write_artifact(
             part.write_bytes(signed.text if signed else json.dumps(sidecar, indent=2).encode() + b"\n")
     found = tuple(text for text in texts if text)
     return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
+
+
+def require_named(cell: SnapshotCell, sidecar: SidecarDocument, ref: str) -> None:
+    """Refuse a sidecar of other bytes than a ref's cell names. Raises ArtifactGone."""
+    if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
+        raise ArtifactGone(
+            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
+            hint="submit the manifest again: then the ref moves to the current artifact",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +291,23 @@ def sidecar_path(program: Path) -> Path:
     return program.with_name(f"{program.name}{SIDECAR_SUFFIX}")
 
 
+def program_path(sidecar: Path, stored: str, digest: str) -> Path:
+    """Return where the program of a sidecar's file lies: it has the sidecar's name, or a pack's index names it.
+
+    In any other folder it has the name that the sidecar has `stored`.
+
+    Raises ArtifactGone if its name is not one.
+    """
+    name = sidecar.name.removesuffix(SIDECAR_SUFFIX)
+    if name not in (sidecar.name, ""):
+        return sidecar.with_name(name)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        index: packs.PackIndex = json.loads(read_plain(sidecar.with_name(packs.PACK), LARGEST_SIDECAR))
+        named = [file["path"] for file in index["files"] if file["digest"] == digest]
+        return sidecar.parent / relative(named[0])
+    return sidecar.with_name(file_name(stored))
+
+
 def statements_path(sidecar: Path) -> Path:
     """Return where what is signed about a sidecar lies: `net.mxr.artifact.sigstore.jsonl`."""
     return sidecar.with_suffix(".sigstore.jsonl")
@@ -300,25 +320,25 @@ def file_name(name: object) -> str:
     return str(name)
 
 
-def _blobs_of(sidecar: SidecarDocument) -> list[FileReference]:
+def _blobs_of(sidecar: SidecarDocument) -> dict[str, FileReference]:
     """Return all blobs of a sidecar, also those that only a newer farm knows."""
     blobs = cast(Mapping[str, FileReference | None], sidecar["blobs"])
-    return [blob for blob in blobs.values() if blob]
+    return {kind: blob for kind, blob in blobs.items() if blob}
 
 
-def _places(folder: Path, sidecar: SidecarDocument) -> dict[str, Path]:
-    """Return where an artifact's files go, by their names in the sidecar. Raises ArtifactGone for names of no artifact.
+def _places(folder: Path, cell: SnapshotCell, sidecar: SidecarDocument) -> dict[str, Path]:
+    """Return where the blobs of a cell's artifact go. Raises ArtifactGone for names that no artifact has.
 
     All names are checked, not only those of files that are written now: the next fetch takes files that the sidecar
     names for fetched ones.
     """
-    program = sidecar["blobs"]["program"]["path"]
-    names = [file_name(blob["path"]) for blob in _blobs_of(sidecar)]
-    if odd := [name for name in names if not _is_artifacts(name)]:
+    names = {kind: file_name(blob["path"]) for kind, blob in _blobs_of(sidecar).items()}
+    program = file_name(program_name(cell["identifier"], PurePosixPath(names["program"]).suffix))
+    if odd := [name for name in (program, *names.values()) if not _is_artifacts(name)]:
         raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
-    if len(set(names)) < len(names):
+    if len(set(names.values())) < len(names):
         raise ArtifactGone("the farm gives two files of the artifact one name")
-    return {name: folder / (name if name == program else f"{program}.{name}") for name in names}
+    return {kind: folder / (program if kind == "program" else f"{program}.{name}") for kind, name in names.items()}
 
 
 def _is_artifacts(name: str) -> bool:
@@ -389,7 +409,7 @@ def write_family(
         if own.is_symlink():
             raise UsageError(f"{own} is a link, and may lead anywhere", hint="remove it, or choose another")
         of_cell = signed.get(cell["key"]) if signed else None
-        write_artifact(bring, cell, sidecar, own, ref=ref, log=log, force=force, signed=of_cell)
+        write_artifact(bring, cell, sidecar, own, log=log, force=force, signed=of_cell)
     # Last, so that a serving program that finds the index finds all that it names.
     with into(folder), replacing(index) as part:
         part.write_text(json.dumps(document, indent=2) + "\n")
@@ -438,23 +458,23 @@ def into(folder: Path) -> Iterator[None]:
         raise UsageError(message, hint="choose another folder") from None
 
 
-def _require_room(folder: Path, sidecar: SidecarDocument, places: Mapping[str, Path]) -> None:
+def _require_room(sidecar: SidecarDocument, places: Mapping[str, Path]) -> None:
     """Refuse to overwrite files that no fetch has written."""
-    document = sidecar_path(folder / sidecar["blobs"]["program"]["path"])
+    document = sidecar_path(places["program"])
     if not _is_document(document, "blobs"):
         raise _in_the_way(document)
     before = _blobs_in(document)
-    for blob in _blobs_of(sidecar):
-        path = places[blob["path"]]
-        if os.path.lexists(path) and _digest(path) not in (blob["digest"], before.get(blob["path"])):
+    for kind, blob in _blobs_of(sidecar).items():
+        path = places[kind]
+        if os.path.lexists(path) and _digest(path) not in (blob["digest"], before.get(kind)):
             raise _in_the_way(path)
 
 
 def _blobs_in(document: Path) -> dict[str, str]:
-    """Return the digests of the files that a sidecar describes, by their names."""
+    """Return the digests of the files that a sidecar describes."""
     try:
         blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"]
-        return {str(blob["path"]): str(blob["digest"]) for blob in blobs.values() if blob}
+        return {kind: str(blob["digest"]) for kind, blob in blobs.items() if blob}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 

@@ -93,7 +93,7 @@ def load(
     signatures checked if the client has a trust policy. The file stays in the user's cache. Without a `client` the
     settings name the farm.
 
-    Raises NotFound if nothing fits, ArtifactGone if the file is not what its sidecar says, UsageError if the runtime
+    Raises NotFound if nothing fits, ArtifactGone if the file is not what ref and sidecar say, UsageError if the runtime
     cannot be imported here.
     """
     own = client or FarmClient.from_settings(load_settings())
@@ -101,12 +101,12 @@ def load(
         model, ref = split_ref(name)
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
-        signed = own.artifacts.signed(fits.best.cell["key"], tag=ref or "latest")
-        document = signed.document if signed else own.artifacts.sidecar_of(fits.best.cell)
+        cell = fits.best.cell
+        document, _ = own.artifacts.described((cell, own.artifacts.sidecar_of(cell)), ref or "latest")
         sidecar = validate(document)
         if (sidecar.device, sidecar.toolchain) != (fits.best.sidecar.device, fits.best.sidecar.toolchain):
             raise ArtifactGone(f"{sidecar.identifier}: the farm describes it in two ways", hint="fetch it again")
-        folder = default_cache() / "artifacts" / fits.best.cell["key"]
+        folder = default_cache() / "artifacts" / cell["key"]
         folder.mkdir(parents=True, exist_ok=True)
         path = own.artifacts.download(document["blobs"]["program"], folder)
     finally:

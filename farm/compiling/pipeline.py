@@ -36,7 +36,7 @@ from farm.compiling.slots import Slot
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind, Phase
 from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, InputSpec, Request
-from farm.spec import digest_of
+from farm.spec import program_name
 from farm.targets.compilers import COMPILERS
 from farm.wire.program import Conditions
 
@@ -297,17 +297,6 @@ class Steps:
 def texts_next_to(program: Path) -> dict[str, Path]:
     """Return where a program's text is kept, by when: `before` and `after` its compilation."""
     return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
-
-
-LONGEST_NAME = 128
-"""Characters of a program's file name: what clients take, and every file system."""
-
-
-def program_name(identifier: str, extension: str) -> str:
-    """Return the name of a cell's program file: its identifier, of a long one the beginning and a digest of it all."""
-    name = identifier.replace("/", "--")
-    room = LONGEST_NAME - len(extension)
-    return (name if len(name) <= room else f"{name[: room - 13]}-{digest_of(identifier)[:12]}") + extension
 
 
 def inputs_of(model: Path, calibration: Path | None) -> list[Path]:

@@ -26,19 +26,21 @@ def fetch(
     artifacts, wanted = client.artifacts, Layout(layout)
     # The wrapper that the farm signed; the files of the other layouts depend on what is installed here.
     own = wanted is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx"
-    signed = artifacts.signed_of(cell, ref, ("pack",) if own else ())
-    sidecar = signed.document if signed else sidecar
+    sidecar, signed = artifacts.described(member, ref, ("pack",) if own else ())
     checked = validate(sidecar)
     require_fit(wanted, checked)
     with into(folder), tempfile.TemporaryDirectory() as scratch:
-        found = write_artifact(artifacts.bring, cell, sidecar, Path(scratch), ref=ref, log=False)
+        found = write_artifact(artifacts.bring, cell, sidecar, Path(scratch), log=False)
 
         def model(place: Path) -> Path:
             order = artifacts.work_order(sidecar)["order"]
             require_model(order, checked)
             return bring_model(artifacts.bring, order, place)
 
-        pack = write_pack(wanted, checked, found.program, folder, model, python=python, force=force, signed=signed)
+        name = cell["identifier"]
+        pack = write_pack(
+            wanted, checked, found.program, folder, model, identifier=name, python=python, force=force, signed=signed
+        )
         if signed and client.trust:
             from farm.extras.packs.signing import sign_pack
 

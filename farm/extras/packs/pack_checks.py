@@ -15,7 +15,7 @@ from farm.client.transfers import Downloads
 from farm.errors import ArtifactGone, FarmError, NotFound
 from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import CacheFile
-from farm.extras.packs.writing import SCRATCH, fixed_model, model_path, small_files
+from farm.extras.packs.writing import SCRATCH, fixed_model, model_path, named, small_files
 from farm.extras.signing.judging import Standing, TrustCheck
 from farm.extras.signing.verifying import (
     LARGEST_SIDECAR,
@@ -97,6 +97,7 @@ def _made_again(index: PackIndex, sidecar: Sidecar, found: Mapping[str, str], ca
     made: dict[str, str] = {}
     with suppress(FarmError, KeyError, ValueError):
         layout = Layout(index["layout"])
+        sidecar = named(layout, sidecar, str(index["identifier"]))
         require_fit(layout, sidecar)
         names = [path.removeprefix("cache/") for path in found if path.startswith("cache/")]
         cached = CacheFile(names[0], str(index["onnxruntime"])) if len(names) == 1 else None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from farm.artifacts.serving import serving_of
 from farm.artifacts.sidecar import Sidecar
 from farm.errors import UsageError
+from farm.runner.onnxruntime_providers import CUDA
 from farm.wire.program import Port
 
 _HEAD = '''"""Opens {identifier} with ONNX Runtime: {how}.
@@ -95,6 +96,9 @@ def for_own_program(sidecar: Sidecar) -> str:
     if how.level != "all":
         level = f"ORT_ENABLE_{how.level.upper()}"
         tuned += f"options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.{level}\n"
+    if how.spinning is not None:
+        spinning = f'"session.intra_op.allow_spinning", "{int(how.spinning)}"'
+        tuned += f"options.add_session_config_entry({spinning})\n"
     libraries = _LIBRARIES if _on_nvidia(sidecar) else ""
     own = _OWN.format(program=sidecar.blobs.program.path, providers=how.providers, tuned=tuned, libraries=libraries)
     return _HEAD.format(identifier=sidecar.identifier, how=f"as {sidecar.toolchain} made it") + own + _TAIL
@@ -117,11 +121,15 @@ max_batch_size: 0
 input [{inputs}]
 output [{outputs}]
 instance_group [{{ kind: {kind}, count: 1 }}]
-{accelerator}"""
+{session}"""
 
 _ACCELERATOR = (
     'optimization { execution_accelerators { gpu_execution_accelerator: [{ name: "migraphx" }] } }\n'
 )  # fmt: skip
+
+_LEVELS = {"basic": -1, "extended": 1}
+"""How Triton calls the levels of ONNX Runtime; it takes `all` if none is named. Whether threads spin,
+it cannot be told."""
 
 START_SH = """#!/bin/sh
 # Starts Triton with this repository. One server a precision: the cache's variable holds for the whole process, and the
@@ -154,8 +162,23 @@ def triton_config(sidecar: Sidecar, name: str) -> str:
         inputs=", ".join(map(_tensor, sidecar.inputs)),
         outputs=", ".join(map(_tensor, sidecar.outputs)),
         kind="KIND_GPU" if on_amd or _on_nvidia(sidecar) else "KIND_CPU",
-        accelerator=_ACCELERATOR if on_amd else "",
+        session=_ACCELERATOR if on_amd else _session(sidecar),
     )
+
+
+def _session(sidecar: Sidecar) -> str:
+    """Return how Triton runs a program of ONNX Runtime's own, as far as it can be told."""
+    how = serving_of(sidecar)
+    level = f"graph {{ level: {_LEVELS[how.level]} }} " if how.level in _LEVELS else ""
+    provider, options = how.providers[0]
+    cards = ""
+    if provider == CUDA:
+        said = " ".join(f'parameters {{ key: "{name}" value: "{value}" }}' for name, value in options.items())
+        cards = f'execution_accelerators {{ gpu_execution_accelerator: [{{ name: "cuda" {said} }}] }} '
+    session = f"optimization {{ {level}{cards}}}\n" if level or cards else ""
+    if how.threads:
+        session += f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{how.threads}" }} }}\n'
+    return session
 
 
 def _tensor(port: Port) -> str:

@@ -44,17 +44,21 @@ def write_pack(
     folder: Path,
     bring_model: BringModel,
     *,
+    identifier: str = "",
     python: str = "",
     force: bool = False,
     signed: SignedArtifact | None = None,
 ) -> Pack:
     """Write a layout of a program into `folder`; `program` is its file, checked, `signed` what is signed about it.
 
-    `python` is the interpreter with the ONNX Runtime that will serve (empty: this one); it names the cache's file.
-    Only with `force` it writes into a folder that holds something else than a pack.
+    `identifier` is the cell that was asked for (empty: the sidecar's). `python` is the interpreter with the ONNX
+    Runtime that will serve (empty: this one); it names the cache's file. Only with `force` it writes into a folder that
+    holds something else than a pack.
 
     Raises UsageError if the layout cannot take the program, or the folder holds something else.
     """
+    require_fit(layout, sidecar)
+    described, sidecar = text(sidecar), named(layout, sidecar, identifier)
     require_fit(layout, sidecar)
     if not force:
         _require_own(folder)
@@ -65,7 +69,7 @@ def write_pack(
         made.mkdir()
         ready = pack_files(signed, layout) if signed else {}
         version = _fill(made, layout, sidecar, program, bring_model, python, ready)
-        (made / SIDECAR).write_bytes(signed.text if signed else text(sidecar))
+        (made / SIDECAR).write_bytes(signed.text if signed else described)
         index = PackIndex(
             schema=1,
             layout=str(layout),
@@ -79,6 +83,16 @@ def write_pack(
             (made / STATEMENTS).write_bytes(signed.lines())
         _place(made, folder, force=force)
     return Pack(folder, index)
+
+
+def named(layout: Layout, sidecar: Sidecar, identifier: str) -> Sidecar:
+    """Return a program's sidecar with the names that its pack has: those of the cell that was asked for.
+
+    The wrapper keeps the names of the cell that made the program: the farm has signed it.
+    """
+    if layout is Layout.ONNXRUNTIME and sidecar.spec["compiler"]["name"] == "migraphx":
+        return sidecar
+    return sidecar.of_cell(identifier or sidecar.identifier)
 
 
 def _fill(

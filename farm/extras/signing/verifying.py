@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from farm import entry_points
 from farm.artifacts import MAIN, readable
 from farm.client.fetching import (
-    SIDECAR_SUFFIX,
     SignedArtifact,
-    file_name,
+    program_path,
     read_sidecar,
     sidecar_path,
     statements_path,
@@ -163,15 +162,10 @@ def verify_file(path: Path, trust: Trust, *, tag: str = "", cache: Path | None =
     place = _sidecar_of(path)
     text = read_document(place)
     sidecar = read_sidecar(text, str(place))
-    program = path if path.is_file() and path != place else _program_of(place, sidecar)
+    stored = sidecar.blobs.program
+    program = path if path.is_file() and path != place else program_path(place, stored.path, stored.digest)
     judged = trust.judge(text, read_statements(statements_path(place)), tag=tag)
     return [_program(program, sidecar), *judged.checks]
-
-
-def _program_of(place: Path, sidecar: Sidecar) -> Path:
-    """Return where the program of a sidecar lies: by the sidecar's own name, unless it is a pack's."""
-    name = place.name.removesuffix(SIDECAR_SUFFIX)
-    return place.with_name(file_name(sidecar.blobs.program.path) if name in (place.name, "") else name)
 
 
 def _program(path: Path, sidecar: Sidecar) -> TrustCheck:

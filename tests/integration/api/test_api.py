@@ -504,7 +504,7 @@ def test_a_build_from_submit_to_fetch(farm: Farm, client: FarmClient, frozen: Fr
     assert json.loads(fetched.sidecar.read_text()) == client.artifacts.get(cells[1]["key"])
     assert fetched.log is not None
     assert sorted(path.name for path in fetched.folder.iterdir()) == [
-        "program.onnx", "program.onnx.artifact.json", "program.onnx.log.txt"
+        f"net--onnxruntime-cpu--fp16--static.onnx{ending}" for ending in ("", ".artifact.json", ".log.txt")
     ]  # fmt: skip
 
 
@@ -540,6 +540,30 @@ def test_a_fetch_leaves_the_other_programs_of_its_folder(farm: Farm, client: Far
     assert json.loads(second.sidecar.read_text())["key"] == second.artifact["key"] != first.artifact["key"]
     assert other.read_bytes() == before
     assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+TWINS = MANIFEST.replace("[fp32, fp16]", "[fp32]").replace("net\n", "c\n") + (
+    "    salt: {salt}\n  - name: a\n    source: {{path: net.onnx}}\n"
+)
+
+
+def test_a_file_is_named_after_the_cell_that_was_asked_for(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+    """Both had one program, which was published as `c`'s; by now `c` has another."""
+    finished(farm, client, freeze_manifest(tmp_path, TWINS.format(salt="''")))
+    names = [cell["identifier"] for cell in client.ls()]
+    assert names == ["a/onnxruntime-cpu/fp32/static", "c/onnxruntime-cpu/fp32/static"]
+    assert {client.artifacts.sidecar_of(cell)["identifier"] for cell in client.ls()} == {names[1]}
+    finished(farm, client, freeze_manifest(tmp_path, TWINS.format(salt="new")))
+    keys = {cell["model"]: cell["key"] for cell in client.ls()}
+    for model in ("c", "a"):
+        client.fetch(model, "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+        client.fetch_family(model, "onnxruntime/cpu", "fp32", folder=tmp_path / model)
+    for model, folder in (("c", "out"), ("a", "out"), ("c", "c/static"), ("a", "a/static")):
+        program = tmp_path / folder / f"{model}--onnxruntime-cpu--fp32--static.onnx"
+        assert program.read_bytes() == f"program {keys[model]}".encode()
+    index = json.loads((tmp_path / "a" / "family.json").read_text())
+    assert (tmp_path / "a" / index["members"][0]["program"]).is_file()
+    assert (tmp_path / "a" / index["members"][0]["sidecar"]).is_file()
 
 
 def test_a_family_is_of_one_toolchain(farm: Farm, client: FarmClient, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from farm.app import Farm
+from farm.artifacts import blob_key
 from farm.artifacts.sidecar import facts
 from farm.cli import main
 from farm.client import load
@@ -99,6 +101,33 @@ def test_nothing_is_loaded_that_is_not_what_its_sidecar_says(
     monkeypatch.setattr("farm.client.loading._load", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(ArtifactGone, match="not what its sidecar says"):
         load("net", batch=8, client=client, here=HERE)
+
+
+@pytest.mark.usefixtures("built")
+def test_no_reader_takes_other_bytes_than_the_ref_names(
+    farm: Farm, url: str, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program was lost, and another attempt published its own: nobody has judged these bytes for this ref."""
+    (cell,) = [each for each in client.ls() if each["shape"] == "b8"]
+    stored = farm.artifacts.lookup(["main"], cell["key"])
+    assert stored
+    farm.artifacts.delete_object(blob_key(cell["program"]["digest"]))
+    freeze_manifest(tmp_path / "made", api_farm.MANIFEST, batch=8)
+    other = onnx.load(tmp_path / "made" / "net.onnx")
+    other.producer_name = "another attempt"
+    digest, size = farm.artifacts.put_blob_bytes(other.SerializeToString())
+    blobs = {"program": {"path": "net-8.onnx", "digest": digest, "size": size}}
+    assert not farm.artifacts.publish("main", {**stored.sidecar, "blobs": blobs}).adopted
+    with pytest.raises(ArtifactGone, match="repaired after latest moved to it, and its bytes differ"):
+        load("net", batch=8, client=client, here=HERE)
+    with pytest.raises(ArtifactGone, match="repaired after latest"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", "b8", folder=tmp_path / "out")
+    with pytest.raises(ArtifactGone, match="repaired after latest"):
+        client.fetch("net", "onnxruntime/cpu", "fp32", "b8", folder=tmp_path / "out", layout="triton")
+    with pytest.raises(ArtifactGone, match="repaired after latest"):
+        client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
+    with commands(farm, url, tmp_path, monkeypatch):
+        assert main(["bench", "net/onnxruntime-cpu/fp32/b8"]) == 39
 
 
 @pytest.mark.usefixtures("built")

@@ -342,7 +342,7 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert main(["fetch", "net@latest", "-t", "onnxruntime/cpu", "-p", "fp16", "-o", "out"]) == 0
     assert "checked" in capsys.readouterr().out
     # The test's worker publishes bytes that are no program, and that is said.
-    assert main(["inspect", "out/program.onnx"]) == 39
+    assert main(["inspect", "out/net--onnxruntime-cpu--fp16--static.onnx"]) == 39
     shown = capsys.readouterr()
     assert shown.out.startswith("net/onnxruntime-cpu/fp16/static\n")
     assert "is not an ONNX program" in shown.err
@@ -350,7 +350,7 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     assert "all/family.json  1 program, checked" in capsys.readouterr().out
     assert main(["inspect", "all/static"]) == 0
     capsys.readouterr()
-    key = json.loads(Path("out/program.onnx.artifact.json").read_text())["key"]
+    key = json.loads(Path("out/net--onnxruntime-cpu--fp16--static.onnx.artifact.json").read_text())["key"]
     assert main(["inspect", key, "--program"]) == 39
     assert "is not an ONNX program" in capsys.readouterr().err
     for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):

@@ -32,9 +32,9 @@ def bring(wanted: Mapping[str, Any], place: Path) -> None:
 
 
 def fetch(folder: Path, program: dict[str, Any], *, force: bool = False, **others: dict[str, Any]) -> None:
-    cell = {"identifier": "net/onnxruntime-cpu/fp32/b1", "program": program, "shape": "b1"}
+    cell = {"identifier": Path(program["path"]).stem, "program": program, "shape": "b1"}
     sidecar = {"blobs": {"program": program, "log": None, **others}}
-    write_artifact(bring, cell, sidecar, folder, ref="latest", log=True, force=force)
+    write_artifact(bring, cell, sidecar, folder, log=True, force=force)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -89,6 +89,14 @@ def test_a_name_that_was_only_announced_gives_no_right_to_it(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"notes\.txt"):
         fetch(tmp_path, blob("net.onnx"), reproduction=blob("notes.txt", b"something"))
     assert contents(tmp_path) == {"net.onnx.notes.txt": "mine"}
+
+
+@pytest.mark.parametrize("identifier", ["../net", ".net", "artifact", "net.artifact", "pack", "net\n", ""])
+def test_cells_that_no_farm_has_are_refused(tmp_path: Path, identifier: str) -> None:
+    cell, sidecar = {"identifier": identifier}, {"blobs": {"program": blob("net.json")}}
+    with pytest.raises(ArtifactGone, match="the farm names a file"):
+        write_artifact(bring, cell, sidecar, tmp_path / "out", log=False)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(

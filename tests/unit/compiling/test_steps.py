@@ -12,11 +12,12 @@ import pytest
 from farm.api.schemas import FILE_NAME
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
-from farm.compiling.pipeline import Steps, pass_seconds, program_name
+from farm.compiling.pipeline import Steps, pass_seconds
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.settings import load_settings
+from farm.spec import program_name
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:

@@ -72,9 +72,10 @@ def change(folder: Path, name: str, content: bytes) -> None:
 def test_files_that_follow_from_what_is_signed_need_no_signature(tmp_path: Path, signed: SignedArtifact) -> None:
     trust = Trust(load_policy(tmp_path / "trust.toml"))
     folder = tmp_path / "pack"
-    write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
+    asked = "twin/onnxruntime-cpu/fp32/b1"
+    write_pack(Layout.TRITON, signed.sidecar, tmp_path / "program", folder, no_model, identifier=asked, signed=signed)
     assert verdict_of(folder, trust) == (
-        "ok", "the same as made again from what is signed: models/net/config.pbtxt, start.sh"
+        "ok", "the same as made again from what is signed: models/twin_onnxruntime-cpu_fp32_b1/config.pbtxt, start.sh"
     )  # fmt: skip
     change(folder, "start.sh", b"#!/bin/sh")
     assert verdict_of(folder, trust) == (
@@ -179,12 +180,12 @@ def test_a_file_that_was_put_into_a_pack_is_refused(tmp_path: Path, signed: Sign
     for layout in (Layout.ONNXRUNTIME, Layout.TRITON):  # Of the first nothing is left.
         write_pack(layout, signed.sidecar, tmp_path / "program", folder, no_model, signed=signed)
     assert refused(folder, trust) == []
-    newer = folder / "models" / "net" / "2"
+    newer = folder / "models" / "net_onnxruntime-cpu_fp32_b1" / "2"
     newer.mkdir()
     (newer / "model.onnx").write_bytes(b"evil")
     (folder / "onnxruntime").symlink_to(tmp_path)
     assert refused(folder, trust) == [
-        "pack: pack.json does not name what is there: models/net/2/model.onnx, onnxruntime"
+        "pack: pack.json does not name what is there: models/net_onnxruntime-cpu_fp32_b1/2/model.onnx, onnxruntime"
     ]  # fmt: skip
 
 

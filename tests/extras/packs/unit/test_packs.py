@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from farm.artifacts.sidecar import Sidecar, validate
+from farm.artifacts.sidecar import Sidecar, TuningFacts, validate
 from farm.client.packs import Layout, Pack
 from farm.errors import ArtifactGone, UsageError
 from farm.extras.packs import starters
@@ -51,10 +51,10 @@ def sidecar_of(**changes: Any) -> Sidecar:
     return validate({**document, **changes})
 
 
-def own_program() -> Sidecar:
+def own_program(identifier: str = "net", stored: str = "net.onnx") -> Sidecar:
     spec = {"compiler": {"name": "onnxruntime"}, "model": {"format": "onnx"}, "device": {"arch": "cpu"}}
-    blobs = {"program": {"path": "net.onnx", "digest": "1" * 64, "size": 9}}
-    return sidecar_of(spec=spec, device={"arch": "cpu"}, blobs=blobs, offload_copy=True)
+    blobs = {"program": {"path": stored, "digest": "1" * 64, "size": 9}}
+    return sidecar_of(spec=spec, device={"arch": "cpu"}, blobs=blobs, offload_copy=True, identifier=identifier)
 
 
 def bring_model(folder: Path) -> Path:
@@ -202,46 +202,38 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def of_cpu(model: str, program: str = "net_a.onnx") -> Sidecar:
-    side, blob = own_program(), {"path": program, "digest": "1" * 64, "size": 9}
-    return sidecar_of(
-        spec=side.spec, device={"arch": "cpu"}, blobs={"program": blob}, offload_copy=True,
-        identifier=f"{model}/onnxruntime-cpu/fp32/b8",
-    )  # fmt: skip
-
-
 def test_a_second_model_does_not_take_the_place_of_the_first_in_a_repository(tmp_path: Path) -> None:
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"))
     own = tmp_path / "out" / "models" / "ensemble" / "config.pbtxt"
     own.parent.mkdir()
     own.write_text("written by hand")
     before = contents(tmp_path / "out")
     with pytest.raises(UsageError, match="the repository of another model, net_a") as caught:
-        write(tmp_path, Layout.TRITON, of_cpu("net_b", "net_b.onnx"))
+        write(tmp_path, Layout.TRITON, own_program("net_b"))
     assert "--model-repository" in caught.value.hint
     assert contents(tmp_path / "out") == before
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"))
     assert contents(tmp_path / "out") == before
-    write(tmp_path, Layout.TRITON, of_cpu("net_b", "net_b.onnx"), force=True)
+    write(tmp_path, Layout.TRITON, own_program("net_b"), force=True)
     assert contents(tmp_path / "out") == [name.replace("net_a", "net_b") for name in before]
     assert own.read_text() == "written by hand"
 
 
 def test_only_what_a_pack_wrote_is_replaced_by_the_next(tmp_path: Path) -> None:
     """A file that its user has changed, or that the next pack brings and the last one did not, is refused."""
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"))
     config = tmp_path / "out" / "models" / "net_a" / "config.pbtxt"
     written = config.read_text()
     config.write_text("edited")
     with pytest.raises(UsageError, match=r"config\.pbtxt exists, and no fetch has written it"):
-        write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+        write(tmp_path, Layout.TRITON, own_program("net_a"))
     config.write_text(written)
     (tmp_path / "out" / "use.py").write_text("mine")
     with pytest.raises(UsageError, match=r"use\.py exists, and no fetch has written it"):
-        write(tmp_path, Layout.ONNXRUNTIME, of_cpu("net_a"))
+        write(tmp_path, Layout.ONNXRUNTIME, own_program("net_a"))
     (tmp_path / "out" / "use.py").unlink()
     (tmp_path / "out" / "start.sh").write_text("edited")
-    write(tmp_path, Layout.ONNXRUNTIME, of_cpu("net_a"))
+    write(tmp_path, Layout.ONNXRUNTIME, own_program("net_a"))
     assert contents(tmp_path / "out") == sorted(
         ["artifact.json", "net_a.onnx", "pack.json", "start.sh", "use.py", "use.sh"]
     )
@@ -254,7 +246,7 @@ def test_an_index_of_a_hostile_farm_removes_nothing_of_the_users(tmp_path: Path)
         (tmp_path / name).write_text("mine")
     files = [{"path": path, "digest": "0" * 64, "size": 4} for path in ("src/main.c", "src", "../beside", "/etc", "")]
     (tmp_path / "out" / "pack.json").write_text(json.dumps({"schema": 1, "files": files}))
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"))
     assert (tmp_path / "out" / "src" / "main.c").read_text() == (tmp_path / "beside").read_text() == "mine"
 
 
@@ -270,13 +262,13 @@ def test_no_link_in_the_folder_is_followed(tmp_path: Path) -> None:
         write(tmp_path, Layout.ONNXRUNTIME)
     write(tmp_path, Layout.ONNXRUNTIME, force=True)
     (tmp_path / "away").mkdir()
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"))
     (tmp_path / "out" / "models").rename(tmp_path / "away" / "models")
     (tmp_path / "out" / "models").symlink_to(tmp_path / "away" / "models")
     before = (tmp_path / "away" / "models" / "net_a" / "1" / "model.onnx").stat().st_ino
     with pytest.raises(UsageError, match="no fetch has written it"):
-        write(tmp_path, Layout.TRITON, of_cpu("net_a"))
-    write(tmp_path, Layout.TRITON, of_cpu("net_a"), force=True)
+        write(tmp_path, Layout.TRITON, own_program("net_a"))
+    write(tmp_path, Layout.TRITON, own_program("net_a"), force=True)
     assert (tmp_path / "away" / "models" / "net_a" / "1" / "model.onnx").stat().st_ino == before
     assert (outside / "file").read_text() == "theirs"
 
@@ -356,6 +348,29 @@ def test_a_program_of_onnx_runtimes_own_starts(tmp_path: Path) -> None:
     assert "CPUExecutionProvider ['x']" in done.stdout
 
 
+def tuned(**session: Any) -> Sidecar:
+    """A program for the CPU whose tuning decided how to run it."""
+    return own_program().model_copy(update={"tuning": TuningFacts(session=session)})
+
+
+@pytest.mark.parametrize("session", [{"level": "basic", "threads": 2, "spinning": False},
+                                     {"level": "extended", "threads": 1, "spinning": True}])  # fmt: skip
+def test_a_tuned_program_starts_as_it_was_measured(tmp_path: Path, session: dict[str, Any]) -> None:
+    onnx.save(onnx.load(bring_model(tmp_path)), tmp_path / "program.onnx")
+    write_pack(Layout.ONNXRUNTIME, tuned(**session), tmp_path / "program.onnx", tmp_path / "out", no_model)
+    asked = (
+        "import use; o = use.options; print(o.graph_optimization_level.name, o.intra_op_num_threads,"
+        " o.get_session_config_entry('session.intra_op.allow_spinning'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path / "out", capture_output=True, text=True, check=False
+    )
+    level, threads, spinning = done.stdout.split()
+    assert (level, int(threads), bool(int(spinning))) == (
+        f"ORT_ENABLE_{session['level'].upper()}", session["threads"], session["spinning"]
+    )  # fmt: skip
+
+
 def on_a_card(precision: str, **session: Any) -> Sidecar:
     """A program of ONNX Runtime's for an H200."""
     spec = {
@@ -408,6 +423,19 @@ def test_triton_takes_a_program_of_onnx_runtimes_own_as_its_model(tmp_path: Path
     ]  # fmt: skip
     config = (pack.folder / "models" / "net" / "config.pbtxt").read_text()
     assert "KIND_CPU" in config and "accelerator" not in config
+
+
+def test_triton_runs_a_tuned_program_as_far_as_it_can_be_told() -> None:
+    config = starters.triton_config(tuned(level="basic", threads=2, spinning=False), "net")
+    assert "optimization { graph { level: -1 } }" in config
+    assert 'parameters { key: "intra_op_thread_count" value: { string_value: "2" } }' in config
+    assert "level: 1 " in starters.triton_config(tuned(level="extended", threads=1, spinning=False), "net")
+    untuned = starters.triton_config(own_program(), "net")
+    assert "optimization" not in untuned and "parameters" not in untuned
+    card = starters.triton_config(on_a_card("fp32", cudnn_conv_algo_search="HEURISTIC"), "net")
+    assert card.count("optimization {") == 1
+    assert '{ name: "cuda" parameters { key: "use_tf32" value: "0" }' in card
+    assert 'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" }' in card
 
 
 def test_names_are_quoted_for_triton() -> None:

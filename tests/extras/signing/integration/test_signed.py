@@ -38,7 +38,8 @@ models:
   - name: net
     source: {path: net.onnx}
 """
-SIDECAR, STATEMENTS = "program.onnx.artifact.json", "program.onnx.artifact.sigstore.jsonl"
+PROGRAM = "net--onnxruntime-cpu--fp32--static.onnx"
+SIDECAR, STATEMENTS = f"{PROGRAM}.artifact.json", f"{PROGRAM}.artifact.sigstore.jsonl"
 OF_A_PACK = ["model_ctx.onnx", "use.py", "use.sh", "artifact.json", "artifact.sigstore.jsonl"]
 
 
