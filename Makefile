@@ -9,8 +9,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
-	@# One slot, so that every program is measured alone.
-	FARM_CPU_SLOTS=1 $(RUN)/farm run configs/manifests/quickstart.yaml
+	$(RUN)/farm run configs/manifests/quickstart.yaml
 
 # In five processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev

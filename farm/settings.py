@@ -112,6 +112,7 @@ class Settings(BaseModel):
     cpu_slots: int = Field(ge=0)
     threads: int = Field(ge=0)
     grace_seconds: float = Field(ge=0)
+    lock_dir: str
     migraphx_python: str
     migraphx_path: str
     other_toolchains: tuple[str, ...]

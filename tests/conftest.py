@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import compileall
 import gc
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -41,6 +43,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in CI_VARIABLES:
         os.environ.pop(name, None)
+    # What one process of xdist measures does not pause what the others compile.
+    os.environ["FARM_LOCK_DIR"] = locks = tempfile.mkdtemp(prefix="farm-locks-")
+    atexit.register(shutil.rmtree, locks, ignore_errors=True)
     # SeaweedFS looks for garbage less often: a test's memory is soon free, and two cores are few.
     os.environ["GOGC"] = "400"
     # Hundreds of processes import numpy, whose threads would spin at each start.

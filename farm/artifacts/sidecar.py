@@ -190,7 +190,7 @@ class Measurements(_SidecarPart):
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
     second. Where tuning ran, the `tuned` program and the untuned `baseline` took turns in one process: `ratio` is the
     baseline's median over the tuned one's, `interval` its 99 % confidence interval; `against` is how a program that was
-    tuned in the background compares with the one published before. `shared`: another attempt ran on the node meanwhile,
+    tuned in the background compares with the one published before. `shared`: others ran on the host meanwhile,
     or other processes used the GPU. A dynamic program was measured at several `points`; the other figures are of its
     largest sizes.
     """

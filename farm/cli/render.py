@@ -505,8 +505,8 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
         )
     if any(each.get("shared") and each.get("latency") for each in facts):
         lines.append(
-            "shared: another attempt ran on the node, or others used the GPU, so the speed is rough; "
-            "FARM_CPU_SLOTS=1 measures alone"
+            "shared: others ran on the host or used the GPU while it was measured, or that is not known; "
+            "the speed is rough"
         )
     if busy := [others for each in facts if (others := each.get("processes")) and others["count"]]:
         most = max(busy, key=lambda found: (found["count"], found["memory"]))
@@ -536,9 +536,7 @@ def sweeps(swept: Iterable[SweepResult]) -> list[str]:
         if not found["best"]:
             lines.append(f"  no batch was measured{limit}")
         elif found["weak"]:
-            lines.append(
-                "  weak: other attempts ran at the same time, another may be best; FARM_CPU_SLOTS=1 measures alone"
-            )
+            lines.append("  weak: others ran at the same time, another may be best")
     return lines
 
 

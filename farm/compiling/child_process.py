@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
+from farm.compiling.alone import LOOK_SECONDS, Host, HostChild
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.conversation import Conversation, OnMessage
@@ -137,6 +138,10 @@ class ChildEnd:
     exit_code: int | None = None
     signal: int | None = None
     seconds: float = 0.0
+    """For which it was not paused."""
+    paused: float = 0.0
+    shared: bool = False
+    """Whether it measured something while others ran on its host, or may have."""
     memory: int = 0
     oom_killer: bool = False
     """Whether the kernel killed it because memory ran out.
@@ -168,6 +173,7 @@ def run_child(
     on_message: OnMessage | None = None,
     cancelled: threading.Event | None = None,
     seal: Seal | None = None,
+    host: Host | None = None,
     script: Path = RUNNER,
     answer: Hashable = None,
 ) -> ChildEnd:
@@ -175,9 +181,9 @@ def run_child(
 
     `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
     child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model
-    needs a `seal`. `answer` is the type of the answer to an extension's action. When this returns or raises, or if the
-    calling process dies in any way, no process of the child is left, except those that the kernel cannot end
-    (`ChildEnd.stuck`).
+    needs a `seal`. On a `host`, it is paused while another program is measured there. `answer` is the type of the
+    answer to an extension's action. When this returns or raises, or if the calling process dies in any way, no process
+    of the child is left, except those that the kernel cannot end (`ChildEnd.stuck`).
 
     Raises OSError if the child cannot be started.
     """
@@ -198,16 +204,19 @@ def run_child(
                 "dying": limits.dying,
             }
             start = log.tell()
-            watch = Watch(limits, log.fileno(), cancelled)
-            with closing(Conversation(watch, on_message)) as conversation:
-                command = [python or sys.executable, str(script)]
-                child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation, answer)
-                try:
-                    by = child.follow(watch)
-                finally:
-                    child.end()
-                    _cut(log.fileno(), start + limits.log if limits.log else 0)
-                    left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
+            with (host or Host()).child(gpu=bool(request.get("gpu")), cancelled=cancelled) as place:
+                watch = Watch(limits, log.fileno(), cancelled, place)
+                with closing(Conversation(watch, on_message)) as conversation:
+                    command = [python or sys.executable, str(script)]
+                    child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation, answer)
+                    try:
+                        place.started(child.say)
+                        by = child.follow(watch)
+                    finally:
+                        place.leave()
+                        child.end()
+                        _cut(log.fileno(), start + limits.log if limits.log else 0)
+                        left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
         return child.outcome(by, watch, left, _tail(log_path, start))
     finally:
         remove_tree(scratch)
@@ -328,9 +337,7 @@ class ChildProcess:
         self._grouped = bool(request["group"])
         self._oom_kills = 0 if self._grouped else _oom_kills()
         self._token = secrets.token_hex(16)
-        self._seconds = 0.0
         self._stuck: list[int] = []
-        self._started = time.monotonic()
         path = scratch / "request.json"
         try:
             path.write_text(json.dumps(request))
@@ -360,10 +367,17 @@ class ChildProcess:
         conversation = self._conversation
         while not conversation.is_over:
             self._hear(watch.pause())
+            watch.place.look()
             by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict(conversation.ended)
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
         return EndedBy.ITSELF
+
+    def say(self, words: bytes) -> None:
+        """Send words to the guard, if it is still there."""
+        if self._process.stdin:
+            with suppress(OSError):
+                os.write(self._process.stdin.fileno(), words)
 
     def _hear(self, seconds: float) -> None:
         """Read what comes within this time, and check what the child has answered."""
@@ -394,7 +408,6 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
         conversation.phases.enter("")
-        self._seconds = time.monotonic() - self._started
 
     def outcome(self, by: EndedBy, watch: Watch, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
@@ -409,7 +422,9 @@ class ChildProcess:
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            seconds=self._seconds,
+            seconds=watch.place.clock(),
+            paused=watch.place.clock.lost,
+            shared=watch.place.shared,
             memory=max(watch.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
@@ -421,22 +436,32 @@ class ChildProcess:
 
 
 class Watch:
-    """Checks the limits of a child, and remembers its last sign of life."""
+    """Checks the limits of a child, and remembers its last sign of life; a child that is paused loses no time."""
 
-    def __init__(self, limits: ChildLimits, log: int, cancelled: threading.Event | None) -> None:
-        """`log` is the file descriptor of the child's log."""
+    def __init__(self, limits: ChildLimits, log: int, cancelled: threading.Event | None, place: HostChild) -> None:
+        """`log` is the file descriptor of the child's log, `place` that among the children of its host."""
         self.limits = limits
+        self.place = place
+        self.clock = place.clock
         self.memory = 0
         """The most bytes that all processes of the child have held together."""
         self._log = log
         self._log_start = self._log_size = os.fstat(log).st_size
         self._cancelled = cancelled
-        self._started = self._moved = time.monotonic()
+        self._started = self._moved = self.clock()
         self._cpu = 0.0
 
     def alive(self) -> None:
         """Note a sign of life."""
-        self._moved = time.monotonic()
+        self._moved = self.clock()
+
+    def stands_still(self) -> None:
+        """Note that all its processes are paused."""
+        self.place.stands_still()
+
+    def wish(self, *, alone: bool) -> None:
+        """Note that it waits to measure alone, or that it has measured."""
+        self.place.wish(alone=alone)
 
     def use(self, cpu: float, memory: int) -> None:
         """Note what the child has used: seconds of CPU time since its start, and bytes at the moment."""
@@ -444,18 +469,20 @@ class Watch:
         # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
         # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
         idle = 0.01 + 1.1 * self.limits.waiting
-        if cpu - self._cpu > idle * (time.monotonic() - self._moved):
-            self._moved, self._cpu = time.monotonic(), cpu
+        if cpu - self._cpu > idle * (self.clock() - self._moved):
+            self._moved, self._cpu = self.clock(), cpu
 
     def pause(self) -> float:
         """Return the seconds until the next check."""
+        if self.place.asks:
+            return LOOK_SECONDS
         if self.limits.time:
-            return max(0.0, min(_LOOK_SECONDS, self._started + self.limits.time - time.monotonic()))
+            return max(0.01, min(_LOOK_SECONDS, self._started + self.limits.time - self.clock()))
         return _LOOK_SECONDS
 
     def verdict(self, ended: GuardEnd | None) -> EndedBy:
         """Return why the child has to be ended now; ITSELF if it may continue. `ended` is the guard's last message."""
-        now = time.monotonic()
+        now = self.clock()
         size = os.fstat(self._log).st_size
         is_too_long = bool(self.limits.log) and size - self._log_start > self.limits.log
         if ended:

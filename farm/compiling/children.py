@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from farm.compiling.alone import host_at
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.installations import Installation
@@ -38,6 +39,10 @@ class StepSettings(Protocol):
     @property
     def measure_seconds(self) -> float:
         """How long a program is run again and again."""
+
+    @property
+    def lock_dir(self) -> str:
+        """Folder of the lock files by which what measures on a host is alone; empty: the system's temporary one."""
 
     @property
     def hang_seconds(self) -> float:
@@ -89,6 +94,9 @@ class Children:
     conditions: Callable[[], Conditions | None] = no_conditions
     """Returns the state of the slot's GPU; `look` calls it."""
     began: float = field(default_factory=time.monotonic)
+    """When it all began; later by the time in which its children were paused."""
+    shared: bool = False
+    """Whether a child of this slot measured while others ran on the host, or may have."""
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
     written: set[Path] = field(default_factory=set)
@@ -113,7 +121,7 @@ class Children:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it all began."""
+        """Seconds since it all began, without those in which its children were paused."""
         return round(time.monotonic() - self.began, 3)
 
     @property
@@ -144,11 +152,11 @@ class Children:
         self.on_phase(phase, None, "")
         with self.log_path.open("a") as log:
             log.write(f"== {phase} ==\n")
-        start = time.monotonic()
+        start = self.seconds
         try:
             yield
         finally:
-            self.phases[phase] = round(self.phases.get(phase, 0) + time.monotonic() - start, 3)
+            self.phases[phase] = round(self.phases.get(phase, 0) + self.seconds - start, 3)
 
     def ask(
         self,
@@ -203,7 +211,10 @@ class Children:
             on_message=None if quiet else self._report,
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write, within=self.within),
+            host=host_at(self.settings.lock_dir),
         )
+        self.began += end.paused
+        self.shared = self.shared or end.shared
         self.memory.append(end.memory)
         if end.result is not None and end.ok:
             return end.result

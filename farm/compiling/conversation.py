@@ -40,11 +40,12 @@ class PhaseClock:
     seconds: dict[str, float] = field(default_factory=dict)
     current: str = ""
     changes: int = 0
-    _since: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    _since: float = 0.0
 
     def enter(self, phase: str) -> None:
         """End the current phase and begin another; an empty one ends the child."""
-        now = time.monotonic()
+        now = self.clock()
         if self.current:
             self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._since
         self.changes += phase != self.current
@@ -59,8 +60,18 @@ class PhaseClock:
 class Listener(Protocol):
     """Hears what shows that a child is alive: `farm.compiling.child_process.Watch`."""
 
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The seconds for which the child was not paused."""
+
     def alive(self) -> None:
         """Note a sign of life."""
+
+    def stands_still(self) -> None:
+        """Note that its guard has paused it."""
+
+    def wish(self, *, alone: bool) -> None:
+        """Note that it waits to measure alone, or that it has measured."""
 
     def use(self, cpu: float, memory: int) -> None:
         """Note the seconds of CPU time and the bytes of memory that the child has used."""
@@ -76,7 +87,7 @@ class Conversation:
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
-        self.phases = PhaseClock()
+        self.phases = PhaseClock(clock=listener.clock)
         self._listener = listener
         self._on_message = on_message
         self._answered = math.inf
@@ -143,6 +154,8 @@ class Conversation:
         match message:
             case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
                 self._listener.use(cpu, memory)
+            case {"paused": True}:
+                self._listener.stands_still()
             case {"ended": dict(ended)}:
                 self.ended = GuardEnd(
                     exit=ended["exit"],
@@ -162,6 +175,8 @@ class Conversation:
             case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
                 self.error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
                 self._answered = time.monotonic()
+            case {"alone": bool(alone)}:
+                self._listener.wish(alone=alone)
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):

@@ -246,7 +246,7 @@ class Steps:
         `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
         """
         spec = self.order["spec"]
-        shared = shared or any(map(is_shared, self.conditions))
+        shared = shared or self.children.shared or any(map(is_shared, self.conditions))
         speed = speed_of(evaluated["measurements"] if evaluated else {}, shared=shared)
         speed["conditions"] = self.conditions
         evidence: RecordedEvidence | None = None

@@ -61,6 +61,11 @@ class MachineFile:
     migraphx_path: str = ""
     migraphx_python: str = ""
 
+    @property
+    def lock_dir(self) -> str:
+        """The system's folder of temporary files: the attempt's node may be another machine."""
+        return ""
+
     @classmethod
     def of(cls, machine: StepSettings) -> MachineFile:
         """Return these settings of a machine."""

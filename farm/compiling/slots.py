@@ -6,16 +6,15 @@ import fcntl
 import json
 import math
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from typing_extensions import TypedDict
 
+from farm.compiling.alone import lock_folder, open_lock
 from farm.targets.compilers import Maker
 
 LOOK_SECONDS = 0.5
@@ -87,15 +86,15 @@ class FreeSlots:
     An attempt that holds a slot may borrow others for one piece of work at a time, unless another attempt waits.
     """
 
-    def __init__(self, slots: Sequence[Slot] = (), folder: Path | None = None) -> None:
-        """The lock files are in `folder`, else in the temporary one."""
+    def __init__(self, slots: Sequence[Slot] = (), folder: str = "") -> None:
+        """The lock files are in `folder`; empty: in the system's temporary one."""
         self._slots = tuple(slots)
         self._free = list(slots)
         self._held: list[Slot] = []
         self._waiting = 0
         self._lent: dict[Slot, float] = {}
         """When a slot was last given back by its borrower."""
-        self._folder = folder or Path(tempfile.gettempdir())
+        self._folder = lock_folder(folder)
         self._change = threading.Condition()
 
     @contextmanager
@@ -165,10 +164,7 @@ class FreeSlots:
         if not slot.lock:
             return True, None
         path = self._folder / f"farm-{slot.lock}.lock"
-        # A file of another user in a shared folder may be opened but not created; no link is followed, and a pipe does
-        # not make the worker wait.
-        plain = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        lock = os.open(path, plain | (0 if os.path.lexists(path) else os.O_CREAT), 0o644)
+        lock = open_lock(path)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

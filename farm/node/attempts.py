@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Protocol
 
+from farm.compiling.alone import host_at, lock_place
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
 from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
@@ -59,7 +60,8 @@ class Attempts:
     ) -> None:
         self._store = store
         self._executor = executor
-        self._free = FreeSlots(slots)
+        self._settings = settings
+        self._free = FreeSlots(slots, settings.lock_dir)
         self._leases = Leases(store, settings.renew_seconds)
         self._worker = worker
         self._node = node
@@ -186,6 +188,7 @@ class Attempts:
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
+                    self._look_for_others()
                     attempt = replace(attempt, slot=slot, free=self._free, on_away=partial(self._away, lease))
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
@@ -194,6 +197,12 @@ class Attempts:
         if outcome.end is AttemptEnd.CANCELLED and not lease.unwanted:
             return Outcome.released()
         return outcome
+
+    def _look_for_others(self) -> None:
+        """Find out whether a worker of this host cannot be asked to pause while this one measures."""
+        place = self._settings.lock_dir
+        with suppress(StoreUnavailable):
+            host_at(place).is_split = self._store.workers.is_split(lock_place(place))
 
     def _away(self, lease: Lease, kept: bool, /) -> None:
         """Report to the store and the supervisor that an attempt waits for object storage."""

@@ -28,7 +28,7 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation, by_toolchain
-from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps
+from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone
 from farm.compiling.program_record import ProgramRecord
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
@@ -358,7 +358,10 @@ class _AttemptRun:
         made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
         ours = ComparedProgram(made, latency["median"])
         if found := compare_with(self.steps, theirs, ours, samples, published, limit, self.tuner):
-            record["measurements"]["against"] = found
+            record["measurements"] |= {
+                "against": found,
+                "shared": record["measurements"]["shared"] or self.children.shared,
+            }
 
     def _published(self) -> PublishedProgram | None:
         """Bring the program to compare with: a follow-up's, or a gate's baseline. Without it nothing can be shown."""
@@ -377,9 +380,12 @@ class _AttemptRun:
 
     @contextmanager
     def _measuring(self) -> Iterator[Contention]:
-        """Measure when the upload of the references has ended, and look for other attempts on the node."""
+        """Measure when the upload of the references has ended; for a GPU, look for other attempts on the node.
+
+        On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
+        """
         self.references.finish()
-        with self.work.contention() as contention:
+        with self.work.contention() if self.children.slot.gpu else alone() as contention:
             yield contention
 
     def _describe_tuning(self, record: ProgramRecord, tuner: Tuner) -> None:

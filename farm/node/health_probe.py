@@ -76,7 +76,7 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
     where = f"GPU {slot.gpu}" if slot.gpu else str(pool.target)
     try:
         with (
-            FreeSlots([slot]).one(threading.Event()) as held,
+            FreeSlots([slot], settings.lock_dir).one(threading.Event()) as held,
             work.place("health-") as folder,
         ):
             assert held

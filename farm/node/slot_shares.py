@@ -60,7 +60,7 @@ def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tu
     Waits for a GPU that others use; Ctrl-C ends the wait.
     """
     [kind] = share_out([pool], gpus, settings, Machine())
-    with FreeSlots(kind.slots).one(threading.Event()) as slot:
+    with FreeSlots(kind.slots, settings.lock_dir).one(threading.Event()) as slot:
         assert slot, "nobody cancels the wait"
         yield slot, next((gpu for gpu in gpus if slot.gpu and gpu.pin == slot.gpu), None)
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import farm
 from farm.compiling import cgroups
+from farm.compiling.alone import lock_place
 from farm.compiling.slots import Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
@@ -314,6 +315,7 @@ class Worker:
                 "slots": len(self._kind.slots),
                 "gpus": [slot.gpu for slot in self._kind.slots if slot.gpu],
                 "threads": self._kind.threads,
+                "locks": lock_place(self._settings.lock_dir),
                 "pools": [pool.as_dict() for pool in self._kind.pools],
                 "versions": self._versions,
             },

@@ -305,16 +305,31 @@ def _blamed_on_reference() -> Iterator[None]:
 
 
 def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:
-    from . import evidence
     from .samples import load_runs
 
     runs, references, meta = load_runs(request["reference"])
+    messages.phase("verifying", 0.0)
+    module = compiler_module(request)
+    with messages.alone():
+        return _verified_and_measured(request, messages, module, runs, references, meta)
+
+
+def _verified_and_measured(
+    request: Request,
+    messages: Messages,
+    module: CompilerModule,
+    runs: Sequence[Arrays],
+    references: Sequence[Arrays],
+    meta: RunsHeader,
+) -> EvaluateAnswer:
+    """Load the program, compare its outputs and measure it; its first runs and its loading are figures too."""
+    from . import evidence
+
     points = meta["points"]
     parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
     total = sum(len(part) for part in parts)
-    messages.phase("verifying", 0.0)
     started = time.perf_counter()
-    program = compiler_module(request).load(request)
+    program = module.load(request)
     load = time.perf_counter() - started
     times: list[list[float]] = []
     found = []

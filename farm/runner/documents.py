@@ -579,4 +579,5 @@ class EndedMessage(TypedDict):
     ended: GuardEnd
 
 
-Message: TypeAlias = PhaseMessage | ResultMessage | ErrorMessage | UsageMessage | EndedMessage
+Message: TypeAlias = PhaseMessage | ResultMessage | ErrorMessage | UsageMessage | EndedMessage | dict[str, bool]
+"""The last one is `alone` of a child, or `paused` of its guard."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .protocol import Messages, RequestFailed, first_line
+from .protocol import CONTINUE, GO, PAUSE, Messages, RequestFailed, first_line
 from .seal import seal
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ DISK_SHARE = 10
 """After a check of its files, the guard waits this many times the duration of the check: large trees take a while."""
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
+PAUSE_SECONDS = 0.05
+"""Seconds between two tries to pause the child."""
 DYING_SECONDS = 60.0
 """Seconds for killed processes to be gone, unless the request says: a large process frees its memory slowly."""
 
@@ -64,16 +66,19 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     guard = os.getpid()
+    go, goer = os.pipe()
     inner = os.fork()
     if inner == 0:
         os.close(words)
-        _work(request, messages, guard, work)
+        os.close(goer)
+        _work(request, Messages(messages, go), guard, work)
     os.close(messages)
+    os.close(go)
     os.set_inheritable(words, False)
-    return _Guard(inner, wake, words, request).watch()
+    return _Guard(inner, wake, words, goer, request).watch()
 
 
-def _work(request: Request, descriptor: int, guard: int, work: RequestWork | None) -> None:
+def _work(request: Request, messages: Messages, guard: int, work: RequestWork | None) -> None:
     """The inner half: do the request, send the result or the error, and end without Python's teardown."""
     # If the guard is killed, this goes too; the guard has one thread, so the signal cannot come early.
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -81,12 +86,11 @@ def _work(request: Request, descriptor: int, guard: int, work: RequestWork | Non
         os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.set_inheritable(descriptor, False)
+    os.set_inheritable(messages.descriptor, False)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     _first_to_go()
-    messages = Messages(descriptor)
     code = 1
     _join(request.get("group") or {})
     if request.get("disk"):
@@ -154,11 +158,13 @@ def _first_to_go() -> None:
 
 
 class _Guard:
-    def __init__(self, inner: int, wake: int, words: int, request: Request) -> None:
+    def __init__(self, inner: int, wake: int, words: int, goer: int, request: Request) -> None:
         group = request.get("group") or {}
         self.inner = inner
         self.wake = wake
         self.words = Messages(words)
+        self.goer = goer
+        self.pausing = self.paused = False
         self.memory_limit = int(request.get("memory") or 0)
         self.process_limit = int(request.get("processes") or 0)
         self.disk_limit = int(request.get("disk") or 0)
@@ -179,13 +185,21 @@ class _Guard:
         pause = SAMPLE_SECONDS if self.memory_limit else COUNT_SECONDS if self.process_limit else USAGE_SECONDS
         said = time.monotonic()
         while self.status is None and not self.killed:
-            events = dict(poll.poll(pause * 1000))
+            # While the child stands still, its guard does nothing either.
+            wait = None if self.paused else PAUSE_SECONDS if self.pausing else pause
+            events = dict(poll.poll(None if wait is None else wait * 1000))
             if self.wake in events:
                 os.read(self.wake, 4096)
                 self.reap()
-            if 0 in events and not os.read(0, 4096):
-                break
-            if self.status is None:
+            if 0 in events:
+                words = os.read(0, 4096)
+                if not words:
+                    break
+                self.obey(words)
+            if self.pausing and not self.paused and self.status is None and self.stop():
+                self.paused = True
+                self.words.send({"paused": True})
+            if self.status is None and not self.paused:
                 usage = self.measure()
                 if time.monotonic() - said >= USAGE_SECONDS:
                     said = time.monotonic()
@@ -209,6 +223,57 @@ class _Guard:
             }
         )
         return 0
+
+    def obey(self, words: bytes) -> None:
+        """Do what the worker says."""
+        for word in (words[place : place + 1] for place in range(len(words))):
+            if word == GO:
+                os.write(self.goer, GO)
+            self.pausing = word == PAUSE or (self.pausing and word != CONTINUE)
+        if not self.pausing:
+            self.paused = False
+            self.resume()
+
+    def stop(self) -> bool:
+        """Let all processes of the child stand still; return whether they do.
+
+        They run on if one holds a file lock: others might wait for it, and never get so far as to end the pause.
+        """
+        still = self.freeze("1") or self.stop_each()
+        if still and not any(map(_holds_lock, _descendants(os.getpid()))):
+            return True
+        self.resume()
+        return False
+
+    def resume(self) -> None:
+        self.freeze("0")
+        for pid in _descendants(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def freeze(self, state: str) -> bool:
+        """Let the kernel stop or continue the control group of the child at once; return whether it did (Linux 5.2)."""
+        folder = os.path.dirname(self.events)  # noqa: PTH120
+        if not folder:
+            return False
+        try:
+            with open(f"{folder}/cgroup.freeze", "w", encoding="ascii") as file:  # noqa: PTH123
+                file.write(state)
+        except OSError:
+            return False
+        return _soon(lambda: _counted(f"{folder}/cgroup.events", "frozen") == int(state))
+
+    def stop_each(self) -> bool:
+        """Stop all processes one by one; return whether they stand still. What is stopped starts no other."""
+
+        def still() -> bool:
+            going = [pid for pid in _descendants(os.getpid()) if not _stands_still(pid)]
+            for pid in going:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            return not going
+
+        return _soon(still)
 
     def measure(self) -> ChildUsage:
         """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
@@ -299,6 +364,30 @@ class _Guard:
             except BlockingIOError:
                 continue
         return []
+
+
+def _soon(is_so: Callable[[], bool]) -> bool:
+    """Whether something is so, now or within `PAUSE_SECONDS`."""
+    deadline = time.monotonic() + PAUSE_SECONDS
+    while not (found := is_so()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether a process is stopped, or has ended."""
+    try:
+        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _holds_lock(pid: int) -> bool:
+    """Whether a process holds a lock of a file."""
+    try:
+        return any("\nlock:" in _read(f"/proc/{pid}/fdinfo/{name}") for name in os.listdir(f"/proc/{pid}/fdinfo"))  # noqa: PTH208
+    except OSError:
+        return False
 
 
 def _counted(events: str, name: str) -> int:

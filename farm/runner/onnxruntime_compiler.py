@@ -193,7 +193,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     threads = int(request.get("threads") or 1)
     mode = request["tuning"]["mode"]
     tried = device_of(request).candidates(mode, threads)
-    seconds = onnxruntime_tuning.time_candidates(mode, tried, load)
+    seconds = onnxruntime_tuning.time_candidates(mode, tried, load, messages)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
 

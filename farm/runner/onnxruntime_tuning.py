@@ -22,12 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .documents import SessionChoice, SlicePart
+    from .protocol import Messages
 
 RECORDS = "onnxruntime.json"
 _LEVELS = {"quick": ("basic", "all"), "exhaustive": ("basic", "extended", "all")}
 _SECONDS = {"quick": 0.05, "exhaustive": 0.25}
 """How long one candidate is timed on one slice."""
 _MIN_REPEATS = 3
+_AT_ONCE = 8
+"""Candidates that are timed before others on the host may measure or compile."""
 
 
 class Candidate(NamedTuple):
@@ -102,23 +105,28 @@ def candidates(mode: str, threads: int) -> list[Candidate]:
 
 
 def time_candidates(
-    mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any] | None]
+    mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any] | None], messages: Messages
 ) -> dict[str, float]:
     """Return the median seconds of each candidate; `load` gives what runs a slice once, None if it cannot run so."""
     seconds = {}
-    for candidate in tried:
-        run = load(candidate)
-        if run is None:
-            continue
-        run()
-        times: list[float] = []
-        start = time.perf_counter()
-        while len(times) < _MIN_REPEATS or time.perf_counter() - start < _SECONDS[mode]:
-            before = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - before)
-        seconds[str(candidate)] = statistics.median(times)
+    for start in range(0, len(tried), _AT_ONCE):
+        with messages.alone():
+            for candidate in tried[start : start + _AT_ONCE]:
+                if run := load(candidate):
+                    seconds[str(candidate)] = _median(run, _SECONDS[mode])
     return seconds
+
+
+def _median(run: Callable[[], Any], seconds: float) -> float:
+    """Return the median of runs that take so many seconds together; the first one does not count."""
+    run()
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < _MIN_REPEATS or time.perf_counter() - start < seconds:
+        before = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - before)
+    return statistics.median(times)
 
 
 def read_records(folder: Path) -> dict[str, dict[str, float]]:

@@ -4,10 +4,14 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
     {"phase": "compiling", "progress": 0.5 or null, "detail": "text"}
     {"result": {…}}
     {"error": {"kind": failure kind or "", "message": sentence, "detail": text}}
+    {"alone": true}                         it waits for `GO`, and then measures; false: it has measured
 and from the guard, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
     {"ended": {"exit": code or null, "signal": number or null, "killed": "memory", "disk", "files", "processes" or "",
                "memory": peak in bytes, "stuck": [pids]}}    when nothing of the child is left but what cannot be killed
+    {"paused": true}                        after `PAUSE`, when all of the child's processes stand still
+
+The worker sends the guard `PAUSE`, `CONTINUE` and `GO`, of one byte, on its standard input.
 
 A request is a JSON object, as is an answer: `documents.py` has the fields of both.
 """
@@ -30,6 +34,9 @@ _PLACE = re.compile(
     r"|/onnxruntime_src/\S+:\d+ [^()]*(?:\([^()]*\)[^() ]*)+ (?:\[with [^\]]*\] )?"
 )
 """Places in a compiler's source: the detail of an error keeps them, its sentence does not."""
+
+PAUSE, CONTINUE, GO = b"p", b"c", b"g"
+"""Let the child stand still, let it continue, and let it measure."""
 
 _LONGEST_DETAIL = 1000
 """Characters with which a child says how far it is."""
@@ -55,8 +62,10 @@ class CannotRun(RequestFailed):
 class Messages:
     """The child's end of the pipe to the worker."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, go: int | None = None) -> None:
+        """`go` is where the guard passes `GO` on; without it nobody is waited for."""
         self.descriptor = descriptor
+        self.go = go
 
     def send(self, message: Message) -> None:
         """Write one message; a worker that is gone is not an error here: the guard ends the child."""
@@ -70,6 +79,19 @@ class Messages:
     def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
         """Report what is being done now, and how much of it is done (0 to 1, if known)."""
         self.send({"phase": phase, "progress": progress, "detail": detail[:_LONGEST_DETAIL]})
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let nothing else of the farm run on the host while the block does; wait for that. Not to be nested."""
+        if self.go is None:
+            yield
+            return
+        self.send({"alone": True})
+        os.read(self.go, 1)
+        try:
+            yield
+        finally:
+            self.send({"alone": False})
 
     def error(self, kind: str, message: str, detail: str = "") -> None:
         """Report why there is no answer. A long detail is cut in the middle; the log has all of it."""

@@ -32,6 +32,11 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     The order turns around with each round (ABBA), so that a drift of the machine meets all alike. `load` returns the
     program that a part of the request describes.
     """
+    with messages.alone():
+        return _bench(request, messages, load)
+
+
+def _bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
     loaded = [_load(_joined(request, program), messages, load) for program in request["programs"]]
     rounds, seconds = int(request["rounds"]), float(request["seconds"])
     times: list[list[list[float]]] = [[] for _ in loaded]

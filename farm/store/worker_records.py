@@ -114,6 +114,14 @@ class WorkerRecords:
             if record.get("document")
         ]
 
+    def is_split(self, locks: str) -> bool:
+        """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
+        ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
+        documents = self._link.ask_many(["HGET", key("worker", worker_id), "document"] for worker_id in ids)
+        others = {json.loads(document).get("locks", "") for document in documents if document}
+        kernel = locks.partition(" ")[0]
+        return any(other != locks and other.partition(" ")[0] == kernel for other in others if other)
+
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""
         known: dict[str, str] = self._link.ask("HGETALL", key("pools"))

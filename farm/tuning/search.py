@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -75,23 +74,20 @@ class SearchedSlice(NamedTuple):
 
 @dataclass
 class Lane:
-    """A slot that tunes for the attempt: its steps and its folder, and the results and times of its latest child.
-
-    Times are those of the monotonic clock.
-    """
+    """A slot that tunes for the attempt: its steps and its folder, and the results and times of its latest child."""
 
     steps: Steps
     folder: Path
     learnt: Snapshot = field(default_factory=Snapshot)
     began: float | None = None
-    """None also once its seconds were taken."""
+    """In seconds of its children, which do not count pauses; None also once its seconds were taken."""
     ended: float | None = None
 
     @property
     def seconds(self) -> float:
         """What the child took until now, or until it ended; 0 once that was taken."""
         began, ended = self.began, self.ended  # Another thread changes them at any time.
-        return 0.0 if began is None else round((ended or time.monotonic()) - began, 3)
+        return 0.0 if began is None else round((ended or self.steps.children.seconds) - began, 3)
 
     def take_seconds(self) -> float:
         """Return what a child took that has ended, for once."""
@@ -193,7 +189,7 @@ class Search:
         # Each attempt has its own order, so that attempts with the same slices share them.
         missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
         self._count = len(missing)
-        self._deadline = time.monotonic() + self._budget if self._budget else None
+        self._deadline = self.children.seconds + self._budget if self._budget else None
         try:
             self._fan_out.run(missing)
         finally:
@@ -397,7 +393,7 @@ class Search:
         quiet: bool = False,
     ) -> Any:
         """Ask a child that tunes into a lane's folder, within the budget."""
-        began = time.monotonic()
+        began = lane.steps.children.seconds
         lane.ended, lane.began = None, began
         try:
             return lane.steps.ask(
@@ -409,10 +405,10 @@ class Search:
                 quiet=quiet,
             )
         finally:
-            lane.ended = time.monotonic()
+            lane.ended = lane.steps.children.seconds
 
     def _out_of_budget(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return self._deadline is not None and self.children.seconds >= self._deadline
 
     def _was_cut(self, ended: StepEnded) -> bool:
         """Whether it is the budget that ended a child."""

@@ -147,6 +147,7 @@ class Tuner:
         record["tuning"] |= self.report(published=self._is_faster)
         record["tuning"]["conditions"] = self._conditions
         measured: ProgramSpeed = {**record["measurements"], **self.figures()}
+        measured["shared"] = measured["shared"] or self.children.shared
         record["measurements"] = measured
         if self._turns:
             measured["conditions"] = [*measured.get("conditions", ()), self._turns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -51,6 +52,29 @@ def start_descendants(file: Path) -> None:
 
 
 def do_answer(request, messages):
+    return {"answer": 42}
+
+
+def do_measure(request, messages):
+    """Measure alone until `until` exists; `at` exists meanwhile, with the process id."""
+    at = Path(request["at"])
+    with messages.alone():
+        at.with_suffix(".part").write_text(str(os.getpid()))
+        at.with_suffix(".part").rename(at)
+        while not Path(request["until"]).exists():
+            time.sleep(0.01)
+        at.unlink()
+    return {"answer": 42}
+
+
+def do_count(request, messages):
+    """Work until `until` exists, and count in a file; hold a lock of the file if `locks` is set."""
+    with Path(request["at"]).open("wb", buffering=0) as file:
+        if request.get("locks"):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        while not Path(request["until"]).exists():
+            file.write(b".")
+            time.sleep(0.01)
     return {"answer": 42}
 
 

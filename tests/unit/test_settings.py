@@ -85,6 +85,7 @@ def test_a_folders_file_sets_how_builds_are_made(cloned: Path) -> None:
 
 
 DANGEROUS = {
+    "lock_dir": '"/home/user"',
     "api_token": '"t"',
     "proxy_secret": '"p"',
     "migraphx_python": '"./evil"',

@@ -187,17 +187,20 @@ def test_kernel_binaries_are_published_with_the_program_and_come_back(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_attempt_of_another_worker_process_makes_a_measurement_shared(
+def test_an_attempt_of_another_worker_process_makes_a_measurement_on_a_gpu_shared(
     farm: Farm, tmp_path: Path, killed: bool
 ) -> None:
-    """Each kind of slot of a node has a process of its own; what a killed one left behind does not count."""
+    """Each kind of slot of a node has a process of its own; what a killed one left behind does not count.
+
+    Programs of CPUs are measured while the others pause: `tests/runner/test_measured_alone.py`.
+    """
     assert farm.executor
     other = at_work_in(farm.settings.data_dir / "work")
     try:
         if killed:
             other.kill()
             os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        outcome = run(farm, tmp_path)
+        outcome = run(farm, tmp_path, Slot(gpu="0"))
         found = farm.artifacts.get_object(outcome.facts["sidecar"])
         assert found
         assert json.loads(found.data)["measurements"]["shared"] is not killed

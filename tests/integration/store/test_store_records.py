@@ -156,6 +156,23 @@ def test_a_worker_between_two_long_jobs_does_not_idle(store: Store, raw: redis.R
     assert store.workers.heartbeat("w1").unclaimed >= HOUR, "it leaves a job lying"
 
 
+def test_workers_of_one_kernel_with_other_lock_files_are_known(store: Store) -> None:
+    def register(name: str, locks: str) -> None:
+        pools = [POOL.as_dict()]
+        store.workers.register({"id": name, "node": name, "slots": 1, "locks": locks, "pools": pools}, ttl=60)
+
+    join_pool(store)
+    register("w2", "kernel-a 1:2")
+    register("w3", "kernel-a 1:2")
+    register("w4", "kernel-b 1:3")
+    assert not store.workers.is_split("kernel-a 1:2")
+    assert store.workers.is_split("kernel-a 1:9")
+    register("w5", "kernel-a none")
+    assert store.workers.is_split("kernel-a 1:2")
+    store.workers.leave("w5")
+    assert not store.workers.is_split("kernel-a 1:2")
+
+
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:
     join_pool(store)
     join_pool(store, "w2", node="n2", slots=3)

@@ -342,7 +342,7 @@ def test_cpu_slots_are_spread_over_numa_nodes(
 def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
     slots = from_text(as_text([Slot(f"GPU-{index}", f"GPU-{index}", (0, 1)) for index in range(2)]))
     # Two workers of one node: each knows the GPUs, and only the lock files are between them.
-    one, other = FreeSlots(slots, tmp_path), FreeSlots(slots, tmp_path)
+    one, other = FreeSlots(slots, str(tmp_path)), FreeSlots(slots, str(tmp_path))
     with one.one(NEVER) as first, other.one(NEVER) as second:
         assert first
         assert second
@@ -358,7 +358,7 @@ def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
 def test_a_gpu_is_lent_only_while_nobody_waits_for_it(tmp_path: Path) -> None:
     """A worker in another process looks for a free one now and then; it finds one that was lent before it is again."""
     slots = [Slot(f"GPU-{index}", f"GPU-{index}") for index in range(2)]
-    one, other = FreeSlots(slots, tmp_path), FreeSlots(slots, tmp_path)
+    one, other = FreeSlots(slots, str(tmp_path)), FreeSlots(slots, str(tmp_path))
     ended = threading.Event()
 
     def borrows() -> bool:

@@ -1,0 +1,182 @@
+"""Two worker processes of one host with real children: what measures is alone, and what pauses loses nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farm.compiling import alone
+from farm.compiling.alone import Host
+from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy, run_child
+from tests.support.helpers import alive, in_a_thread, wait_until
+from tests.support.places import ROOT
+from tests.support.reaching import HOSTILE
+
+WORKER = """
+import dataclasses, json, sys
+from pathlib import Path
+from farm.compiling.alone import Host
+from farm.compiling.child_process import ChildLimits, run_child
+
+folder, request, limits = Path(sys.argv[1]), json.loads(sys.argv[2]), ChildLimits(**json.loads(sys.argv[3]))
+end = run_child(request, log_path=folder / f"{request['do']}.txt", folder=folder, script=Path(sys.argv[4]),
+                limits=limits, host=Host(folder))
+print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": end.paused, "shared": end.shared}))
+"""
+
+
+class OtherWorker:
+    """A process that runs one child."""
+
+    def __init__(self, folder: Path, do: str, *, limits: dict[str, float] | None = None, **fields: Any) -> None:
+        self.at, self.until = folder / f"{do}-at", folder / f"{do}-until"
+        request = {"do": do, "action": "hostile", "at": str(self.at), "until": str(self.until), **fields}
+        command = [sys.executable, "-c", WORKER, str(folder), json.dumps(request), json.dumps(limits or {})]
+        self.process = subprocess.Popen([*command, str(HOSTILE)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def count(self) -> int:
+        return self.at.stat().st_size if self.at.exists() else 0
+
+    def counts_on(self) -> None:
+        before = self.count
+        wait_until(lambda: self.count > before, message="its child works")
+
+    @property
+    def stands_still(self) -> bool:
+        below = [each for guard in psutil.Process(self.process.pid).children() for each in guard.children(True)]
+        return bool(below) and all(each.status() == psutil.STATUS_STOPPED for each in below)
+
+    def end(self) -> dict[str, Any]:
+        self.until.touch()
+        said, _ = self.process.communicate(timeout=60)
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+
+Start = Callable[..., OtherWorker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    workers = []
+
+    def make(do: str, **options: Any) -> OtherWorker:
+        workers.append(OtherWorker(tmp_path, do, **options))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.process.kill()
+        worker.process.communicate()
+
+
+def run_here(folder: Path, do: str, host: Host, cancelled: threading.Event, **fields: Any) -> ChildEnd:
+    request: Any = {"do": do, "action": "hostile", "at": str(folder / "here"), "until": str(folder / "done"), **fields}
+    limits = ChildLimits(time=60)
+    log = folder / "here.txt"
+    return run_child(
+        request, log_path=log, folder=folder, script=HOSTILE, limits=limits, host=host, cancelled=cancelled
+    )
+
+
+def test_a_worker_pauses_its_child_and_all_below_while_another_measures(start: Start, tmp_path: Path) -> None:
+    """The child gets 6 s; it stands still for as long, and neither that nor its silence counts."""
+    compiling = start("count", pids=str(tmp_path / "pids"), limits={"time": 6, "hang": 3})
+    compiling.counts_on()
+    measuring = start("measure")
+    wait_until(measuring.at.exists)
+    assert compiling.stands_still
+    before, began = compiling.count, measuring.at.stat().st_mtime
+    clock = tmp_path / "clock"
+
+    def passed() -> bool:
+        clock.touch()
+        return clock.stat().st_mtime > began + 6.5
+
+    wait_until(passed)
+    assert (compiling.count, compiling.stands_still) == (before, True)
+    assert not measuring.end()["shared"]
+    compiling.counts_on()
+    found = compiling.end()
+    assert found["ok"], found
+    assert found["paused"] > 6
+    assert found["seconds"] < 6
+
+
+def test_all_continue_if_the_worker_that_measures_is_killed(start: Start, tmp_path: Path) -> None:
+    compiling = start("count")
+    compiling.counts_on()
+    measuring = start("measure")
+    wait_until(measuring.at.exists)
+    child = int(measuring.at.read_text())
+    assert compiling.stands_still
+    measuring.process.kill()
+    compiling.counts_on()
+    wait_until(lambda: not alive(child))
+    again = start("measure")
+    wait_until(lambda: again.at.read_text() != str(child), message="the next one measures")
+    assert compiling.stands_still
+    assert not again.end()["shared"]
+
+
+def test_nothing_is_left_of_a_paused_child_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    compiling = start("count", pids=str(pids))
+    compiling.counts_on()
+    measuring = start("measure")
+    wait_until(measuring.at.exists)
+    compiling.process.kill()
+    wait_until(lambda: not [pid for pid in map(int, pids.read_text().split()) if alive(pid)])
+    assert not measuring.end()["shared"]
+
+
+def test_a_child_that_holds_a_file_lock_is_not_paused(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may wait for its lock and never come to the end of what they do."""
+    monkeypatch.setattr(alone, "PATIENCE", 0.3)
+    compiling = start("count", locks=True)
+    compiling.counts_on()
+    ended: list[ChildEnd] = []
+    host, never = Host(tmp_path), threading.Event()
+    with in_a_thread(lambda _: ended.append(run_here(tmp_path, "measure", host, never))):
+        wait_until((tmp_path / "here").exists)
+        compiling.counts_on()
+        (tmp_path / "done").touch()
+        wait_until(lambda: ended)
+    assert ended[0].ok
+    assert ended[0].shared
+
+
+@pytest.mark.parametrize("do", ["count", "measure"])
+def test_a_child_that_pauses_or_waits_for_its_turn_can_be_cancelled(start: Start, tmp_path: Path, do: str) -> None:
+    pids = tmp_path / "pids"
+    cancelled = threading.Event()
+    ended: list[ChildEnd] = []
+    if do == "count":
+        with in_a_thread(lambda _: ended.append(run_here(tmp_path, do, Host(tmp_path), cancelled, pids=str(pids)))):
+            wait_until((tmp_path / "here").exists)
+            measuring = start("measure")
+            wait_until(measuring.at.exists)
+            cancelled.set()
+            wait_until(lambda: ended)
+    else:
+        measuring = start("measure")
+        wait_until(measuring.at.exists)
+        host = Host(tmp_path)
+        with in_a_thread(lambda _: ended.append(run_here(tmp_path, do, host, cancelled, pids=str(pids)))):
+            # It stands still before it starts, for as long as the other measures.
+            cancelled.set()
+            wait_until(lambda: ended)
+    assert ended[0].by is EndedBy.CANCELLED
+    assert not measuring.end()["shared"]
+    assert not pids.exists() or not [pid for pid in map(int, pids.read_text().split()) if alive(pid)]
