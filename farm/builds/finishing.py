@@ -144,7 +144,7 @@ class BuildFinisher:
             if not self._artifacts.get_object(open_key(namespace, follower)):
                 manifest = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
                 self._admission.accept(
-                    plan_follow_up(planned, missing, self._store.now()), manifest.data if manifest else b""
+                    plan_follow_up(planned, missing, self._store.next_moment()), manifest.data if manifest else b""
                 )
                 log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
             elif not self._admission.is_whole(follower):

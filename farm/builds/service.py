@@ -36,6 +36,10 @@ from farm.store import Store
 log = get_logger(__name__)
 
 
+SET_BACK = 10.0
+"""Seconds by which submissions may be dated ahead of the clock before somebody hears of it."""
+
+
 class BuildService:
     """Accepts builds and changes to them. All answers are plain JSON."""
 
@@ -146,6 +150,11 @@ class BuildService:
         self._acknowledged.attach(namespace, cells)
         chosen = submission.get("gates")
         found = self._baselines.attach(namespace, manifest.name, cells, chosen, unattended=unattended)
+        moment = self._store.next_moment()
+        if (ahead := moment - self._store.now()) > SET_BACK:
+            found.append(
+                f"the clock of Redis was set back by {ahead / 60:.0f} min: the build is dated after the last one"
+            )
         document: PlanDocument = {
             "schema": 1,
             "build": {
@@ -154,7 +163,7 @@ class BuildService:
                 "name": manifest.name,
                 "labels": {**manifest.labels, **submission.get("labels", {})},
                 "created_by": by,
-                "created_at": self._store.now(),
+                "created_at": moment,
                 "cells": len(plan.cells),
                 "hits": sum(planned.state == "hit" for planned in plan.cells),
                 "max_parallel": manifest.max_parallel,
@@ -216,7 +225,7 @@ class BuildService:
         if not self._admission.is_accepted(namespace, new_id, text, request):
             document = self._plan_retry(namespace, build_id, new_id, failed=failed)
             self._acknowledged.attach(namespace, document["cells"])
-            document["build"] |= {"created_by": by, "created_at": self._store.now(), "request": request}
+            document["build"] |= {"created_by": by, "created_at": self._store.next_moment(), "request": request}
             self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
             self._admission.accept(document, text)
             log.info("build retried", build=new_id, retries=document["build"]["retries"], by=by)

@@ -55,6 +55,13 @@ class Store:
         tables = [f"local ATTEMPTS = {{{attempts}}}", f"local BLAMES_NODE = {{{blames}}}"]
         return cls(Link(url, "\n".join([*lines, *tables])))
 
+    def next_moment(self) -> float:
+        """Return the time by the server's clock (Unix seconds), but later than all moments that were returned before.
+
+        Submissions, and what people choose, are ordered by it, also where somebody set the clock back.
+        """
+        return int(self._link.run("next_moment", now=round(self.now() * 1000))) / 1000
+
     @property
     def address(self) -> str:
         """Host and port of the server, for messages."""

@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1750,
     "artifacts": 2530,
-    "builds": 3080,
+    "builds": 3090,
     "cli": 5060,
     "client": 5000,
     "compiling": 3670,
@@ -42,7 +42,7 @@ LINES = {
     "results": 1780,
     "runner": 7040,
     "serving": 650,
-    "store": 1480,
+    "store": 1490,
     "targets": 1240,
     "tasks": 200,
     "tuning": 2710,

@@ -230,7 +230,7 @@ class Toolchains:
                 "name": f"{wish['ref']} under {label}"[:200],
                 "labels": {},
                 "created_by": by,
-                "created_at": self._store.now(),
+                "created_at": self._store.next_moment(),
                 "cells": len(cells),
                 "hits": sum(cell["state"] == "hit" for cell in cells),
                 "max_parallel": None,
@@ -372,7 +372,7 @@ class Toolchains:
         now = self._refs.find(namespace, ref)
         if now is None:
             raise NotFound(f"no ref {ref} in namespace {namespace}", hint="`farm ls refs` lists them")
-        moment = self._store.now()
+        moment = self._store.next_moment()
 
         def update(there: Cells) -> Cells:
             try:

@@ -363,6 +363,31 @@ def test_a_later_submission_of_the_same_program_counts_as_newer(farm: Farm, tmp_
     assert latest_keys(farm) == wanted
 
 
+def test_a_clock_that_is_set_back_changes_no_order(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis was an hour ahead for two builds: later ones come after them in `latest`, and in a group."""
+
+    def ended(more: str) -> str:
+        build = submit(farm, freeze_manifest(tmp_path, f"{MANIFEST}{more}"))
+        work(farm)
+        farm.build_finisher.finish(build["id"])
+        return str(build["id"])
+
+    grouped = "concurrency: {group: nightly, cancel-in-progress: true}\n"
+    now = farm.store.now
+    with monkeypatch.context() as ahead:
+        ahead.setattr(farm.store, "now", lambda: now() + 3600)
+        ended("salt: ahead\n")
+        ended(f"salt: group\n{grouped}")
+    report = client.report(ended("salt: right\n"))
+    assert {cell["key"] for cell in client.ls()} == {cell["key"] for cell in report["cells"]}
+    (warning,) = report["build"]["warnings"]
+    assert warning.startswith("the clock of Redis was set back by 60 min")
+    again = client.report(ended(f"salt: later\n{grouped}"))
+    assert {cell["state"] for cell in again["cells"]} == {"succeeded"}
+
+
 def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> None:
     """No build of the namespace waits for an operator; the snapshot before the damaged one counts."""
     first = newer(farm, tmp_path, "one")
