@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farm.builds.job_views import JobViews
     from farm.builds.known import KnownArtifacts
     from farm.builds.reading import BuildReader
+    from farm.builds.refused import RefusedPrograms
     from farm.builds.service import BuildService
     from farm.extension import Extension
     from farm.node.executor import Executor
@@ -144,6 +145,13 @@ class Farm:
         return AcknowledgedFailures(self.artifacts)
 
     @cached_property
+    def refused(self) -> RefusedPrograms:
+        """What gates refused."""
+        from farm.builds.refused import RefusedPrograms
+
+        return RefusedPrograms(self.artifacts, self.acknowledged)
+
+    @cached_property
     def build_reader(self) -> BuildReader:
         """Reads builds and their reports."""
         from farm.builds.reading import BuildReader
@@ -163,6 +171,7 @@ class Farm:
             reader=self.build_reader,
             known=self.known,
             index=self.build_index,
+            refused=self.refused,
             on_finished=lambda report: notify(self.extensions, "on_finished", self, report),
             on_judged=lambda report: notify(self.extensions, "on_judged", self, report),
         )

@@ -160,6 +160,7 @@ def point(
         generation=generation,
         check=lambda _, after: farm.check_named(caller.namespace, tag, list(after.values())),
     )
+    farm.refused.taken(caller.namespace, {cell["key"] for cell in wanted.values()})
     return moved.as_dict()
 
 

@@ -147,7 +147,13 @@ class Baselines:
         unknown: PastState = {"state": UNKNOWN, "kind": str(reach), "build": ""}
         known = _known(lambda: self._index.last(namespace, manifest, identifiers, reach.since))
         found: dict[str, PastState] = {
-            name: {"state": past["state"], "kind": past["kind"], "build": past["build"]} for name, past in known.items()
+            name: {
+                "state": past["state"],
+                "kind": past["kind"],
+                "build": past["build"],
+                "rules": past.get("rules", "{}"),
+            }
+            for name, past in known.items()
         }
         return found if reach.is_whole else {**dict.fromkeys(identifiers, unknown), **found}
 

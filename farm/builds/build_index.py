@@ -45,7 +45,7 @@ AT_ONCE = 20
 PATIENCE = 5.0
 """Seconds that one question reads reports at most."""
 
-_VERSION = 2
+_VERSION = 3
 """Of the tables: a file of another version is made again."""
 
 _TABLES = (
@@ -134,7 +134,7 @@ class BuildIndex:
 
     def ends(self, namespace: str, build_id: str) -> tuple[BuildView, list[CellEnd]] | None:
         """Return a finished build with how its cells ended; None if the index does not have it."""
-        columns = "SELECT identifier, look, kind, phase, key, latency, shared, device FROM cells"
+        columns = "SELECT identifier, look, kind, phase, key, latency, shared, device, rules FROM cells"
         found = self._build(namespace, build_id, columns + " WHERE build = ? ORDER BY place")
         return (found[0], list(map(CellEnd._make, found[1]))) if found else None
 
@@ -430,6 +430,7 @@ def _past(row: sqlite3.Row) -> PastCell:
         "device": row["device"],
         "node": row["node"],
         "error": row["error"],
+        "rules": row["rules"],
         "values": json.loads(row["numbers"]),
     }
 

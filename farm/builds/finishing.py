@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from farm.artifacts import build_key, open_key
 from farm.artifacts.refs import Refs, SnapshotCell
@@ -13,6 +13,7 @@ from farm.builds.build_index import BuildIndex
 from farm.builds.follow_up import background_cells, follow_up_id, plan_follow_up
 from farm.builds.known import KnownArtifacts
 from farm.builds.reading import BuildReader
+from farm.builds.refused import RefusedPrograms
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
@@ -21,7 +22,7 @@ from farm.results import ref_rules
 from farm.results.ref_rules import LATEST, has_passed, is_proven, named_cell, submitted
 from farm.results.report import JudgedCell, Report
 from farm.results.sweep import draw
-from farm.results.verdict import judge_instead
+from farm.results.verdict import changes_of, judge_instead, verdict_of
 from farm.store import Store
 
 log = get_logger(__name__)
@@ -39,6 +40,7 @@ class BuildFinisher:
         reader: BuildReader,
         known: KnownArtifacts,
         index: BuildIndex,
+        refused: RefusedPrograms,
         on_finished: Callable[[Report], object],
         on_judged: Callable[[Report], object],
     ) -> None:
@@ -52,6 +54,7 @@ class BuildFinisher:
         self._reader = reader
         self._known = known
         self._index = index
+        self._refused = refused
         self._on_finished = on_finished
         self._refs = Refs(artifacts)
         self._on_judged = on_judged
@@ -88,7 +91,8 @@ class BuildFinisher:
             return None
         report["build"]["state"] = "reported"
         self._draw(namespace, report)
-        passed = [cell for cell in report["cells"] if has_passed(cell)]
+        refused = () if report["build"].get("shadows") else self._hold(namespace, report)
+        passed = [cell for cell in report["cells"] if has_passed(cell, refused)]
         self._on_judged(report)
         if report["build"].get("shadows"):
             pass  # Only `promote` names what it made.
@@ -107,6 +111,14 @@ class BuildFinisher:
         _count(report)
         return report
 
+    def _hold(self, namespace: str, report: Report) -> Collection[str]:
+        """Return the cache keys of what gates have refused, and say which cells have one."""
+        cells = report["cells"]
+        refused = self._refused.hold(namespace, report["build"]["id"], cells)
+        if any(cell.get("held") for cell in cells):
+            report["changes"], report["build"]["verdict"] = changes_of(cells), verdict_of(cells)
+        return refused
+
     def _name_latest(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Move `latest` to the cells that passed, and submit the build's follow-up.
 
@@ -116,14 +128,13 @@ class BuildFinisher:
         behind = background_cells(planned["cells"], passed)
         known = self._known.whole(namespace, {cell["key"]: [cell["key"]] for cell in behind})
         by_name = {cell["identifier"]: cell for cell in passed}
-        proven = {
-            cell["identifier"]: other
+        faster = {
+            cell["identifier"]: judge_instead(cell, by_name[cell["identifier"]], facts)
             for cell in behind
-            if (facts := known.get(cell["key"]))
-            and (order := cell["order"])
-            and is_proven(facts, order["against"])
-            and has_passed(other := judge_instead(cell, by_name[cell["identifier"]], facts))
+            if (facts := known.get(cell["key"])) and (order := cell["order"]) and is_proven(facts, order["against"])
         }
+        refused = self._refused.hold(namespace, build_id, list(faster.values())) if faster else ()
+        proven = {name: cell for name, cell in faster.items() if has_passed(cell, refused)}
         named = [
             named_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
             for cell in (by_name | proven).values()

@@ -577,6 +577,8 @@ def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
     for word, said in (
         ("better", found["improvements"]),
         ("fixed", found["fixed"]),
+        ("no longer judged", found.get("unjudged", [])),
+        ("not in latest", found.get("held", [])),
         ("not judged", found["undecided"]),
         ("new", found.get("new", [])),
     ):

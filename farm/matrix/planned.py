@@ -107,11 +107,13 @@ class PastState(TypedDict):
     """How a cell ended in the manifest's newest build that had it.
 
     `state` is `unknown` if not all reports were read when the build was planned; then `kind` says how many were.
+    `rules` are those that refused it (`farm.results.gate_rules`), as JSON.
     """
 
     state: str
     kind: str
     build: str
+    rules: NotRequired[str]
 
 
 class CellGates(AskedGates):

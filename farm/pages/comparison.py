@@ -40,6 +40,8 @@ class ComparedBuilds:
     newly_failed: Sequence[Pair]
     still_failed: Sequence[Pair]
     fixed: Sequence[Pair]
+    unjudged: Sequence[Pair]
+    """Cells that a rule refused before, and that this rule did not judge now."""
     slower: Sequence[Pair]
     faster: Sequence[Pair]
     same: int
@@ -49,7 +51,7 @@ class ComparedBuilds:
     left_out: Sequence[NotCompared]
 
     def __bool__(self) -> bool:
-        return bool(self.newly_failed or self.fixed or self.slower or self.faster)
+        return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
 
 
 def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
@@ -66,6 +68,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         newly_failed=[pair for pair in pairs.get("newly failed", ()) if pair.before.succeeded],
         still_failed=pairs.get("still failing", ()),
         fixed=pairs.get("fixed", ()),
+        unjudged=pairs.get("unjudged", ()),
         slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
         faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
         same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),

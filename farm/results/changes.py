@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from farm.results.gate_rules import left_out
 from farm.results.gates import GateRow, undecided
 from farm.results.lines import CellEnd, CellLine
 
-Effect = Literal["open", "newly failed", "still failing", "fixed", "worse", "better", "same"]
-"""What happened to a cell. `open`: one of the two has not ended, or was cancelled."""
+Effect = Literal["open", "newly failed", "still failing", "fixed", "unjudged", "worse", "better", "same"]
+"""What happened to a cell. `open`: one of the two has not ended, or was cancelled. `unjudged`: a rule refused it, and
+the second build did not judge it by that."""
 
 BAND = 0.10
 """Relative difference of two medians below which nothing is said: they were measured at different times, perhaps on
@@ -51,8 +54,11 @@ def change(before: CellEnd | CellLine | None, after: CellEnd | CellLine, rows: S
         return CellChange("still failing" if failed else "newly failed", other_end)
     if after.look not in _PASSED or not (passed or failed):
         return CellChange("same" if after.look == "expected" else "open", other_end)
-    if before is None or failed:
-        return CellChange("fixed" if failed else "same", other_end)
+    if before is None:
+        return CellChange("same", other_end)
+    if failed:
+        unjudged = left_out(json.loads(before.rules), json.loads(after.rules))
+        return CellChange("unjudged" if unjudged else "fixed", other_end, left_out="; ".join(unjudged))
     return _speed(before, after, rows)
 
 
@@ -61,8 +67,8 @@ def _speed(before: CellEnd | CellLine, after: CellEnd | CellLine, rows: Sequence
         outcomes = {row["outcome"] for row in rows}
         effect: Effect = "worse" if "worse" in outcomes else "better" if "better" in outcomes else "same"
         return CellChange(effect, left_out="; ".join(undecided(rows)))
-    if left_out := _unfair(before, after):
-        return CellChange("same", left_out=left_out)
+    if why := _unfair(before, after):
+        return CellChange("same", left_out=why)
     assert before.latency and after.latency
     share = after.latency / before.latency - 1
     return CellChange("worse" if share > BAND else "better" if share < -BAND else "same", False, share)

@@ -136,16 +136,20 @@ def judge_gates(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> Judged
 
 def rule(row: GateRow) -> str:
     """Return the rule that a row is judged by, as a command line has it: `gate latency=5%`, `budget size=50MB`."""
-    name, limit = row["measure"], row["limit"]
-    if row["against"]:
+    return written("gate" if row["against"] else "budget", row["measure"], row["limit"])
+
+
+def written(sort: str, measure: str, limit: float) -> str:
+    """Return a rule as a command line has it; `sort` is `gate` or `budget`."""
+    if sort == "gate":
         text = _percent(limit).replace(" ", "")
-    elif name == "throughput":
+    elif measure == "throughput":
         text = f"{limit:g}"
-    elif name in ("size", "memory"):
+    elif measure in ("size", "memory"):
         text = size(limit).replace(" ", "")
     else:
         text = f"{limit:g}s" if limit >= 1 else f"{limit * 1e3:g}ms"
-    return f"{'gate' if row['against'] else 'budget'} {name.replace('_', '-')}={text}"
+    return f"{sort} {measure.replace('_', '-')}={text}"
 
 
 def sentence(row: GateRow) -> str:

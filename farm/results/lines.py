@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from farm.jobs.state import FailureKind, State
 from farm.matrix.planned import CellPlan
+from farm.results.gate_rules import rules_of
 from farm.results.report import JudgedCell
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
@@ -44,6 +46,8 @@ class CellLine(NamedTuple):
     expected_link: str = ""
     reason: str = ""
     """Why its plan said that it has to be compiled."""
+    rules: str = "{}"
+    """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gate_rules`), as JSON."""
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
@@ -65,7 +69,7 @@ class CellLine(NamedTuple):
             worker=cell["worker"] or "",
             elapsed=cell["elapsed"],
             waiting=cell["waiting"],
-            warning=cell["warning"],
+            warning=cell["warning"] or cell.get("held", ""),
             job=cell["job"] or "",
             key=facts["key"] if facts else cell["key"],
             published=facts is not None,
@@ -76,6 +80,7 @@ class CellLine(NamedTuple):
             expected_reason=cell.get("expected_reason", ""),
             expected_link=cell.get("expected_link", ""),
             reason=cell.get("reason", ""),
+            rules=json.dumps(rules_of(cell)),
         )
 
     @classmethod
@@ -110,6 +115,7 @@ class CellEnd(NamedTuple):
     latency: float | None = None
     shared: bool = False
     device: str = ""
+    rules: str = "{}"
 
     @classmethod
     def of(cls, line: CellLine) -> CellEnd:

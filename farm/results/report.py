@@ -22,7 +22,7 @@ class JudgedCell(TypedDict):
 
     `elapsed` are the seconds of its last attempt so far, `spent` those of all its attempts. `fault` says who has to
     act on a failure: user or farm. `warning` says what a gate would refuse if the manifest asked for it, `waiting` why
-    the cell waits.
+    the cell waits, `held` why `latest` does not take its program, which passed: an earlier build's rule refused it.
     """
 
     identifier: str
@@ -60,6 +60,7 @@ class JudgedCell(TypedDict):
     expected_reason: str
     expected_link: str
     reason: NotRequired[str]
+    held: NotRequired[str]
     before: NotRequired[PastState | None]
     compared: NotRequired[list[GateRow]]
 
@@ -132,7 +133,8 @@ class Changes(TypedDict):
 
     `new_failures` passed before, or are new; `still_failing` failed before too. Cells that fail as expected are in
     neither. `regressions` failed a limit against a baseline. `undecided` could not be compared, or not surely; of `new`
-    ones the baseline's tag has no cell.
+    ones the baseline's tag has no cell. `unjudged` ones failed before by a rule that did not judge them now; `held` as
+    in `JudgedCell`.
     `recompiled` says about each cell why it was not a hit.
     """
 
@@ -141,6 +143,8 @@ class Changes(TypedDict):
     regressions: list[Remark]
     improvements: list[Remark]
     fixed: list[Remark]
+    unjudged: NotRequired[list[Remark]]
+    held: NotRequired[list[Remark]]
     new: NotRequired[list[Remark]]
     undecided: list[Remark]
     hits: list[str]
@@ -225,4 +229,5 @@ class PastCell(TypedDict):
     device: str
     node: str
     error: float | None
+    rules: NotRequired[str]
     values: Values

@@ -6,6 +6,7 @@ question, so it is asked when a build is read (`docs/decisions/0002-judged-at-re
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -17,9 +18,10 @@ from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State
 from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
 from farm.results import accuracy
-from farm.results.changes import Effect, change
+from farm.results.changes import CellChange, change
+from farm.results.gate_rules import rules_of
 from farm.results.gates import improvements, judge_gates, new, undecided
-from farm.results.lines import CellEnd, look_of
+from farm.results.lines import CellEnd, Look, look_of
 from farm.results.report import Changes, JudgedCell, Remark
 from farm.targets.compilers import default_equal_share
 
@@ -152,6 +154,7 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
         (sum(bool(improvements(found)) for found in rows), "better than the baseline"),
         (sum(bool(undecided(found)) for found in rows), "not judged by a gate"),
         (sum(bool(new(found)) for found in rows), "new to the baseline"),
+        (sum(bool(cell.get("held")) for cell in cells), "that `latest` does not take"),
     ):
         if number:
             parts.append(f"{number} {words}")
@@ -195,7 +198,8 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
     """
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
-    effects = {cell["identifier"]: effect_of(cell) for cell in cells}
+    changes = {cell["identifier"]: change_of(cell) for cell in cells}
+    effects = {name: found.effect for name, found in changes.items()}
     return {
         "new_failures": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "newly failed"],
         "still_failing": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "still failing"],
@@ -208,6 +212,12 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
             for cell in succeeded
             if (past := cell.get("before")) and effects[cell["identifier"]] == "fixed"
         ],
+        "unjudged": [
+            _remark(cell, f"failed before: {past['kind']}; no longer judged by {changes[cell['identifier']].left_out}")
+            for cell in succeeded
+            if (past := cell.get("before")) and effects[cell["identifier"]] == "unjudged"
+        ],
+        "held": [_remark(cell, held) for cell in succeeded if (held := cell.get("held"))],
         "new": [_remark(cell, "; ".join(said)) for cell in succeeded if (said := new(cell.get("compared") or []))],
         "undecided": [_remark(cell, "; ".join(said)) for cell in cells if (said := list(_undecided(cell)))],
         "hits": [cell["identifier"] for cell in cells if cell["hit"]],
@@ -215,13 +225,15 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
     }
 
 
-def effect_of(cell: JudgedCell) -> Effect:
+def change_of(cell: JudgedCell) -> CellChange:
     """Return what happened to a cell since the build before; `open` if that is not known."""
-    past, after = cell.get("before"), CellEnd(cell["identifier"], look_of(cell), cell["kind"] or "")
+    past = cell.get("before")
+    after = CellEnd(cell["identifier"], look_of(cell), cell["kind"] or "", rules=json.dumps(rules_of(cell)))
     if past and past["state"] == UNKNOWN:
-        return "open"
-    before = after._replace(look="failed" if past["state"] == State.FAILED else "compiled") if past else None
-    return change(before, after).effect
+        return CellChange("open")
+    look: Look = "failed" if past and past["state"] == State.FAILED else "compiled"
+    before = after._replace(look=look, rules=past.get("rules", "{}")) if past else None
+    return change(before, after)
 
 
 def _undecided(cell: JudgedCell) -> Iterator[str]:

@@ -11,7 +11,7 @@ from farm.errors import Problem
 from farm.jobs.state import Fault, State
 from farm.results.gates import undecided
 from farm.results.report import BuildView, JudgedCell
-from farm.results.verdict import effect_of
+from farm.results.verdict import change_of
 
 SHOWN = 10
 """Errors and warnings of one step that GitHub shows, each; it drops the rest silently."""
@@ -60,7 +60,9 @@ def of_cells(cells: Sequence[JudgedCell], file: str = "") -> list[Annotation]:
     `file` is the manifest that they are of, as a path in the repository.
     """
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
-    failed.sort(key=lambda cell: (cell["fault"] != Fault.FARM, bool(cell["facts"]), effect_of(cell) == "still failing"))
+    failed.sort(
+        key=lambda cell: (cell["fault"] != Fault.FARM, bool(cell["facts"]), change_of(cell).effect == "still failing")
+    )
     found = [
         _of_cell(
             "error",

@@ -40,6 +40,8 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
         ("Not judged by gates", found["undecided"]),
         ("New to the baseline", found.get("new", [])),
         ("Fixed", found["fixed"]),
+        ("No longer judged", found.get("unjudged", [])),
+        ("Not in `latest`", found.get("held", [])),
         ("Better", found["improvements"]),
     ):
         lines += _list(title, remarks)

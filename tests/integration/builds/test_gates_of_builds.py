@@ -70,7 +70,10 @@ def test_a_slower_program_fails_its_gate_and_latest_stays(
     again = submitted(client, tmp_path, ONE + "salt: third\n")
     work(farm)
     farm.build_finisher.finish(again)
-    assert [each["identifier"] for each in client.report(again)["changes"]["fixed"]] == [CELL]
+    found = client.report(again)["changes"]
+    assert found["fixed"] == []
+    said = "failed before: regression; no longer judged by gate latency=5%"
+    assert found["unjudged"] == [{"identifier": CELL, "text": said}]
 
 
 def test_a_hit_that_nothing_measures_says_so(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:
