@@ -83,8 +83,9 @@ def tried(changes: list[Change], by_line: TestsByLine, at_once: int) -> dict[Cha
     """Try every change, and say how each ended."""
     with ExitStack() as stack:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        sound: dict[str, bool] = {}
         for _ in range(at_once):
-            copies.put(stack.enter_context(Copy.of(ROOT)))
+            copies.put(stack.enter_context(Copy.of(ROOT, sound)))
 
         def end(change: Change) -> End:
             tests = by_line.chosen(change)

@@ -2,13 +2,14 @@
 
     REACH=FOLDER python -m pytest -p tests.mutants.reach …
 
-Child processes are not looked into: what only they run counts as run by no test.
+Python processes that a test starts count as the test, unless they get an environment of their own or are killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,10 @@ import pytest
 from tests.mutants.places import ROOMS, ROOT
 
 FOLDER = Path(os.environ["REACH"])
-LINES = coverage.Coverage(data_file=None, config_file=False, include=[f"{ROOT}/{room}/*" for room in ROOMS])
+INCLUDED = [f"{ROOT}/{room}/*" for room in ROOMS]
+PHASE = re.compile(r" \((?:setup|call|teardown)\)$")
+
+LINES = coverage.Coverage(data_file=None, config_file=False, include=INCLUDED)
 LINES.start()
 
 running = ""
@@ -44,6 +48,17 @@ def pytest_configure() -> None:
         setattr(Link, name, watched(getattr(Link, name)))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let Python processes that tests start write which lines they run, for the test that started them."""
+    if _runs_tests(session):
+        config = FOLDER / f"{os.getpid()}.ini"
+        config.write_text(
+            f"[run]\nparallel = true\ndata_file = {FOLDER}/child-{os.getpid()}\n"
+            "context = ${PYTEST_CURRENT_TEST-}\ninclude = " + ",".join(INCLUDED) + "\n"
+        )
+        os.environ["COVERAGE_PROCESS_START"] = str(config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     global running  # noqa: PLW0603
@@ -64,18 +79,36 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     LINES.stop()
-    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
-        return  # xdist's controller, which ran none itself
-    data = LINES.get_data()
-    files = {str(Path(name).relative_to(ROOT)): data.contexts_by_lineno(name) for name in data.measured_files()}
-    lines: dict[str, dict[str, list[int]]] = defaultdict(dict)
-    for name, tests in files.items():
-        for line, found in tests.items():
-            for test in found:
-                lines[test].setdefault(name, []).append(line)
+    if not _runs_tests(session):
+        return
+    lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for data in (LINES.get_data(), *_of_children()):
+        for name in data.measured_files():
+            for line, tests in data.contexts_by_lineno(name).items():
+                for test in tests:
+                    lines[PHASE.sub("", test)][str(Path(name).relative_to(ROOT))].add(line)
     written = {
-        test: {"seconds": round(spent, 3), "lines": lines[test], "scripts": sorted(scripts[test])}
+        test: {
+            "seconds": round(spent, 3),
+            "lines": {name: sorted(found) for name, found in lines[test].items()},
+            "scripts": sorted(scripts[test]),
+        }
         for test, spent in seconds.items()
         if test not in not_passed
     }
     (FOLDER / f"{os.getpid()}.json").write_text(json.dumps(written))
+
+
+def _runs_tests(session: pytest.Session) -> bool:
+    """Whether this process runs tests itself: xdist's controller does not."""
+    return not getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput")
+
+
+def _of_children() -> Iterator[coverage.CoverageData]:
+    for path in FOLDER.glob(f"child-{os.getpid()}.*"):
+        data = coverage.CoverageData(str(path))
+        try:
+            data.read()
+        except coverage.CoverageException:  # It was killed while it wrote.
+            continue
+        yield data

@@ -35,30 +35,33 @@ class End(NamedTuple):
 class Copy:
     """A copy of the tree, in which one change at a time is tried."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, sound: dict[str, bool]) -> None:
         self._root = root
         self._times = count(int(time.time()) - 1_000_000)
-        self._sound: dict[str, bool] = {}
-        """Whether a test passes alone when nothing is changed: one that does not says nothing about a change."""
+        self._sound = sound
 
     @classmethod
     @contextmanager
-    def of(cls, tree: Path) -> Iterator[Copy]:
-        """Copy what git tracks, and what it would."""
+    def of(cls, tree: Path, sound: dict[str, bool]) -> Iterator[Copy]:
+        """Copy what git tracks, and what it would.
+
+        Copies share what they learn in `sound`: which tests pass alone when nothing is changed. One that does not
+        says nothing about a change.
+        """
         with tempfile.TemporaryDirectory(prefix="m-") as folder:
             listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
             for name in subprocess.run(listed, cwd=tree, check=True, capture_output=True, text=True).stdout.split("\0"):
                 if name and (tree / name).is_file():
                     (Path(folder) / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(tree / name, Path(folder) / "tree" / name)
-            yield cls(Path(folder))
+            yield cls(Path(folder), sound)
 
     def tried(self, change: Change, tests: Sequence[str], seconds: float) -> End:
         """Run the tests on the changed tree until one fails; `seconds` is how long they take on the unchanged one."""
         left = list(tests)
         while left:
             with self._changed(change):
-                code, output = self._run(left, limit=30 + 3 * seconds)
+                code, output = self._run(left, limit=60 + 3 * seconds)
             if code == 0:
                 return End("survived")
             if code is None:

@@ -142,6 +142,7 @@ def test_a_cut_stream_of_changes_misses_and_repeats_nothing(
     assert [change["type"] for change in seen].count("reset") == 1
     ids = [change["id"] for change in seen if "id" in change]
     assert len(set(ids)) == len(ids)
+    assert [change["state"] for change in seen if change["type"] == "build"] == ["reported"]
     final = {cell["identifier"]: cell for cell in client.cells(build_id)}
     assert {name: cell["state"] for name, cell in cells.items()} == dict.fromkeys(final, "succeeded")
     assert {name: cell["facts"] for name, cell in cells.items()} == {name: c["facts"] for name, c in final.items()}

@@ -270,9 +270,25 @@ def test_a_report_that_cannot_be_read_is_written_again(farm: Farm, frozen: Froze
     assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
 
 
+def test_builds_are_found_by_a_label_and_by_the_start_of_their_commit(farm: Farm, frozen: Frozen) -> None:
+    labels = {"commit": "0123456789abcdef", "team": "vision"}
+    build = submit(farm, Frozen({**frozen.submission, "labels": labels}, frozen.files))
+    submit(farm, again(frozen))
+
+    def found(label: str) -> list[str]:
+        return [row["id"] for row in farm.build_reader.list("main", label=label)]
+
+    assert found("team=vision") == found("commit=0123456789abcdef") == found("commit=0123456") == [build["id"]]
+    for other in ("team=visi", "team=visions", "commit=012345", "commit=123456789", "commit=", "tea=vision"):
+        assert found(other) == [], other
+
+
 def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path: Path) -> None:
     expected = "fail-fast: true\nexpected: [{model: net, precision: fp16, kind: bad_model, reason: x}]\n"
-    build = submit(farm, freeze_manifest(tmp_path, MANIFEST + expected))
+    frozen = freeze_manifest(tmp_path, MANIFEST + expected)
+    build = submit(farm, frozen)
+    planned = farm.builds.plan("main", again(frozen).submission)["cells"]
+    assert {cell["precision"]: cell["expected"] for cell in planned} == {"fp32": False, "fp16": True}
     claims = {
         job_id: farm.store.jobs.claim(job_id, attempt, nonce=job_id, worker="w1", node="n1")
         for job_id, attempt in farm.store.jobs.hand_out(POOL.name, 10)

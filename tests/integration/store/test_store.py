@@ -298,6 +298,32 @@ def test_out_of_memory_is_final_only_for_cells_that_asked_for_no_more(store: Sto
     assert (states(store, small), states(store, large)) == (["failed"], ["queued"])
 
 
+def test_messages_that_were_lost_are_found_until_they_are_sent_again_or_claimed(store: Store) -> None:
+    join_pool(store, slots=2)
+    submit(store, new_cell(), new_cell())
+    handed = store.jobs.hand_out(POOL.name, 1)
+    assert len(handed) == 2
+    assert store.jobs.strays(POOL.name, 60.0) == []
+    assert sorted(wait_until(lambda: store.jobs.strays(POOL.name, 0.01))) == sorted(handed)
+    (claimed, attempt), (left, _) = handed
+    store.jobs.claim(claimed, attempt, nonce="n", worker="w1", node="n1")
+    assert [job for job, _ in store.jobs.strays(POOL.name, 0.01)] == [left]
+    assert store.jobs.hand_again(POOL.name, [claimed, left, "j-unknown"]) == 1
+    assert store.jobs.strays(POOL.name, 5.0) == []
+    claim = store.jobs.claim(left, 1, nonce="n", worker="w1", node="n1")
+    assert claim.answer == "run"
+
+
+def test_what_counts_against_a_quota_are_the_queued_and_the_running_cells_of_a_submitter(store: Store) -> None:
+    join_pool(store)
+    submit(store, *(new_cell() for _ in range(4)), created_by="ci")
+    submit(store, new_cell(), created_by="")
+    run_next(store, SUCCESS)
+    take(store)
+    assert store.builds.live_cells("main") == {"ci": 3, "": 1}
+    assert store.builds.live_cells("other") == {}
+
+
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
@@ -518,11 +544,21 @@ def test_cancelling_a_running_build_tells_the_worker(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
     job_id, claim = take(store)
+    assert store.jobs.get(job_id)["cancelling"] is False
     store.builds.cancel(build_id)
+    assert store.jobs.get(job_id)["cancelling"] is True
     assert states(store, build_id) == ["cancelled"]
     assert store.jobs.renew(claim.token, job_id) == "cancel"
     store.jobs.finish(job_id, claim.token, Outcome.cancelled())
     assert store.jobs.get(job_id)["state"] == "cancelled"
+
+
+def test_an_attempt_that_the_store_has_lost_ends_on_its_worker(store: Store) -> None:
+    """A store that was restored from old data answers for jobs that it does not know."""
+    join_pool(store)
+    assert store.jobs.renew("1-token", "j-unknown") == "lost"
+    assert store.jobs.finish("j-unknown", "1-token", SUCCESS) == "superseded"
+    assert store.jobs.claim("j-unknown", 1, nonce="n", worker="w1", node="n1").answer == "stale"
 
 
 def test_a_success_that_arrives_first_beats_the_cancel(store: Store) -> None:

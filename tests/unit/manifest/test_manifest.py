@@ -213,7 +213,9 @@ def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
 
 
 def test_a_sweep_takes_the_place_of_batches() -> None:
-    assert problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0].message == "`batches` and `sweep` mean the same"
+    both = problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0]
+    assert both.message == "`batches` and `sweep` mean the same"
+    assert (both.line, both.column) == (8, 5)
     swept = parse_manifest(SMALL + "    sweep: [1, 8]\n").models[0]
     assert (swept.sizes, swept.sweep and swept.sweep.metric) == ({"batch": (1, 8)}, "throughput")
     assert "has no value" in only(SMALL + "    sweep:\n").message
@@ -240,11 +242,36 @@ def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
         ("{https: 'https:///y.onnx', sha256: " + "0" * 64 + "}", "names no host"),
         ("{path: a, sha256: " + "0" * 64 + "}", "`sha256` belongs to"),
         ("{s3: 'bucket/key'}", "does not look right"),
+        ("{hf: owner/name, file: net.onnx}", "`hf` needs `revision`"),
+        ("{path: a, file: net.onnx}", "`revision` and `file` belong to `hf`"),
         ("{package: ../../etc/passwd}", "does not look right"),
     ],
 )
 def test_a_source_is_one_place(change: str, message: str) -> None:
     assert message in only(SMALL.replace("{path: net.onnx}", change)).message
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("conversion: {opset: 18}", "`conversion` belongs to"),
+        ("format: torch\n    conversion: {to: tf}", "only a SavedModel can be converted to `tf`"),
+        ("format: tf\n    outputs: [a, a]", "the same output occurs twice"),
+        ("outputs: [a]", "`outputs` belongs to `format: tf`"),
+        ("reference: {model: a.onnx}", "`reference` needs `samples`"),
+        ("format: tf\n    samples: {path: a.npz}\n    reference: {model: a.onnx}", "`reference` is for ONNX models"),
+        ("samples: {path: a.npz, sha256: " + "0" * 64 + "}", "`sha256` belongs to `https`"),
+        ("samples: {path: a.npz, seed: 1}", "`seed` belongs to `generate`"),
+        ("inputs: {x: {range: [1, 0]}}", "the lower end 1 is above the upper end 0"),
+        ("budgets: {throughput: 0}", "must be greater than zero, not 0"),
+    ],
+)
+def test_entries_of_a_model_that_do_not_go_together_say_so(entry: str, message: str) -> None:
+    assert message in problems(SMALL + f"    {entry}\n")[0].message
+
+
+def test_an_exclusion_of_nothing_is_refused() -> None:
+    assert "write at least one of `model`" in only(SMALL + "exclude: [{}]\n").message
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farm.results.speed import MIN_ROUNDS, compare, distribution
+from farm.results.speed import MIN_ROUNDS, compare, compare_pairs, distribution
 
 ROUNDS = 20
 
@@ -77,5 +77,23 @@ def test_few_rounds_show_nothing() -> None:
 
 
 def test_other_numbers_of_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 rounds against 1"):
-        compare([[1.0], [1.0]], [[1.0]])
+    for by in (compare, compare_pairs):
+        with pytest.raises(ValueError, match="2 rounds against 1"):
+            by([[1.0], [1.0]], [[1.0]])
+
+
+@pytest.mark.parametrize(("pairs", "low", "high"), [(10, 1, 10), (12, 2, 11), (20, 4, 17), (30, 8, 23)])
+def test_pairs_have_the_interval_of_the_median_that_tables_of_order_statistics_give(
+    pairs: int, low: int, high: int
+) -> None:
+    """The outermost pairs of which the tables say that 99 % lie between, whatever the distribution."""
+    found = compare_pairs([[1.0]] * pairs, [[float(number)] for number in range(1, pairs + 1)])
+    assert (found.low, found.high) == (low, high)
+    assert found.ratio == (pairs + 1) / 2
+
+
+def test_pairs_are_compared_by_the_fast_runs_of_each_round() -> None:
+    """What else the machine does makes runs slower, never faster."""
+    ours = [[1.0] * 10 + [50.0] * 10] * MIN_ROUNDS
+    theirs = [[2.0] * 19 + [900.0]] * MIN_ROUNDS
+    assert compare_pairs(ours, theirs).ratio == 2.0

@@ -74,3 +74,13 @@ def test_the_picture_has_a_line_for_every_sweep(metric: str, axis: str) -> None:
     assert picture.lstrip().startswith("<?xml")
     for text in ("net onnxruntime/cpu fp32", "net onnxruntime/cpu int8", axis, "nightly"):
         assert text in picture
+
+
+@pytest.mark.parametrize("metric", ["throughput", "latency"])
+def test_the_picture_shows_what_was_measured(metric: str) -> None:
+    def line(*latencies: float) -> str:
+        cells = [cell(2**place, seconds, metric=metric) for place, seconds in enumerate(latencies)]
+        picture = draw(sweeps_of(cells), "nightly").decode()
+        return "\n".join(row.strip() for row in picture.split("line2d") if "stroke-width: 2" in row or "M " in row)
+
+    assert line(0.001, 0.002, 0.003) != line(0.001, 0.001, 0.003)

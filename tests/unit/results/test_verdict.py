@@ -104,6 +104,11 @@ def test_a_manifest_that_wants_everything_verified_gets_a_failed_gate() -> None:
     assert code(expected) == ExitCode.OK
 
 
+@pytest.mark.parametrize(("state", "seconds"), [("running", 12.5), ("queued", 10.0), ("succeeded", 10.0)])
+def test_a_cell_took_what_its_ended_attempts_took_and_the_one_that_runs(state: str, seconds: float) -> None:
+    assert judge_cell(planned(), row(state, facts=None, spent=10.0, elapsed=2.5))["spent"] == seconds
+
+
 def test_a_gate_that_warns_keeps_the_success() -> None:
     cell = judge_cell(planned(tolerance=0.001, on_fail="warn"), succeeded())
     assert cell["state"] == "succeeded"
