@@ -283,6 +283,58 @@ def test_builds_are_found_by_a_label_and_by_the_start_of_their_commit(farm: Farm
         assert found(other) == [], other
 
 
+def test_a_build_is_named_by_a_start_of_its_id_that_no_other_has(farm: Farm, frozen: Frozen) -> None:
+    with pytest.raises(NotFound, match="no build in namespace main"):
+        farm.build_reader.resolve("main", "@latest")
+    first, second = (
+        submit(farm, Frozen({**frozen.submission, "build_id": f"b-00{digit * 14}"}, frozen.files))["id"]
+        for digit in "12"
+    )
+    assert farm.build_reader.resolve("main", "b-001") == first
+    assert farm.build_reader.resolve("main", "@latest") == second
+    with pytest.raises(UsageError, match="b-00 is the start of 2 builds") as several:
+        farm.build_reader.resolve("main", "b-00")
+    assert (first in several.value.hint, second in several.value.hint) == (True, True)
+    for namespace, unknown in (("main", "b-003"), ("other", first)):
+        with pytest.raises(NotFound):
+            farm.build_reader.resolve(namespace, unknown)
+
+
+def test_only_a_build_that_ended_with_a_cell_that_passed_can_be_named_by_a_ref(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    with pytest.raises(Conflict, match="has not ended"):
+        farm.build_finisher.snapshot("main", build["id"])
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "no"))
+    farm.build_finisher.finish(build["id"])
+    with pytest.raises(NotFound, match=r"no cell of build .* passed: 0 of 2 cells succeeded"):
+        farm.build_finisher.snapshot("main", build["id"])
+
+
+def test_each_attempt_has_its_log(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    tries: dict[str, int] = {}
+
+    def fail(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        tries[job_id] = tries.get(job_id, 0) + 1
+        log, _ = farm.artifacts.put_blob_bytes(f"{tries[job_id]} of {job_id}".encode())
+        return Outcome.failure(FailureKind.INTERNAL, "no", log=log)
+
+    assert work(farm, fail) == 2
+    promoted = 0
+    while promoted < 2:
+        promoted += wait_until(farm.store.jobs.promote)
+    assert work(farm, fail) == 2
+    for cell in farm.build_reader.cells("main", build["id"]):
+        job = farm.jobs.get("main", cell["job"])
+        for number in (1, 2):
+            assert farm.jobs.log("main", job["id"], number) == f"{number} of {job['id']}".encode()
+        assert farm.jobs.log("main", job["id"]) == f"2 of {job['id']}".encode()
+        with pytest.raises(NotFound, match="attempt 3 of job"):
+            farm.jobs.log("main", job["id"], 3)
+    with pytest.raises(NotFound, match="no job"):
+        farm.jobs.get("other", job["id"])
+
+
 def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path: Path) -> None:
     expected = "fail-fast: true\nexpected: [{model: net, precision: fp16, kind: bad_model, reason: x}]\n"
     frozen = freeze_manifest(tmp_path, MANIFEST + expected)

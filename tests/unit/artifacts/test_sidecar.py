@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from farm.artifacts import blob_key
 from farm.artifacts import sidecar as sidecars
 from farm.errors import UsageError
 
@@ -202,3 +203,28 @@ def test_the_published_schema_is_valid_and_agrees_with_the_reader() -> None:
     validator.validate(json.loads(sidecars.text(sidecars.validate(FULL))))
     for wrong in (make(schema=2), make(key="short"), make(device={})):
         assert not validator.is_valid(wrong)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "errors", "said"),
+    [
+        ({}, {"z": 0.0}, ""),
+        ({"x": "too large"}, {}, "not verified: too large"),
+        ({"x": "too large"}, {"z": 0.0}, "output `x` was not verified: too large"),
+        ({"x": "too large", "y": "no"}, {"z": 0.0}, "output `x` and 1 more were not verified: too large"),
+        ({"x": "a", "y": "b", "w": "c"}, {"z": 0.0}, "output `x` and 2 more were not verified: a"),
+    ],
+)
+def test_what_was_compared_with_nothing_is_said(outputs: dict[str, str], errors: dict[str, float], said: str) -> None:
+    found = sidecars.Verification(unverified=outputs, errors=errors)
+    assert sidecars.unverified_of(found) == said
+    equal = sidecars.Verification(unverified=outputs, equal=dict.fromkeys(errors, 1.0))
+    assert sidecars.unverified_of(equal) == said
+
+
+@pytest.mark.parametrize("digest", ["ab" * 31, "AB" * 32, "ab" * 31 + "./", "ab" * 33, ""])
+def test_what_is_not_a_digest_names_no_blob(digest: str) -> None:
+    """It comes from manifests and requests, and would name any object."""
+    with pytest.raises(ValueError, match="is not a SHA-256"):
+        blob_key(digest)
+    assert blob_key(DIGEST) == f"blobs/sha256/ab/{DIGEST}"

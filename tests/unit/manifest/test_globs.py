@@ -88,6 +88,9 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
     [
         ("models/*.onnx", "model/*.onnx", "farm.yaml:7:20: no file matches `model/*.onnx`"),
         ("models/*.onnx", "models/b*", None),
+        ("models/*.onnx", "../**/*.onnx", "farm.yaml:7:20: `../**/*.onnx` would search outside the manifest's folder"),
+        ("models/*.onnx", "/**/*.onnx", "`/**/*.onnx` would search outside the manifest's folder"),
+        ("models/*.onnx", "**/b*.onnx", None),
         (
             "name: first",
             "name: beta",
