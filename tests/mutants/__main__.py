@@ -99,8 +99,9 @@ def tried(changes: list[Change], by_line: TestsByLine, at_once: int) -> dict[Cha
             )
             return end
 
-        with ThreadPoolExecutor(at_once) as pool:
-            return dict(zip(changes, pool.map(end, changes), strict=True))
+        pool = ThreadPoolExecutor(at_once)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        return dict(zip(changes, pool.map(end, changes), strict=True))
 
 
 def described(change: Change) -> str:

@@ -10,6 +10,7 @@ PICTURES = {"farm/results/pictures.py"}
 TESTS = (
     "tests/unit",
     "tests/contracts",
+    "tests/extras/radar",
     *(f"tests/integration/{room}" for room in ("api", "artifacts", "builds", "cli", "control", "pages", "store")),
 )
 """Those near the rooms. The others run the same lines on their way to something else, and take an hour of their own."""

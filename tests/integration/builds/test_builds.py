@@ -298,6 +298,9 @@ def test_a_build_is_named_by_a_start_of_its_id_that_no_other_has(farm: Farm, fro
     for namespace, unknown in (("main", "b-003"), ("other", first)):
         with pytest.raises(NotFound):
             farm.build_reader.resolve(namespace, unknown)
+    work(farm, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "no"))
+    farm.build_finisher.finish(first)
+    assert farm.builds.retry("main", "b-001", new_build_id(), failed=True, by="test")["retries"] == first
 
 
 def test_only_a_build_that_ended_with_a_cell_that_passed_can_be_named_by_a_ref(farm: Farm, frozen: Frozen) -> None:

@@ -309,6 +309,19 @@ def test_a_wrong_value_is_answered_with_what_would_do(line: str, message: str) -
     assert any(message in f"{problem.message} {problem.hint}" for problem in found), "\n".join(map(str, found))
 
 
+@pytest.mark.parametrize(
+    ("options", "column", "message"),
+    [
+        ("{levle: tuned}", 11, "no compiler has an option `levle`"),
+        ("{level: 7}", 18, "option `level`"),
+    ],
+)
+def test_an_option_is_wrong_in_its_name_or_in_its_value(options: str, column: int, message: str) -> None:
+    problem = only(SMALL + f"options: {options}\n")
+    assert message in problem.message
+    assert (problem.line, problem.column) == (7, column)
+
+
 def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
     problem = only(SMALL + "  - name: net\n    source: {path: other.onnx}\n")
     assert "first on line 5" in problem.message

@@ -635,6 +635,41 @@ def test_a_pair_has_the_tolerance_of_its_coarser_half_unless_it_has_its_own() ->
     assert one(text).gates["tolerance"] == {"*": 0.05}
 
 
+def test_a_model_that_the_compiler_does_not_read_is_refused() -> None:
+    frozen = {"net": dataclasses.replace(model(), format="tf")}
+    message = refusal(manifest_text(model="batches: [1]"), frozen)
+    assert "onnxruntime does not read tf files (model `net`)" in message
+    assert "it reads onnx" in message
+
+
+@pytest.mark.parametrize(
+    ("lines", "cannot"),
+    [
+        (["tuning: {mode: off}", "verify: off"], ""),
+        (["tuning: {mode: quick}", "verify: off"], "tuning quick"),
+        (["tuning: {mode: off}"], "verification"),
+        (["tuning: {mode: quick}"], "tuning quick, verification"),
+    ],
+)
+def test_nobody_believes_that_a_worker_without_the_gpu_tuned_or_verified(lines: list[str], cannot: str) -> None:
+    text = manifest_text(*lines, targets="[gfx1100]", model="batches: [1]")
+    pools = [dataclasses.replace(NAVI, untuned=True)]
+    if cannot:
+        message = refusal(text, pools=pools)
+        assert f"no worker has a `gfx1100`, those that compile for it cannot do this: {cannot}\n" in message
+    else:
+        assert names(text, pools=pools) == ["net/migraphx-gfx1100/fp32/b1"]
+    assert names(text) == ["net/migraphx-gfx1100/fp32/b1"], "a worker with the GPU does all of it"
+
+
+def test_an_expected_failure_may_have_a_link() -> None:
+    entries = (
+        "{shape: b8, kind: hang, reason: known, link: 'https://example.org/7'}, {shape: b1, kind: hang, reason: x}"
+    )
+    linked = [cell.expected and cell.expected.get("link") for cell in cells(manifest_text(f"expected: [{entries}]"))]
+    assert linked == [None, "https://example.org/7"]
+
+
 def test_expected_cells_carry_their_entry() -> None:
     text = manifest_text("expected: [{shape: b8, kind: accuracy, reason: known, until: 2027-01-31}]")
     first, second = cells(text)
