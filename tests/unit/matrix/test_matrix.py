@@ -360,6 +360,12 @@ def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
     message = refusal(text)
     assert "1,000,000,000 cells" in message
     assert "farm.yaml:8:" in message
+    several = manifest_text(
+        targets="[onnxruntime/cpu, gfx1100]",
+        precisions="[fp32, fp16]",
+        model=f"dims: {{a: {list(range(125))}, b: {list(range(101))}}}",
+    )
+    assert "the matrix has 50,500 cells up to model `net`, more than 50,000" in refusal(several)
     text = manifest_text(f"include: [{{dims: {{a: {list(range(300))}, b: {list(range(300))}}}}}]")
     assert "more than 50,000" in refusal(text)
 
