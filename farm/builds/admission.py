@@ -185,7 +185,7 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
         "priority": cell["priority"],
         "limits": cell["limits"],
         "expected_seconds": cell["expected_seconds"],
-        "facts": None if order else facts,
+        "facts": facts,
         "namespace": namespace,
         "order": order,
         "failure": None,

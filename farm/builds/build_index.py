@@ -196,14 +196,14 @@ class BuildIndex:
         return found
 
     def turns(self, namespace: str, pairs: Mapping[str, tuple[str, str]]) -> dict[str, TurnsFacts]:
-        """Return how hits compared when a build last let them take turns with their baselines, by identifier.
+        """Return how programs compared when a build last let them take turns with their baselines, by identifier.
 
         `pairs` has the cells, each with the cache keys of its program and of the baseline.
         """
         with self._open() as database:
             rows = database.execute(
                 "SELECT identifier, key, json_extract(numbers, '$.turns') AS turns FROM past"
-                " WHERE identifier IN (SELECT value FROM json_each(?)) AND namespace = ? AND hit AND turns NOT NULL"
+                " WHERE identifier IN (SELECT value FROM json_each(?)) AND namespace = ? AND turns NOT NULL"
                 " ORDER BY ended",
                 (json.dumps(list(pairs)), namespace),
             )

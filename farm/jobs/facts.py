@@ -56,7 +56,8 @@ class ArtifactFacts(Evidence):
     `fallback` names nodes, by operator, that run on the CPU because the GPU's provider has no kernel for them.
     `processes` are the most others that used the GPU before or after tuning or measuring; None if it is not known.
     `runs_as` is equal for programs that run alike: the same bytes with the same settings, under the same toolchain.
-    `turns` is how a hit compares with its build's baseline, if the build measured that.
+    `turns` is how the program compares with its build's baseline, if the build measured that; `unmeasured` is why it
+    could not.
     Farms before 0.2.0 did not write `driver`, `throughput`, `compile_seconds`, `node` and `runs_as`.
     """
 
@@ -74,6 +75,7 @@ class ArtifactFacts(Evidence):
     ratio: float | None
     against: Against | None
     turns: NotRequired[TurnsFacts]
+    unmeasured: NotRequired[str]
     runs_as: NotRequired[str]
     tuning: TuningSummary | None
     load: float | None

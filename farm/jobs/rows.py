@@ -121,7 +121,10 @@ class TimedFailure(TypedDict):
 
 
 class NewCell(TypedDict):
-    """A cell for the store. One with `facts` is a hit, one with a `failure` is born failed; both need no job."""
+    """A cell for the store. One with `facts` is a hit, one with a `failure` is born failed; both need no job.
+
+    A hit whose `order` says so is measured first. If that fails, it is a hit without a measurement.
+    """
 
     identifier: str
     key: str

@@ -273,8 +273,9 @@ class Outcome:
 
     On success: `cache_key`, `hit` (found whole at lookup, or adopted) and `facts`, the small extract of the
     sidecar that builds judge and show. On failure: `kind`, `message` (one
-    sentence that names the place) and `detail` (a few useful log lines); `fences` says why the attempt's node is fenced
-    for it, if it is. `log` is the digest of the whole log.
+    sentence that names the place) and `detail` (a few useful log lines); `made_again`: it was to measure a
+    program, which was gone. `fences` says why the attempt's node is fenced for it, if it is. `log` is the digest of the
+    whole log.
     """
 
     end: AttemptEnd
@@ -286,6 +287,7 @@ class Outcome:
     log: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     fences: str = ""
+    made_again: bool = False
 
     @classmethod
     def success(

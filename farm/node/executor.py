@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -209,6 +209,8 @@ class _AttemptRun:
         self.tuner: Tuner | None = None
         self.database: TuningDatabase | None = None
         """Where its tuning keeps what it learns."""
+        self.made_again = False
+        """Whether it compiles what it was only to measure."""
         self.key = attempt.key
         """The artifact's cache key; a tuning that its budget cut short changes it."""
 
@@ -250,6 +252,7 @@ class _AttemptRun:
             return self._with_log(Outcome.failure(FailureKind.INTERNAL, mistake))
 
     def _make(self) -> Outcome:
+        self.made_again = bool(self.order.get("hit"))
         with self.children.phase(Phase.FETCHING):
             inputs = self._fetch()
             self.steps.env_files = self._env_files()
@@ -258,9 +261,14 @@ class _AttemptRun:
         record = pipeline.run()
         if self.tuner:
             self._describe_tuning(record, self.tuner)
-        self._compare_with_baseline(record, inputs.samples)
         with self.children.phase(Phase.UPLOADING):
-            return self._publish(record)
+            outcome = self._publish(record)
+        if outcome.hit or not outcome.facts or self.order.get("limit") is None:
+            return outcome
+        # Storage has the program by now: whatever comes of the turns, it is not lost.
+        outputs = [output["name"] for output in record["outputs"]]
+        made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
+        return self._in_turns(outcome, lambda: made, lambda: inputs.samples, self.tuner)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -274,23 +282,53 @@ class _AttemptRun:
 
     def _of_a_hit(self, sidecar: SidecarDocument) -> Outcome:
         """Return how an attempt ends that found its program: if its build's gate asks for it, after turns."""
-        known, limit = facts(sidecar), self.order.get("limit")
-        if limit is None or known["latency"] is None:
-            return Outcome.success(known, hit=True)
-        try:
-            if (other := self._published()) is None:
-                return self._with_log(Outcome.success(known, hit=True))
+        outcome = Outcome.success(facts(sidecar), hit=True)
+        if self.order.get("limit") is None:
+            return outcome
+
+        def program() -> MadeProgram:
             self.steps.env_files = self._env_files()
-            ours = ComparedProgram(self._placed(sidecar, "hit"), known["latency"])
-            samples = self._samples_of(sidecar)
-        except ArtifactGone as error:
-            log.warning("a hit cannot take turns with its baseline", error=error.message)
-            return self._with_log(Outcome.success(known, hit=True))
-        theirs = self.steps.under(self.installations.get(other.toolchain))
-        if found := compare_with(self.steps, theirs, ours, samples, other, limit):
-            measured = datetime.now(UTC).isoformat(timespec="seconds")
-            known["turns"] = {**found, "measured": measured, "node": socket.gethostname()}
-        return self._with_log(Outcome.success(known, hit=True))
+            return self._placed(sidecar, "hit")
+
+        return self._in_turns(outcome, program, lambda: self._samples_of(sidecar))
+
+    def _in_turns(
+        self,
+        outcome: Outcome,
+        program: Callable[[], MadeProgram],
+        samples: Callable[[], Path | None],
+        tuner: Tuner | None = None,
+    ) -> Outcome:
+        """Let a published program take turns with its build's baseline.
+
+        If that fails, by whatever the baseline does, the attempt succeeds, and its facts say why nothing was measured.
+        Raises StepEnded if nobody wants it any more.
+        """
+        known, limit, fences = outcome.facts, self.order.get("limit"), ""
+        if known is None or limit is None or known["latency"] is None:
+            return outcome
+        try:
+            other = self._published()
+            if other is None:
+                known["unmeasured"] = "the program to compare with is gone"
+            else:
+                theirs = self.steps.under(self.installations.get(other.toolchain))
+                ours = ComparedProgram(program(), known["latency"])
+                found = compare_with(self.steps, theirs, ours, samples(), other, limit, tuner)
+                measured = datetime.now(UTC).isoformat(timespec="seconds")
+                known["turns"] = {**found, "measured": measured, "node": socket.gethostname()}
+        except StepEnded as ended:
+            if ended.failure is None:
+                raise
+            known["unmeasured"] = ended.failure.message
+            fences = ended.failure.message if ended.failure.fences else ""
+        except (ArtifactGone, FarmFault) as error:
+            known["unmeasured"] = error.message
+        except OSError as error:
+            known["unmeasured"] = _disk_failed(error).message
+        if why := known.get("unmeasured"):
+            log.warning("no turns with the baseline", reason=why)
+        return self._with_log(replace(outcome, fences=fences))
 
     def _samples_of(self, sidecar: SidecarDocument) -> Path | None:
         """Bring what a hit is measured with; None: its samples are generated. Raises ArtifactGone.
@@ -337,31 +375,9 @@ class _AttemptRun:
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
             free=attempt.free,
-            # With a limit, the program that is published takes the turns: `_compare_with_baseline`.
+            # With a limit, the program that is published takes the turns: `_in_turns`.
             published=self._published() if self.order.get("limit") is None else None,
         )
-
-    def _compare_with_baseline(self, record: ProgramRecord, samples: Path | None) -> None:
-        """Let the program take turns with its build's baseline, if a gate on speed asks for that."""
-        limit, latency = self.order.get("limit"), record["measurements"].get("latency")
-        if limit is None or latency is None:
-            return
-        try:
-            published = self._published()
-        except ArtifactGone as error:
-            log.warning("the baseline is damaged", error=error.message)
-            return
-        if published is None:
-            return
-        theirs = self.steps.under(self.installations.get(published.toolchain))
-        outputs = [output["name"] for output in record["outputs"]]
-        made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
-        ours = ComparedProgram(made, latency["median"])
-        if found := compare_with(self.steps, theirs, ours, samples, published, limit, self.tuner):
-            record["measurements"] |= {
-                "against": found,
-                "shared": record["measurements"]["shared"] or self.children.shared,
-            }
 
     def _published(self) -> PublishedProgram | None:
         """Bring the program to compare with: a follow-up's, or a gate's baseline. Without it nothing can be shown."""
@@ -532,7 +548,8 @@ class _AttemptRun:
         except (FarmFault, OSError, StepEnded) as error:
             log.warning("log not uploaded", error=str(error))
             digest = ""
-        return replace(outcome, log=digest, phases=self.children.phases)
+        made_again = self.made_again and outcome.end is AttemptEnd.FAILED
+        return replace(outcome, log=digest, phases=self.children.phases, made_again=made_again)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

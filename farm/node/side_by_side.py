@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from farm.compiling.children import StepEnded
 from farm.compiling.installations import is_same_build
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import MadeProgram, bench_request
-from farm.jobs.state import FailureKind, Phase
+from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.gates import is_suspicious
 from farm.results.speed import MIN_PAIRS, Comparison, compare_pairs
@@ -42,9 +41,6 @@ class ComparedProgram(NamedTuple):
     latency: float
 
 
-_ATTEMPT_IS_OVER = frozenset({FailureKind.TIME_LIMIT, FailureKind.GPU_LOST, FailureKind.GPU_FAULT})
-
-
 def compare_with(
     steps: Steps,
     theirs: Steps,
@@ -53,7 +49,7 @@ def compare_with(
     other: PublishedProgram,
     limit: float,
     tuner: Tuner | None = None,
-) -> Against | None:
+) -> Against:
     """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
     `theirs` are the steps of the cell under the other program's toolchain, `steps` under its own.
@@ -62,9 +58,8 @@ def compare_with(
     loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
     with which databases a tuned program is measured.
 
-    None if the other program does not run here (its toolchain is not installed, other inputs): the job's log says why.
-
-    Raises StepEnded if the attempt is over.
+    Raises StepEnded if one of the two does not run here (its toolchain is not installed, other inputs), or if the
+    attempt is over.
     """
     apart = not is_same_build(other.toolchain, steps.order["spec"]["toolchain"])
 
@@ -73,16 +68,10 @@ def compare_with(
             return _process_by_process(steps, theirs, ours, samples, other, pairs, tuner)
         return _in_turns(steps, ours, samples, other, rounds, tuner, turned=turned)
 
-    try:
-        found = measured(ROUNDS, PAIRS, turned=False)
-        if is_suspicious(found, limit):
-            log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
-            found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
-    except StepEnded as ended:
-        if ended.failure is None or ended.failure.kind in _ATTEMPT_IS_OVER:
-            raise
-        log.warning("the baseline does not run in turns with the program", reason=ended.failure.message)
-        return None
+    found = measured(ROUNDS, PAIRS, turned=False)
+    if is_suspicious(found, limit):
+        log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
+        found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
     return {
         "key": other.key,
         "ratio": found.ratio,

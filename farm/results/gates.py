@@ -267,7 +267,7 @@ def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bo
     against = turns_with(baseline, facts)
     if not against:
         made = f"it is a hit of {_day(facts)}, which" if hit else "the program"
-        why = f": {reason}" if (reason := baseline.get("unmeasured")) else ""
+        why = f": {reason}" if (reason := facts.get("unmeasured") or baseline.get("unmeasured")) else ""
         return {**row, "why": f"{made} did not run in turns with this baseline{why}"}
     low, high = against["interval"]
     times = MEASURES[row["measure"]].more_is_better

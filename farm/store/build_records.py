@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from farm.errors import Conflict, NotFound
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, NewCell, PlannedBuild, StaticCell, VerdictDocument
 from farm.store.link import Link, key, lots
@@ -203,6 +204,7 @@ class BuildRecords:
 def _cell_row(position: int, cell: NewCell) -> list[str]:
     """One cell for `add_cells.lua`: all text, because numbers would lose digits."""
     failure, facts, expected = cell.get("failure"), cell.get("facts"), cell.get("expected")
+    measured = bool((order := cell.get("order")) and order.get("hit"))
     if expected:
         expected = {**expected, "before": min(expected["before"], FOR_EVER) * 1000}
     limits = cell.get("limits")
@@ -226,7 +228,7 @@ def _cell_row(position: int, cell: NewCell) -> list[str]:
         repr(float(limits.get("time") or 0) if limits else 0.0),
         str(int(limits.get("memory") or 0) if limits else 0),
         str(cell.get("expected_seconds") or 0),
-        "failed" if failure else "succeeded" if facts is not None else "",
+        "failed" if failure else "succeeded" if facts is not None and not measured else "",
         json.dumps(static),
         json.dumps(cell.get("order")),
         f"j-{secrets.token_hex(8)}",
@@ -282,10 +284,20 @@ def _cell(
         "ended_at": ended_at,
         "elapsed": round(max(0.0, (ended_at or now) - started_at), 3) if started_at else None,
         "spent": float(ended.get("spent") or live.get("spent") or 0) / 1000,
-        "facts": static["facts"] or outcome.get("facts") or None,
+        "facts": _facts(static, state, outcome),
         "log": outcome.get("log") or None,
         "phases": outcome.get("phases") or {},
     }
+
+
+def _facts(static: StaticCell, state: str, outcome: Mapping[str, Any]) -> ArtifactFacts | None:
+    """Return the facts of a cell's program; those of a hit that is to be measured count when that has ended."""
+    if made := outcome.get("facts"):
+        return cast(ArtifactFacts, made)
+    if not static["facts"] or state != "succeeded":
+        return None
+    why = outcome.get("unmeasured")
+    return {**static["facts"], "unmeasured": why} if why else static["facts"]
 
 
 def _number(text: str | None) -> float | None:

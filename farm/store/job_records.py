@@ -16,6 +16,9 @@ from farm.store.link import Link, key, lots
 
 LOT = 500
 
+_ASKED = ("turns", "unmeasured")
+"""Facts that are about one build's question."""
+
 Handed = list[tuple[str, int]]
 """Job ids with the numbers of the attempts that were handed out."""
 
@@ -110,7 +113,7 @@ class JobRecords:
 
     def finish(self, job_id: str, token: str, outcome: Outcome) -> Literal["ok", "superseded"]:
         """End an attempt; the policy of its failure kind decides what follows. A success is also recorded in the index,
-        without what only this build asked (`turns`).
+        without what only this build asked (`turns`, `unmeasured`).
 
         `superseded`: the attempt had lost its lease, and its outcome changes nothing.
         """
@@ -122,7 +125,7 @@ class JobRecords:
             kind=outcome.kind.value if outcome.kind else "",
             outcome=_text({**asdict(outcome), "facts": outcome.facts or {}}),
             index=outcome.facts.get("namespace", "") if outcome.facts else "",
-            facts=_text({name: value for name, value in (outcome.facts or {}).items() if name != "turns"}),
+            facts=_text({name: value for name, value in (outcome.facts or {}).items() if name not in _ASKED}),
             hit=int(outcome.hit),
         )
         return answer

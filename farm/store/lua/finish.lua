@@ -25,7 +25,7 @@ if how == "released" and job.kept and not job.cancelling then return "ok" end  -
 local cells = cells_of(job)
 end_attempt(job, how, outcome)
 note_busy(job.worker)
-local fences = how == "failed" and cjson.decode(outcome).fences
+local fences = cjson.decode(outcome).fences
 if fences and fences ~= "" then fence(job.node, fences) end
 if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
@@ -42,7 +42,8 @@ elseif job.cancelling then
   end_job(job, cells, "cancelled", outcome)
 elseif how ~= "failed" then
   requeue(job, cells, 0)
-elseif kind == "time_limit" or (kind == "out_of_memory" and job.charged + 1 >= ATTEMPTS[kind]) then
+elseif not is_measurement(job)
+    and (kind == "time_limit" or (kind == "out_of_memory" and job.charged + 1 >= ATTEMPTS[kind])) then
   -- Final for the cells that asked for no more than this attempt had; the others go on.
   local asked, had = "time", tonumber(job.time)
   if kind == "out_of_memory" then asked, had = "memory", tonumber(job.memory) end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from farm.builds.build_index import BuildIndex
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
+from farm.compiling.children import StepEnded
+from farm.compiling.failures import Failure
+from farm.control.pool_timeout import fail_unserved
 from farm.errors import ArtifactGone, ExitCode, UsageError
-from farm.jobs.state import Outcome
+from farm.jobs.state import FailureKind, Outcome
 from farm.manifest.choice import read_gates
 from farm.results.speed import Comparison
 from tests.support.api_farm import MANIFEST, POOL, commands, finished, freeze_manifest, succeed, work
+from tests.support.helpers import wait_until
 
 CELL = "net/onnxruntime-cpu/fp32/b1"
 ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [1]\n"
@@ -331,7 +336,7 @@ def test_misses_and_hits_take_turns_with_their_baseline_and_hits_once(
     """
     first = built(farm, client, tmp_path, ONE)
     second = built(farm, client, tmp_path, f"{ONE}gates: {{latency: 10000%}}\noptions: {{threads: 2}}\n")
-    assert second["facts"]["against"]["key"] == first["key"]
+    assert second["facts"]["turns"]["key"] == first["key"]
     (row,) = second["compared"]
     assert row["against"] == "latest"
     assert row["interval"][0] <= row["change"] <= row["interval"][1]
@@ -357,11 +362,12 @@ def test_a_baseline_that_does_not_run_here_fails_nothing(farm: Farm, client: Far
     """Its program is not one that ONNX Runtime loads, as that of another toolchain may be."""
     finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"))
     build = submitted(client, tmp_path, f"{ONE}gates: {{latency: 5%}}\nsalt: another\n")
-    assert execute(farm)["against"] is None
+    assert "turns" not in execute(farm)
     farm.build_finisher.finish(build)
     report = client.report(build)
     assert report["build"]["verdict"]["exit_code"] == ExitCode.OK
-    assert report["changes"]["undecided"][0]["text"].endswith("the program did not run in turns with this baseline")
+    said = "the program did not run in turns with this baseline: "
+    assert said in report["changes"]["undecided"][0]["text"]
 
 
 def test_a_hit_with_the_bytes_of_its_baseline_is_equal_without_a_measurement(
@@ -383,3 +389,102 @@ def test_a_hit_without_a_worker_to_measure_it_waits_for_none(
     farm.store.workers.leave("w1")
     report = client.report(finished(farm, client, _again(tmp_path, GATED + "salt: other\n")))
     assert report["changes"]["undecided"][0]["text"].endswith(f"no live worker serves {POOL.name}")
+
+
+# --- what the turns may break --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def to_be_measured(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> str:
+    """A build of one hit, which is to take turns with `prod`; return its id."""
+    finished(farm, client, _again(tmp_path, f"{ONE}salt: other\n"))
+    return submitted(client, tmp_path, f"{GATED}salt: other\n")
+
+
+def is_unmeasured(farm: Farm, client: FarmClient, build: str, why: str) -> None:
+    farm.build_finisher.finish(build)
+    report = client.report(build)
+    verdict = report["build"]["verdict"]
+    assert verdict and verdict["exit_code"] == ExitCode.OK, verdict
+    assert verdict["text"].endswith("1 not judged by a gate")
+    (cell,) = report["cells"]
+    assert (cell["state"], cell["hit"], cell["message"]) == ("succeeded", True, "")
+    assert why in report["changes"]["undecided"][0]["text"]
+
+
+def test_a_hit_stays_one_if_its_worker_leaves_before_the_turns(
+    farm: Farm, client: FarmClient, to_be_measured: str
+) -> None:
+    farm.store.workers.leave("w1")
+    wait_until(lambda: fail_unserved(farm.store, 0.1), message="the job to be given up")
+    is_unmeasured(farm, client, to_be_measured, "no worker has taken jobs")
+
+
+@pytest.mark.parametrize("kind", [FailureKind.TIME_LIMIT, FailureKind.GPU_FAULT, FailureKind.INTERNAL])
+def test_a_hit_stays_one_if_its_turns_fail(
+    farm: Farm, client: FarmClient, to_be_measured: str, kind: FailureKind
+) -> None:
+    """A worker of an older release ends them so, and a lost one without a word."""
+
+    def has_ended() -> bool:
+        work(farm, lambda *_: Outcome.failure(kind, "the baseline did it"))
+        farm.store.jobs.promote()
+        row = farm.store.builds.get(to_be_measured)
+        return row is not None and row["state"] == "ended"
+
+    wait_until(has_ended, message="the last try")
+    is_unmeasured(farm, client, to_be_measured, "the baseline did it")
+    assert Refs(farm.artifacts).read("main", "latest")
+
+
+def test_a_hit_whose_program_is_gone_is_compiled_and_may_fail(
+    farm: Farm, client: FarmClient, to_be_measured: str
+) -> None:
+    work(farm, lambda *_: replace(Outcome.failure(FailureKind.BAD_MODEL, "no model"), made_again=True))
+    farm.build_finisher.finish(to_be_measured)
+    (cell,) = client.report(to_be_measured)["cells"]
+    assert (cell["state"], cell["kind"]) == ("failed", "bad_model")
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_program_is_published_whatever_its_baseline_does(
+    farm: Farm, client: FarmClient, tmp_path: Path, prod: str, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """A baseline that faults the GPU, or turns that reach the time limit, cost the build a compile."""
+
+    def faulty(*_: Any) -> None:
+        assert list(farm.artifacts.list_objects("ns/main/artifacts/")) != there, "the program is safe by now"
+        raise StepEnded(Failure(FailureKind.GPU_FAULT, "the GPU reported a fault", fences=stuck))
+
+    monkeypatch.setattr("farm.node.executor.compare_with", faulty)
+    there = list(farm.artifacts.list_objects("ns/main/artifacts/"))
+    build = submitted(client, tmp_path, f"{ONE}gates: {{baseline: prod, latency: 5%}}\nsalt: new\n")
+    known = execute(farm)
+    assert known["unmeasured"] == "the GPU reported a fault"
+    farm.build_finisher.finish(build)
+    (cell,) = client.report(build)["cells"]
+    assert (cell["state"], cell["hit"]) == ("succeeded", False)
+    assert cell["compared"][0]["why"].endswith("with this baseline: the GPU reported a fault")
+    (worker,) = farm.store.workers.list()
+    assert bool(worker["fenced"]) is stuck, "a process that the kernel does not let go is the node's trouble"
+
+
+def test_what_a_miss_measured_holds_for_its_hits(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:
+    """Its sidecar was written before the turns, so the build's report has them."""
+    gated = GATED + "salt: new\n"
+
+    def made(job_id: str, order: dict[str, Any], key: str) -> Outcome:
+        outcome = succeed(farm)(job_id, order, key)
+        turns: Any = {**against(prod, 0.8), "measured": "2026-11-21T01:00:00+00:00", "node": "n1"}
+        return replace(outcome, facts={**outcome.facts, "turns": turns}) if outcome.facts else outcome
+
+    assert client.report(finished(farm, client, _again(tmp_path, gated), made))["cells"][0]["kind"] == "regression"
+    build = submitted(client, tmp_path, gated)
+    assert work(farm) == 0, "nothing is left to measure"
+    farm.build_finisher.finish(build)
+    (cell,) = client.report(build)["cells"]
+    assert (cell["hit"], cell["kind"], cell["compared"][0]["why"]) == (
+        True,
+        "regression",
+        "measured on 2026-11-21, it is a hit",
+    )
