@@ -71,10 +71,9 @@ def fitting(
         )
     require_one(there, "precision", "--precision")
     pools = (here or this_machine()).pools
-    reasons = {cell["identifier"]: why_not(cell, pools) for cell in there}
-    possible = [cell for cell in there if not reasons[cell["identifier"]]]
+    possible = [cell for cell in there if not why_not(cell, pools)]
     if not possible:
-        raise nothing_fits(reasons)
+        raise nothing_fits({cell["identifier"]: why_not(cell, pools) for cell in there})
     return best_fit([(cell, validate(client.artifacts.sidecar_of(cell))) for cell in possible], pools, batch)
 
 
