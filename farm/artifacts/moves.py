@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
-from farm.errors import StorageUnavailable
+from farm.errors import Conflict, StorageUnavailable
+
+if TYPE_CHECKING:
+    from farm.artifacts.storage import ArtifactStore, Object
 
 T = TypeVar("T")
 
@@ -25,3 +29,29 @@ def until_moved(key: str, attempt: Callable[[], T | None]) -> T:
             return moved
         time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
     raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
+
+
+def rewrite(
+    artifacts: ArtifactStore,
+    key: str,
+    change: Callable[[Object | None], bytes],
+    *,
+    content_type: str = "application/json",
+) -> None:
+    """Replace an object by the bytes that `change` makes of it (None: there is none).
+
+    `change` is called again if another writer was faster. The same bytes are not written again.
+    """
+
+    def attempt() -> bool | None:
+        there = artifacts.get_object(key)
+        data = change(there)
+        if there and data == there.data:
+            return True
+        with suppress(Conflict):
+            etag = there.etag if there else ""
+            artifacts.put_object(key, data, create=there is None, if_match=etag, content_type=content_type)
+            return True
+        return None
+
+    until_moved(key, attempt)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import ArtifactStore
-from farm.artifacts.moves import until_moved
-from farm.errors import Conflict, NotFound, UsageError
+from farm.artifacts import ArtifactStore, Object
+from farm.artifacts.moves import rewrite
+from farm.errors import NotFound, UsageError
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan
@@ -109,19 +108,12 @@ class AcknowledgedFailures:
     def _change(self, namespace: str, change: Callable[[Sequence[Acknowledged]], Sequence[Acknowledged]]) -> None:
         oldest = str(today() - timedelta(days=KEPT))
 
-        def attempt() -> bool | None:
-            found = self._artifacts.get_object(_key(namespace))
+        def changed(found: Object | None) -> bytes:
             there: Sequence[Acknowledged] = json.loads(found.data)["entries"] if found else []
             entries = [entry for entry in change(there) if entry["until"] >= oldest]
-            data = json.dumps({"schema": 1, "entries": entries}).encode()
-            with suppress(Conflict):
-                self._artifacts.put_object(
-                    _key(namespace), data, create=found is None, if_match=found.etag if found else ""
-                )
-                return True
-            return None
+            return json.dumps({"schema": 1, "entries": entries}).encode()
 
-        until_moved(_key(namespace), attempt)
+        rewrite(self._artifacts, _key(namespace), changed)
 
 
 def today() -> date:

@@ -362,13 +362,13 @@ def automate(farm: Farm, manifest: str, build: str, *, error: str = "several poo
     pushed: Any = [{"version": number, "digest": "d" * 64, "pushed": time.time(), "by": "ci"} for number in (1, 2)]
     triggers[0]["next"] = time.time() + 7200
     head: Any = {"schema": 1, "id": "a" * 16, "name": manifest, "version": 2, "versions": pushed, "triggers": triggers}
-    farm.part(StoredManifests.of).move("main", manifest, lambda _: head)
-    Webhooks.of(farm).create("main", "ci", "https://ci.example/hooks/farm", ["build.finished"], by="admin")
-    Webhooks.of(farm).tell("main", "build.finished", build, {"id": build})
-    message = Webhooks.of(farm).deliveries("main", "ci", 1)[0]["id"]
-    found = Webhooks.of(farm).claim("main", "ci", message, 60)
+    farm.part(StoredManifests).move("main", manifest, lambda _: head)
+    Webhooks(farm).create("main", "ci", "https://ci.example/hooks/farm", ["build.finished"], by="admin")
+    Webhooks(farm).tell("main", "build.finished", build, {"id": build})
+    message = Webhooks(farm).deliveries("main", "ci", 1)[0]["id"]
+    found = Webhooks(farm).claim("main", "ci", message, 60)
     assert isinstance(found, tuple)
     attempt: Any = {"at": time.time(), "status": 500, "error": "it answered 500", "seconds": 0.2}
     delivery: Any = {**found[0], "state": "failed", "next": None, "attempts": [attempt]}
-    Webhooks.of(farm).ended("main", "ci", delivery, found[1])
+    Webhooks(farm).ended("main", "ci", delivery, found[1])
     return message

@@ -21,7 +21,7 @@ def _loops(farm: Farm) -> list[Loop]:
 
     if not farm.settings.radar:
         return []
-    step = partial(farm.part(Toolchains.of).follow, farm.settings.radar)
+    step = partial(farm.part(Toolchains).follow, farm.settings.radar)
     return [Loop("radar", step, RADAR_SECONDS, first=RADAR_SECONDS)]
 
 

@@ -19,7 +19,7 @@ COMPARED = 100
 @router.get("/ns/{namespace}/builds/{build_id}/radar")
 def radar(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName) -> Response:
     """Show what a shadow build found: what breaks, gets worse and gets better under another toolchain."""
-    found = farm.part(Toolchains.of).radar(caller.namespace, build_id)
+    found = farm.part(Toolchains).radar(caller.namespace, build_id)
     by_effect: dict[str, list[RadarCell]] = {effect: [] for effect in found["counts"]}
     for cell in found["cells"]:
         by_effect[cell["effect"]].append(cell)

@@ -44,7 +44,7 @@ def toolchains(
     caller: ReaderCaller, farm: FarmDep, ref: Annotated[str, Query(pattern=schemas.TAG)] = "prod"
 ) -> Listed[ToolchainLine]:
     """List the toolchains of each target, the oldest first, with what a ref names of them."""
-    return {"items": farm.part(Toolchains.of).lines(caller.namespace, ref)}
+    return {"items": farm.part(Toolchains).lines(caller.namespace, ref)}
 
 
 @router.post("/toolchains/shadows", status_code=201)
@@ -55,13 +55,13 @@ def shadow(wish: ShadowBuild, caller: Submitter, farm: FarmDep) -> BuildView:
     """
     gates = wish["gates"]
     alone: ShadowBuild = {**wish, "gates": {**gates, "baseline": ""} if gates else None}
-    return farm.part(Toolchains.of).shadow(caller.namespace, alone, by=caller.name, max_cells=caller.max_cells)
+    return farm.part(Toolchains).shadow(caller.namespace, alone, by=caller.name, max_cells=caller.max_cells)
 
 
 @router.get("/builds/{build_id}/radar", response_model=schemas.Document)
 def radar(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> RadarDocument:
     """Return what gets better, worse and breaks under the toolchain of a shadow build."""
-    return farm.part(Toolchains.of).radar(caller.namespace, build_id)
+    return farm.part(Toolchains).radar(caller.namespace, build_id)
 
 
 @router.post("/toolchains/promote")
@@ -70,12 +70,10 @@ def promote(promotion: Promotion, caller: Submitter, farm: FarmDep) -> RefView:
 
     One conditional write: 409 if the ref has moved since. Repeating it is harmless.
     """
-    return farm.part(Toolchains.of).promote(caller.namespace, promotion.build_id, force=promotion.force).as_dict()
+    return farm.part(Toolchains).promote(caller.namespace, promotion.build_id, force=promotion.force).as_dict()
 
 
 @router.post("/toolchains/rollback")
 def rollback(choice: ToolchainChoice, caller: Submitter, farm: FarmDep, generation: Generation = None) -> RefView:
     """Let a ref give readers the programs of a toolchain that it has kept. One conditional write."""
-    return (
-        farm.part(Toolchains.of).choose(caller.namespace, choice.ref, choice.toolchain, generation=generation).as_dict()
-    )
+    return farm.part(Toolchains).choose(caller.namespace, choice.ref, choice.toolchain, generation=generation).as_dict()

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from farm.artifacts import readable
 from farm.artifacts.refs import Cells, Ref, Refs, SnapshotCell
-from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts as facts_of
-from farm.builds.admission import Admission
 from farm.builds.baselines import Baselines
-from farm.builds.finishing import BuildFinisher
-from farm.builds.known import KnownArtifacts
 from farm.builds.plan import is_unfinished, plan_digest
-from farm.builds.reading import BuildReader
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded
 from farm.extras.radar.radar import RadarDocument, radar_of
 from farm.extras.radar.shadow import KnownWork, lacking, pool_for, shadow_cell
@@ -36,7 +31,6 @@ from farm.matrix.planned import CellPlan, NotShadowed, PlanDocument, ShadowedCel
 from farm.results import ref_rules
 from farm.results.report import BuildView
 from farm.spec import digest_of
-from farm.store import Store
 from farm.targets.pools import Pool, version_of
 from farm.wire.asked import BUILD_ID, TAG, BuildId, ChosenGates, ToolchainStart
 
@@ -69,43 +63,14 @@ class ShadowBuild(TypedDict):
 class Toolchains:
     """What the farm's toolchains make of the cells that refs name."""
 
-    def __init__(
-        self,
-        store: Store,
-        artifacts: S3Store,
-        *,
-        admission: Admission,
-        reader: BuildReader,
-        finisher: BuildFinisher,
-        known: KnownArtifacts,
-        baselines: Baselines,
-        check_named: Callable[[str, str, Sequence[SnapshotCell]], Callable[[], object]],
-    ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._admission = admission
-        self._reader = reader
-        self._finisher = finisher
-        self._known = known
-        self._baselines = baselines
-        self._check_named = check_named
-        self._refs = Refs(artifacts)
+    def __init__(self, farm: Farm) -> None:
+        self._store, self._artifacts, self._known = farm.store, farm.artifacts, farm.known
+        self._admission, self._reader, self._finisher = farm.admission, farm.build_reader, farm.build_finisher
+        self._check_named = farm.check_named
+        self._refs = Refs(farm.artifacts)
+        self._baselines = Baselines(self._refs, farm.known, farm.build_index)
         self._tried: set[str] = set()
         """What `follow` has started, or could not start."""
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return what the toolchains of a farm make."""
-        return cls(
-            farm.store,
-            farm.artifacts,
-            admission=farm.admission,
-            reader=farm.build_reader,
-            finisher=farm.build_finisher,
-            known=farm.known,
-            baselines=Baselines(Refs(farm.artifacts), farm.known, farm.build_index),
-            check_named=farm.check_named,
-        )
 
     def lines(self, namespace: str, ref: str) -> list[ToolchainLine]:
         """Return the toolchains of each target, the oldest first, with what a ref names of them."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__, entry_points
-from farm.artifacts import REVOCATIONS, ArtifactStore, sidecar_key, statements_key
-from farm.artifacts.moves import until_moved
+from farm.artifacts import REVOCATIONS, ArtifactStore, Object, sidecar_key, statements_key
+from farm.artifacts.moves import rewrite
 from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.storage import Sign
 from farm.client.fetching import bundle_lines
-from farm.errors import ArtifactGone, Conflict
+from farm.errors import ArtifactGone
 from farm.extras.signing import bundles, statements
 from farm.extras.signing.judging import AtHand, judge
 from farm.extras.signing.revocations import refresh
@@ -152,17 +152,11 @@ def signing(settings: Settings) -> Sign | None:
 
 def add(artifacts: ArtifactStore, namespace: str, key: str, new: Sequence[bytes]) -> None:
     """Keep bundles about the artifacts of a cache key; each takes the place of an older one that says the same."""
-    place = statements_key(namespace, key)
 
-    def attempt() -> str | None:
-        there = artifacts.get_object(place)
-        data = bundle_lines(_newest([*(there.data.splitlines() if there else []), *new]))
-        with suppress(Conflict):
-            etag = there.etag if there else ""
-            return artifacts.put_object(place, data, create=not there, if_match=etag, content_type=JSON_LINES)
-        return None
+    def added(there: Object | None) -> bytes:
+        return bundle_lines(_newest([*(there.data.splitlines() if there else []), *new]))
 
-    until_moved(place, attempt)
+    rewrite(artifacts, statements_key(namespace, key), added, content_type=JSON_LINES)
 
 
 def _newest(given: Iterable[bytes]) -> list[bytes]:

@@ -18,7 +18,7 @@ def _loops(farm: Farm) -> list[Loop]:
     """Return the loop that fires triggers: one of its own, because to accept a large build takes long."""
     from farm.extras.triggers.firing import TriggerRounds
 
-    return [Loop("triggers", TriggerRounds.of(farm).go, FIRE_SECONDS)]
+    return [Loop("triggers", TriggerRounds(farm).go, FIRE_SECONDS)]
 
 
 extension = Extension(

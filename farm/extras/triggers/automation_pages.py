@@ -35,10 +35,10 @@ def automation(
 ) -> Response:
     """Show stored manifests and triggers; to administrators also webhooks, and the deliveries of one."""
     is_admin = caller.role >= Role.ADMIN
-    webhooks = Webhooks.of(farm)
+    webhooks = Webhooks(farm)
     hooks = webhooks.list(caller.namespace) if is_admin else []
     chosen = webhook or (hooks[0]["name"] if hooks else "")
-    manifests = farm.part(StoredManifests.of).list(caller.namespace)
+    manifests = farm.part(StoredManifests).list(caller.namespace)
     runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
     wanted = {run["build"] for run in runs}
     builds = {each["id"]: each for each in farm.build_reader.list(caller.namespace, BUILDS) if each["id"] in wanted}
@@ -62,6 +62,6 @@ def automation(
 def replay(caller: AdminVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
     """Send a message again, and lead to it."""
     name, message = form.get("webhook", "")[:100], form.get("message", "")[:100]
-    again = Webhooks.of(farm).replay(caller.namespace, name, message)
+    again = Webhooks(farm).replay(caller.namespace, name, message)
     where = f"{BASE}/ns/{caller.namespace}/automation?{urlencode({'webhook': name})}"
     return RedirectResponse(f"{where}#{again['id']}", 303)

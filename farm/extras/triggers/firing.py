@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from farm.artifacts.s3 import S3Store
-from farm.artifacts.tokens import ADMINISTRATOR, Role, Tokens
+from farm.artifacts.tokens import ADMINISTRATOR, Role
 from farm.errors import (
     ArtifactGone,
     FarmError,
@@ -23,8 +22,6 @@ from farm.extras.triggers.stored_manifests import ManifestHead, StoredManifests
 from farm.extras.triggers.triggers import PendingRun, TriggerState, claimed, ended, postponed
 from farm.extras.webhooks.hooks import Webhooks
 from farm.logging import get_logger
-from farm.settings import Settings
-from farm.store import Store
 from farm.targets.pools import Pool, in_use, understand_target
 
 if TYPE_CHECKING:
@@ -39,37 +36,10 @@ AGAIN = 60.0
 class TriggerRounds:
     """Goes through all triggers. Any number of control planes may: each occasion makes one build."""
 
-    def __init__(
-        self,
-        store: Store,
-        artifacts: S3Store,
-        settings: Settings,
-        *,
-        manifests: StoredManifests,
-        builds: StoredBuilds,
-        tokens: Tokens,
-        webhooks: Webhooks,
-    ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._settings = settings
-        self._manifests = manifests
-        self._builds = builds
-        self._tokens = tokens
-        self._webhooks = webhooks
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return the rounds of a farm."""
-        return cls(
-            farm.store,
-            farm.artifacts,
-            farm.settings,
-            manifests=farm.part(StoredManifests.of),
-            builds=farm.part(StoredBuilds.of),
-            tokens=farm.tokens,
-            webhooks=Webhooks.of(farm),
-        )
+    def __init__(self, farm: Farm) -> None:
+        self._store, self._artifacts, self._settings = farm.store, farm.artifacts, farm.settings
+        self._manifests, self._builds = farm.part(StoredManifests), farm.part(StoredBuilds)
+        self._tokens, self._webhooks = farm.tokens, Webhooks(farm)
 
     def go(self) -> int:
         """Look at every trigger once, and return how many builds were made. One that fails does not stop the others."""

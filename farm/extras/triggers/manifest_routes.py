@@ -28,7 +28,7 @@ NewestVersion = Annotated[
 @router.get("/manifests")
 def manifests(caller: ReaderCaller, farm: FarmDep) -> Listed[StoredManifest]:
     """List the stored manifests of the namespace."""
-    return {"items": farm.part(StoredManifests.of).list(caller.namespace)}
+    return {"items": farm.part(StoredManifests).list(caller.namespace)}
 
 
 @router.get("/manifests/{name}", response_model=schemas.Document)
@@ -41,7 +41,7 @@ def manifest(
     ] = None,
 ) -> ShownManifest:
     """Return a stored manifest: its versions, and the content of one."""
-    return farm.part(StoredManifests.of).show(caller.namespace, name, version)
+    return farm.part(StoredManifests).show(caller.namespace, name, version)
 
 
 @router.put("/manifests/{name}")
@@ -53,20 +53,20 @@ def push(
     version: NewestVersion = None,
 ) -> StoredManifest:
     """Store a version of a manifest. What equals the newest version makes no new one, but the caller owns it now."""
-    return farm.part(StoredManifests.of).push(caller.namespace, name, content, by=caller.name, version=version)
+    return farm.part(StoredManifests).push(caller.namespace, name, content, by=caller.name, version=version)
 
 
 @router.delete("/manifests/{name}", status_code=204)
 def remove(name: ManifestName, caller: Submitter, farm: FarmDep, version: NewestVersion = None) -> None:
     """Remove a manifest with all its versions; builds of it stay."""
-    farm.part(StoredManifests.of).remove(caller.namespace, name, version)
+    farm.part(StoredManifests).remove(caller.namespace, name, version)
 
 
 @router.post("/manifests/{name}/plan")
 def plan_stored(name: ManifestName, wish: BuildWish, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Say what building a stored manifest would do. Changes nothing."""
     build_id = build_id_of(caller.namespace, name, secrets.token_hex(16))
-    return farm.part(StoredBuilds.of).plan(caller.namespace, name, wish, build_id)
+    return farm.part(StoredBuilds).plan(caller.namespace, name, wish, build_id)
 
 
 @router.post("/manifests/{name}/builds", status_code=201)
@@ -86,7 +86,7 @@ def build_stored(
 ) -> BuildView:
     """Build a stored manifest. 409 if the `Idempotency-Key` was used with another body."""
     build_id = build_id_of(caller.namespace, name, idempotency_key or secrets.token_hex(16))
-    build = farm.part(StoredBuilds.of).build(
+    build = farm.part(StoredBuilds).build(
         caller.namespace,
         name,
         wish,

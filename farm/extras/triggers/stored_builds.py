@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from farm.builds.service import BuildService
 from farm.extras.triggers.stored import BuildWish, as_submission
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.matrix.planned import ShownPlan, SubmissionDocument
@@ -20,14 +19,8 @@ if TYPE_CHECKING:
 class StoredBuilds:
     """Builds what is stored under a name."""
 
-    def __init__(self, manifests: StoredManifests, builds: BuildService) -> None:
-        self._manifests = manifests
-        self._builds = builds
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return what builds the stored manifests of a farm."""
-        return cls(farm.part(StoredManifests.of), farm.builds)
+    def __init__(self, farm: Farm) -> None:
+        self._manifests, self._builds = farm.part(StoredManifests), farm.builds
 
     def build(
         self,

@@ -11,14 +11,13 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NotRequired, Self
+from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
 from farm.artifacts import Object
-from farm.artifacts.moves import until_moved
+from farm.artifacts.moves import rewrite
 from farm.artifacts.ownership import lacking
-from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
 from farm.extras.triggers.stored import ManifestVersion, ShownManifest, StoredManifest
 from farm.extras.triggers.triggers import TriggerState, shown_trigger, triggers_of
@@ -49,17 +48,10 @@ class ManifestHead(TypedDict):
 class StoredManifests:
     """The stored manifests of all namespaces."""
 
-    def __init__(self, artifacts: S3Store, now: Callable[[], float]) -> None:
-        """`now` is the farm's clock, in Unix seconds."""
-        self._artifacts = artifacts
-        self._now = now
+    def __init__(self, farm: Farm) -> None:
+        self._artifacts, self._now = farm.artifacts, farm.store.now
         self._read: dict[str, tuple[str, ManifestHead | None]] = {}
         """ETags and heads that were read, by key: to look for triggers costs one listing."""
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return the stored manifests of a farm."""
-        return cls(farm.artifacts, farm.store.now)
 
     def push(
         self, namespace: str, name: str, content: FrozenManifest, *, by: str, version: int | None = None
@@ -123,21 +115,15 @@ class StoredManifests:
 
         `change` is called again if another writer was faster. If it changes nothing, nothing is written.
         """
-        key = head_key(namespace, name)
+        moved: list[tuple[ManifestHead | None, ManifestHead]] = []
 
-        def attempt() -> tuple[ManifestHead | None, ManifestHead] | None:
-            there = self._artifacts.get_object(key)
+        def changed(there: Object | None) -> bytes:
             before = read_head(there) if there else None
-            after = change(before)
-            if after == before:
-                return before, after
-            with suppress(Conflict):
-                etag = there.etag if there else ""
-                self._artifacts.put_object(key, _json(after), create=there is None, if_match=etag)
-                return before, after
-            return None
+            moved.append((before, change(before)))
+            return _json(moved[-1][1])
 
-        return until_moved(key, attempt)
+        rewrite(self._artifacts, head_key(namespace, name), changed)
+        return moved[-1]
 
     def list(self, namespace: str) -> list[StoredManifest]:
         """Return the stored manifests of a namespace by name."""

@@ -18,7 +18,7 @@ def _loops(farm: Farm) -> list[Loop]:
     """Return the loop that sends messages: one of its own, because it waits for the servers of others."""
     from farm.extras.webhooks.sending import DeliveryRounds
 
-    return [Loop("webhooks", DeliveryRounds.of(farm).go, DELIVER_SECONDS)]
+    return [Loop("webhooks", DeliveryRounds(farm).go, DELIVER_SECONDS)]
 
 
 def _tell(farm: Farm, report: Report) -> None:
@@ -29,7 +29,7 @@ def _tell(farm: Farm, report: Report) -> None:
     hidden = ("state", "paused", "outlook")
     shown: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
     shown["page"] = f"/ui/ns/{build['namespace']}/builds/{build['id']}"
-    Webhooks.of(farm).tell(build["namespace"], "build.finished", build["id"], shown)
+    Webhooks(farm).tell(build["namespace"], "build.finished", build["id"], shown)
 
 
 extension = Extension(

@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NotRequired, Self
+from typing import TYPE_CHECKING, NotRequired
 from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import ArtifactStore, Object
-from farm.artifacts.moves import until_moved
+from farm.artifacts import Object
+from farm.artifacts.moves import rewrite
 from farm.errors import Conflict, NotFound, UsageError
 from farm.logging import get_logger
 
@@ -119,15 +119,8 @@ DeliveryViews = list[DeliveryView]
 class Webhooks:
     """The webhooks of all namespaces."""
 
-    def __init__(self, artifacts: ArtifactStore, now: Callable[[], float]) -> None:
-        """`now` is the farm's clock, in Unix seconds."""
-        self._artifacts = artifacts
-        self._now = now
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return the webhooks of a farm."""
-        return cls(farm.artifacts, farm.store.now)
+    def __init__(self, farm: Farm) -> None:
+        self._artifacts, self._now = farm.artifacts, farm.store.now
 
     # --- webhooks -----------------------------------------------------------------------------------------------
 
@@ -199,19 +192,13 @@ class Webhooks:
 
     def _change(self, namespace: str, name: str, change: Callable[[Webhook], Webhook]) -> None:
         """Move a webhook's document by conditional writes. Raises NotFound."""
-        key = _hook_key(namespace, name)
 
-        def attempt() -> bool | None:
-            found = self._artifacts.get_object(key)
+        def changed(found: Object | None) -> bytes:
             if found is None:
                 raise _no_hook(namespace, name)
-            changed = change(json.loads(found.data))
-            with suppress(Conflict):
-                self._artifacts.put_object(key, _json(changed), if_match=found.etag)
-                return True
-            return None
+            return _json(change(json.loads(found.data)))
 
-        until_moved(key, attempt)
+        rewrite(self._artifacts, _hook_key(namespace, name), changed)
 
     def remove(self, namespace: str, name: str) -> None:
         """Remove a webhook with its log. Raises NotFound."""
@@ -280,22 +267,18 @@ class Webhooks:
     def replay(self, namespace: str, name: str, message: str) -> DeliveryView:
         """Send a message again, with the same id and as often as a new one. Raises NotFound."""
         self.find(namespace, name)
-        self.delivery(namespace, name, message)
-        key = _delivery_key(namespace, name, message)
+        again = self.delivery(namespace, name, message)
 
-        def attempt() -> Delivery | None:
-            found = self._artifacts.get_object(key)
+        def waiting(found: Object | None) -> bytes:
+            nonlocal again
             if found is None:
                 raise NotFound(f"{name} has no delivery {message}")
-            again: Delivery = {**read_delivery(found), "state": "waiting", "next": self._now(), "tries": 0}
-            with suppress(Conflict):
-                self._artifacts.put_object(key, _json(again), if_match=found.etag)
-                return again
-            return None
+            again = {**read_delivery(found), "state": "waiting", "next": self._now(), "tries": 0}
+            return _json(again)
 
-        delivery = until_moved(key, attempt)
-        self.mark(namespace, name, delivery)
-        return shown_delivery(delivery)
+        rewrite(self._artifacts, _delivery_key(namespace, name, message), waiting)
+        self.mark(namespace, name, again)
+        return shown_delivery(again)
 
     def due(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield namespace, webhook and message of all that waits, and a text that changes with its next time."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from standardwebhooks import Webhook as Signer
 
@@ -37,18 +36,10 @@ GONE = 410
 class DeliveryRounds:
     """Sends what waits. Any number of control planes may: each attempt is made by one."""
 
-    def __init__(self, hooks: Webhooks, now: Callable[[], float], networks: Sequence[str]) -> None:
-        """`now` is the farm's clock; `networks` are private networks that may be called."""
-        self._hooks = hooks
-        self._now = now
-        self._networks = networks
+    def __init__(self, farm: Farm) -> None:
+        self._hooks, self._now, self._networks = Webhooks(farm), farm.store.now, farm.settings.webhook_networks
         self._later: dict[tuple[str, str, str], tuple[str, float]] = {}
         """When messages are due that are not yet, with the mark that says so."""
-
-    @classmethod
-    def of(cls, farm: Farm) -> Self:
-        """Return the rounds of a farm."""
-        return cls(Webhooks.of(farm), farm.store.now, farm.settings.webhook_networks)
 
     def go(self) -> int:
         """Send what is due, and return how many messages were delivered."""

@@ -20,7 +20,7 @@ WebhookName = Annotated[str, Path(pattern=schemas.TAG)]
 
 
 def _hooks(farm: FarmDep) -> Webhooks:
-    return Webhooks.of(farm)
+    return Webhooks(farm)
 
 
 HooksDep = Annotated[Webhooks, Depends(_hooks)]

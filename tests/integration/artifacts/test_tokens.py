@@ -187,9 +187,9 @@ def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Pat
         work(farm, succeed(farm, namespace=namespace))
         farm.build_finisher.finish(ended[namespace])
         client.tokens.create(f"spare-{namespace}", "reader", namespace)
-        Webhooks.of(farm).create(namespace, "spare", "https://ci.invalid/", ["build.finished"], by="admin")
-        Webhooks.of(farm).tell(namespace, "build.finished", "b-1", {})
-        (message,) = Webhooks.of(farm).deliveries(namespace, "spare", 1)
+        Webhooks(farm).create(namespace, "spare", "https://ci.invalid/", ["build.finished"], by="admin")
+        Webhooks(farm).tell(namespace, "build.finished", "b-1", {})
+        (message,) = Webhooks(farm).deliveries(namespace, "spare", 1)
         messages[namespace] = message["id"]
         TuningDatabase(farm.artifacts, namespace, POOL.stem, device, "quick").commit(Snapshot.of([learnt]))
     running = {namespace: submit(namespace, other) for namespace in ended}

@@ -221,7 +221,7 @@ def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
         with_cookie = {} if "Cookie" in headers else {"Cookie": f"farm={browser.cookies.get('farm')}"}
         answer = httpx.post(url + path, data=form, headers={**with_cookie, **headers}, timeout=60)
         assert answer.status_code == 403, headers
-    assert Webhooks.of(farm).delivery("main", "ci", message)["state"] == "failed"
+    assert Webhooks(farm).delivery("main", "ci", message)["state"] == "failed"
     answer = browser.post(path, data=form, headers={"Origin": url})
     assert str(answer.url) == f"{url}/ui/ns/main/automation?webhook=ci#{message}"
     assert "· waiting build.finished" in words(answer.text)

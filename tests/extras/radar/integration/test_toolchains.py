@@ -84,7 +84,7 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
 
     trusting = Promotions(farm.artifacts, policy_of_keys([new_key("nobody", tmp_path)[1]], "main"), None)
     with monkeypatch.context() as patch:
-        patch.setattr(farm.part(Toolchains.of), "_check_named", trusting.check)
+        patch.setattr(farm.part(Toolchains), "_check_named", trusting.check)
         with pytest.raises(Untrusted, match="provenance: no statement"):
             client.toolchains.promote(shadow["id"])
     assert client.refs.get("prod") == before[0]
@@ -334,7 +334,7 @@ def test_reports_of_shadow_builds_stay_out_of_a_manifests_history(
 def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
     farm: Farm, client: FarmClient, player: Player, prod: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert farm.part(Toolchains.of).follow("prod") == [], "nothing is newer"
+    assert farm.part(Toolchains).follow("prod") == [], "nothing is newer"
     player.join(NEW, toolchain("1.30.0"))
     put = farm.artifacts.put_object
 
@@ -346,13 +346,13 @@ def test_a_radar_that_is_set_starts_by_itself_once_for_each_newer_toolchain(
     with monkeypatch.context() as patch:
         patch.setattr(farm.artifacts, "put_object", fails_at_the_plan)
         with pytest.raises(StorageUnavailable):
-            farm.part(Toolchains.of).follow("prod")
+            farm.part(Toolchains).follow("prod")
     with monkeypatch.context() as patch:
         patch.setattr(farm.admission, "_settings", farm.settings.model_copy(update={"namespace_cells": 1}))
-        assert farm.part(Toolchains.of).follow("prod") == [], "there is no room for it now"
-    (build,) = farm.part(Toolchains.of).follow("prod")
-    assert farm.part(Toolchains.of).follow("prod") == []
-    assert Farm(farm.settings).part(Toolchains.of).follow("prod") == [], "another control plane sees the build"
+        assert farm.part(Toolchains).follow("prod") == [], "there is no room for it now"
+    (build,) = farm.part(Toolchains).follow("prod")
+    assert farm.part(Toolchains).follow("prod") == []
+    assert Farm(farm.settings).part(Toolchains).follow("prod") == [], "another control plane sees the build"
     player.finish(client, build)
     found = client.toolchains.radar(build)
     assert {cell["after"] for cell in found["cells"]} == {NEW.toolchain}

@@ -68,22 +68,20 @@ def test_a_push_can_be_conditional(client: FarmClient, frozen: Frozen, second: F
 
 
 def test_of_many_who_push_at_once_none_is_lost_and_nothing_is_left_over(farm: Farm, frozen: Frozen) -> None:
-    farm.part(StoredManifests.of).push("main", "demo", content(client_of(farm, frozen), frozen), by="me")
+    farm.part(StoredManifests).push("main", "demo", content(client_of(farm, frozen), frozen), by="me")
     texts = [MANIFEST + f"salt: s{number}\n" for number in range(8)]
     with ThreadPoolExecutor(8) as threads:
         list(
             threads.map(
-                lambda text: farm.part(StoredManifests.of).push(
+                lambda text: farm.part(StoredManifests).push(
                     "main", "demo", content(None, changed(frozen, text)), by="me"
                 ),
                 texts,
             )
         )
-    stored = farm.part(StoredManifests.of).show("main", "demo")
+    stored = farm.part(StoredManifests).show("main", "demo")
     assert [each["version"] for each in stored["versions"]] == list(range(1, 10))
-    found = {
-        farm.part(StoredManifests.of).show("main", "demo", number)["content"]["manifest"] for number in range(2, 10)
-    }
+    found = {farm.part(StoredManifests).show("main", "demo", number)["content"]["manifest"] for number in range(2, 10)}
     assert found == set(texts)
     assert len(list(farm.artifacts.list_objects(VERSIONS))) == 9
 
@@ -103,16 +101,16 @@ def test_old_versions_go_but_not_what_others_name(farm: Farm, frozen: Frozen, mo
     client_of(farm, frozen)
     for number in range(4):
         text = MANIFEST + f"salt: s{number % 2}\n"
-        farm.part(StoredManifests.of).push("main", "demo", content(None, changed(frozen, text)), by="me")
+        farm.part(StoredManifests).push("main", "demo", content(None, changed(frozen, text)), by="me")
     assert len(list(farm.artifacts.list_objects(VERSIONS))) == 2
     with pytest.raises(NotFound, match="kept are 3 to 4"):
-        farm.part(StoredManifests.of).show("main", "demo", 1)
-    farm.part(StoredManifests.of).remove("main", "demo")
+        farm.part(StoredManifests).show("main", "demo", 1)
+    farm.part(StoredManifests).remove("main", "demo")
     assert not [*farm.artifacts.list_objects(VERSIONS), *farm.artifacts.list_objects(HEADS)]
 
 
 def test_what_cannot_be_stored_is_refused(farm: Farm, frozen: Frozen) -> None:
-    push = farm.part(StoredManifests.of).push
+    push = farm.part(StoredManifests).push
     with pytest.raises(InputsMissing):
         push("main", "demo", content(None, frozen), by="me")
     client_of(farm, frozen)
@@ -120,7 +118,7 @@ def test_what_cannot_be_stored_is_refused(farm: Farm, frozen: Frozen) -> None:
         push("main", "other", content(None, frozen), by="me")
     with pytest.raises(UsageError, match="the model net was not frozen"):
         push("main", "demo", {**content(None, frozen), "models": {}}, by="me")
-    assert farm.part(StoredManifests.of).list("main") == []
+    assert farm.part(StoredManifests).list("main") == []
 
 
 def test_a_stored_manifest_survives_redis_and_garbage_collection(
@@ -158,7 +156,7 @@ def test_a_damaged_version_is_said_to_be_damaged(farm: Farm, client: FarmClient,
     with pytest.raises(ArtifactGone, match="cannot be read"):
         client.manifests.get("demo")
     assert client.manifests.all() == []
-    farm.part(StoredManifests.of).remove("main", "demo")
+    farm.part(StoredManifests).remove("main", "demo")
     assert client.manifests.push(frozen)["version"] == 1
 
 

@@ -49,7 +49,7 @@ def push(farm: Farm, frozen: Frozen, triggers: str, *, by: str = "admin", namesp
         farm.artifacts.put_blob_file(path)
     content: Any = {name: value for name, value in frozen.submission.items() if name != "build_id"}
     content["manifest"] = MANIFEST + triggers
-    farm.part(StoredManifests.of).push(namespace, "demo", content, by=by)
+    farm.part(StoredManifests).push(namespace, "demo", content, by=by)
 
 
 def builds(farm: Farm, namespace: str = "main") -> list[Any]:
@@ -57,16 +57,16 @@ def builds(farm: Farm, namespace: str = "main") -> list[Any]:
 
 
 def trigger(farm: Farm, namespace: str = "main") -> Any:
-    (found,) = farm.part(StoredManifests.of).show(namespace, "demo")["triggers"]
+    (found,) = farm.part(StoredManifests).show(namespace, "demo")["triggers"]
     return found
 
 
 def test_a_schedule_builds_once_for_each_run(farm: Farm, frozen: Frozen, clock: Clock) -> None:
     push(farm, frozen, NIGHTLY)
     assert trigger(farm)["next"] == at("2026-11-23T02:17"), "03:17 in Berlin"
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
     clock.now = at("2026-11-23T02:17:04")
-    assert [farm.part(TriggerRounds.of).go() for _ in range(3)] == [1, 0, 0]
+    assert [farm.part(TriggerRounds).go() for _ in range(3)] == [1, 0, 0]
     (build,) = builds(farm)
     assert build["labels"] == {"trigger": "schedule", "manifest": "demo@1"}
     assert not [each for each in build["warnings"] if "away" in each]
@@ -78,14 +78,14 @@ def test_a_schedule_builds_once_for_each_run(farm: Farm, frozen: Frozen, clock: 
         "",
     )
     clock.now = at("2026-11-24T02:17:09")
-    assert farm.part(TriggerRounds.of).go() == 1
+    assert farm.part(TriggerRounds).go() == 1
     assert len(builds(farm)) == 2
 
 
 def test_runs_that_an_outage_missed_make_one_build_which_says_so(farm: Farm, frozen: Frozen, clock: Clock) -> None:
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-26T09:00")
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [1, 0]
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [1, 0]
     (build,) = builds(farm)
     said = "the farm was away: this build is for the run of 2026-11-26 03:17 Europe/Berlin and 3 before it"
     assert said in build["warnings"]
@@ -102,7 +102,7 @@ def test_many_control_planes_at_once_make_one_build(farm: Farm, frozen: Frozen, 
 
     def look(plane: Farm) -> int:
         together.wait()
-        return plane.part(TriggerRounds.of).go()
+        return plane.part(TriggerRounds).go()
 
     with ThreadPoolExecutor(len(planes)) as threads:
         assert sum(threads.map(look, planes)) == 1
@@ -129,14 +129,14 @@ def test_a_control_plane_that_dies_after_its_claim_loses_no_build_and_makes_none
     for dies in (dies_before, dies_after):
         monkeypatch.setattr(StoredBuilds, "build", dies)
         with pytest.raises(Died):
-            farm.part(TriggerRounds.of).go()
+            farm.part(TriggerRounds).go()
         monkeypatch.setattr(StoredBuilds, "build", build)
-        assert farm.part(TriggerRounds.of).go() == 0, "it may be at work still"
+        assert farm.part(TriggerRounds).go() == 0, "it may be at work still"
         clock.now += 301
-    assert farm.part(TriggerRounds.of).go() == 1
+    assert farm.part(TriggerRounds).go() == 1
     assert len(builds(farm)) == 1
     clock.now += 301
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
 
 
 def test_what_the_farm_cannot_take_now_is_tried_again_and_what_is_wrong_is_said(
@@ -150,18 +150,18 @@ def test_what_the_farm_cannot_take_now_is_tried_again_and_what_is_wrong_is_said(
         raise StorageUnavailable("storage is away")
 
     monkeypatch.setattr(StoredBuilds, "build", away)
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
     assert trigger(farm)["problem"] == "storage is away"
     monkeypatch.setattr(StoredBuilds, "build", build)
     clock.now += 61
-    assert farm.part(TriggerRounds.of).go() == 1
+    assert farm.part(TriggerRounds).go() == 1
     assert trigger(farm)["problem"] == ""
 
     broken = MANIFEST.replace("onnxruntime/cpu", "migraphx/gfx90a")
     content: Any = {name: value for name, value in frozen.submission.items() if name != "build_id"}
-    farm.part(StoredManifests.of).push("main", "demo", {**content, "manifest": broken + NIGHTLY}, by="admin")
+    farm.part(StoredManifests).push("main", "demo", {**content, "manifest": broken + NIGHTLY}, by="admin")
     clock.now = at("2026-11-24T02:17:04")
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [0, 0]
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [0, 0]
     last = trigger(farm)["last"]
     assert last["build"] == ""
     assert "no pool serves" in last["error"]
@@ -174,26 +174,26 @@ def test_a_push_keeps_what_a_trigger_knows_and_forgets_triggers_that_are_gone(
 ) -> None:
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-23T02:17:04")
-    farm.part(TriggerRounds.of).go()
+    farm.part(TriggerRounds).go()
     push(farm, frozen, NIGHTLY + "salt: x\n")
     assert trigger(farm)["last"]["version"] == 1
     push(farm, frozen, NIGHTLY.replace("17 3", "18 3"))
     assert trigger(farm)["last"] is None
     push(farm, frozen, "")
-    assert farm.part(StoredManifests.of).show("main", "demo")["triggers"] == []
-    farm.part(StoredManifests.of).remove("main", "demo")
+    assert farm.part(StoredManifests).show("main", "demo")["triggers"] == []
+    farm.part(StoredManifests).remove("main", "demo")
     clock.now = at("2026-11-30T00:00")
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
 
 
 def test_a_trigger_that_was_removed_and_comes_back_builds_again(farm: Farm, frozen: Frozen, clock: Clock) -> None:
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-23T02:17:04")
-    assert farm.part(TriggerRounds.of).go() == 1
+    assert farm.part(TriggerRounds).go() == 1
     push(farm, frozen, "")
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-24T02:17:04")
-    assert farm.part(TriggerRounds.of).go() == 1, "not the build of its first run before"
+    assert farm.part(TriggerRounds).go() == 1, "not the build of its first run before"
     assert len(builds(farm)) == 2
 
 
@@ -201,17 +201,17 @@ def test_a_revoked_token_builds_no_more(farm: Farm, frozen: Frozen, clock: Clock
     farm.tokens.create("ci", Role.SUBMITTER, "pr", max_cells=1)
     push(farm, frozen, NIGHTLY, by="ci", namespace="pr")
     clock.now = at("2026-11-23T02:17:04")
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
     assert "the token ci may have 1 unfinished cells" in trigger(farm, "pr")["problem"]
     farm.tokens.revoke("ci")
     clock.now += 61
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
     assert "the token ci, which pushed version 1, may no longer submit" in trigger(farm, "pr")["last"]["error"]
     assert builds(farm, "pr") == []
     farm.tokens.create("ci2", Role.SUBMITTER, "pr")
     push(farm, frozen, NIGHTLY, by="ci2", namespace="pr")
     clock.now = at("2026-11-24T02:17:04")
-    assert farm.part(TriggerRounds.of).go() == 1, "the same content, pushed again by a token that may"
+    assert farm.part(TriggerRounds).go() == 1, "the same content, pushed again by a token that may"
     (build,) = builds(farm, "pr")
     assert (build["created_by"], build["labels"]["manifest"]) == ("ci2", "demo@1")
 
@@ -221,7 +221,7 @@ def test_an_object_that_changes_builds_and_one_that_does_not_never(
 ) -> None:
     bucket = s3_settings["s3_bucket"]
     push(farm, frozen, f"triggers: [{{source: s3://{bucket}/incoming/net.onnx}}]\n")
-    assert farm.part(TriggerRounds.of).go() == 0
+    assert farm.part(TriggerRounds).go() == 0
     assert f"the farm may not read the bucket {bucket}" in trigger(farm)["problem"]
     allowed = Farm(farm.settings.model_copy(update={"s3_sources": (bucket,)}))
     allowed.store = farm.store
@@ -229,11 +229,11 @@ def test_an_object_that_changes_builds_and_one_that_does_not_never(
     def write(text: str) -> None:
         s3_client.put_object(Bucket=bucket, Key="incoming/net.onnx", Body=text.encode())
 
-    assert allowed.part(TriggerRounds.of).go() == 0
+    assert allowed.part(TriggerRounds).go() == 0
     assert "cannot be read: 404" in trigger(farm)["problem"]
     for text, made in (("one", 0), ("one", 0), ("two", 1), ("two", 0), ("one", 1)):
         write(text)
-        assert [allowed.part(TriggerRounds.of).go() for _ in range(2)] == [made, 0]
+        assert [allowed.part(TriggerRounds).go() for _ in range(2)] == [made, 0]
     assert trigger(farm)["problem"] == ""
     assert {build["labels"]["trigger"] for build in builds(farm)} == {"source"}
     assert len(builds(farm)) == 2
@@ -257,8 +257,8 @@ def test_a_bucket_that_is_busy_is_asked_again_and_holds_up_no_other_trigger(
         raise ClientError(answer, "HeadObject")
 
     monkeypatch.setattr(allowed.artifacts.bucket.s3, "head_object", busy)
-    assert allowed.part(TriggerRounds.of).go() == 1, "the schedule's"
-    source, _ = farm.part(StoredManifests.of).show("main", "demo")["triggers"]
+    assert allowed.part(TriggerRounds).go() == 1, "the schedule's"
+    source, _ = farm.part(StoredManifests).show("main", "demo")["triggers"]
     assert "SlowDown" in source["problem"]
     with pytest.raises(StorageUnavailable, match="SlowDown"):  # A build that meets it is tried again.
         allowed.artifacts.sources.version(bucket, "incoming/net.onnx")
@@ -273,16 +273,16 @@ def test_a_new_toolchain_builds_once_and_one_that_comes_back_does_not(farm: Farm
         farm.store.workers.register(row, ttl=600)
         return lambda: farm.store.workers.leave(name)
 
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [0, 0], "what is there now is known"
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [0, 0], "what is there now is known"
     leave = worker("w2", "onnxruntime9.9.9-1a2b3c4d")
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [0, 0]
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [0, 0]
     assert "several pools serve" in trigger(farm)["last"]["error"], "the upgrade is half done"
     farm.store.workers.leave("w1")
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [1, 0]
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [1, 0]
     assert trigger(farm)["last"]["why"] == "onnxruntime/cpu has a new toolchain: onnxruntime9.9.9-1a2b3c4d"
     leave()
     worker("w1", POOL.toolchain)
-    assert [farm.part(TriggerRounds.of).go() for _ in range(2)] == [0, 0], "an old one that comes back"
+    assert [farm.part(TriggerRounds).go() for _ in range(2)] == [0, 0], "an old one that comes back"
     assert len(builds(farm)) == 1
 
 
@@ -292,7 +292,7 @@ def test_the_command_shows_last_and_next_runs(
 ) -> None:  # fmt: skip
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-23T02:17:04")
-    farm.part(TriggerRounds.of).go()
+    farm.part(TriggerRounds).go()
     (build,) = builds(farm)
     with commands(farm, url, tmp_path, monkeypatch):
         assert main(["manifest", "triggers"]) == 0

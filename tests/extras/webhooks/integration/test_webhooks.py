@@ -91,12 +91,12 @@ def open_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> Farm:
 
 def told(farm: Farm, about: str = "b-1") -> str:
     """Tell of a build that ended, and return the message's id."""
-    Webhooks.of(farm).tell("main", "build.finished", about, {"id": about, "name": "demo"})
-    return Webhooks.of(farm).deliveries("main", "ci", 1)[0]["id"]
+    Webhooks(farm).tell("main", "build.finished", about, {"id": about, "name": "demo"})
+    return Webhooks(farm).deliveries("main", "ci", 1)[0]["id"]
 
 
 def last(farm: Farm) -> Any:
-    return Webhooks.of(farm).deliveries("main", "ci", 1)[0]
+    return Webhooks(farm).deliveries("main", "ci", 1)[0]
 
 
 def test_a_build_is_announced_if_the_control_plane_died_after_its_report(
@@ -131,7 +131,7 @@ def test_a_finished_build_is_announced_once_and_signed(
     build_id = finished(farm, client, frozen)
     farm.build_finisher.finish(build_id)
     allowed = Farm(farm.settings.model_copy(update={"webhook_networks": LOOPBACK}))
-    assert [allowed.part(DeliveryRounds.of).go() for _ in range(2)] == [1, 0]
+    assert [allowed.part(DeliveryRounds).go() for _ in range(2)] == [1, 0]
     ((path, headers, body),) = receiver.requests
     assert (path, headers["content-type"]) == ("/hook", "application/json")
     document = Webhook(secret).verify(body, headers)
@@ -149,20 +149,20 @@ def test_a_finished_build_is_announced_once_and_signed(
 
 
 def test_a_rotated_webhook_is_signed_with_both_secrets_for_a_while(open_farm: Farm, receiver: Receiver) -> None:
-    known = Webhooks.of(open_farm)
+    known = Webhooks(open_farm)
     secrets_ = [known.create("main", "ci", receiver.url, ["build.finished"], by="me")["secret"]]
     open_farm.clock.now = time.time()  # The library refuses old messages.
     secrets_.append(known.rotate("main", "ci", 3600)["secret"])
     assert known.list("main")[0]["old_signs_until"] == open_farm.clock.now + 3600
     told(open_farm)
-    assert open_farm.part(DeliveryRounds.of).go() == 1
+    assert open_farm.part(DeliveryRounds).go() == 1
     _, headers, body = receiver.requests[-1]
     assert len(headers["webhook-signature"].split()) == 2
     for secret in secrets_:
         assert Webhook(secret).verify(body, headers)
     open_farm.clock.now += 3601
     told(open_farm, "b-2")
-    assert open_farm.part(DeliveryRounds.of).go() == 1
+    assert open_farm.part(DeliveryRounds).go() == 1
     assert " " not in receiver.requests[-1][1]["webhook-signature"]
 
     for _ in range(hooks.MOST_SECRETS - 1):
@@ -177,14 +177,14 @@ def test_a_rotated_webhook_is_signed_with_both_secrets_for_a_while(open_farm: Fa
 
 
 def test_what_is_refused_is_tried_again_later_with_the_same_id(open_farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     receiver.answers = [500, 302, 200]
     message = told(open_farm)
-    assert [open_farm.part(DeliveryRounds.of).go() for _ in range(2)] == [0, 0]
+    assert [open_farm.part(DeliveryRounds).go() for _ in range(2)] == [0, 0]
     assert 0.8 * PAUSES[0] < last(open_farm)["next"] - open_farm.clock.now < 1.3 * PAUSES[0]
     for pause, delivered in ((PAUSES[0], 0), (PAUSES[1], 1)):
         open_farm.clock.now += 1.3 * pause
-        assert open_farm.part(DeliveryRounds.of).go() == delivered
+        assert open_farm.part(DeliveryRounds).go() == delivered
     assert receiver.ids == [message] * 3
     assert {path for path, _, _ in receiver.requests} == {"/hook"}, "no redirect was followed"
     assert len({headers["webhook-timestamp"] for _, headers, _ in receiver.requests}) == 3
@@ -193,82 +193,82 @@ def test_what_is_refused_is_tried_again_later_with_the_same_id(open_farm: Farm, 
         "it answered 302, and redirects are not followed",
         "",
     ]
-    Webhooks.of(open_farm).replay("main", "ci", message)
-    assert [open_farm.part(DeliveryRounds.of).go() for _ in range(2)] == [1, 0]
+    Webhooks(open_farm).replay("main", "ci", message)
+    assert [open_farm.part(DeliveryRounds).go() for _ in range(2)] == [1, 0]
     assert receiver.ids == [message] * 4
     with pytest.raises(NotFound, match="no delivery"):
-        Webhooks.of(open_farm).replay("main", "ci", "msg_" + "0" * 32)
+        Webhooks(open_farm).replay("main", "ci", "msg_" + "0" * 32)
 
 
 def test_a_message_that_nobody_takes_fails_in_the_end(open_farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     receiver.answers = [503] * 50
     told(open_farm)
     while last(open_farm)["state"] == "waiting":
-        assert open_farm.part(DeliveryRounds.of).go() == 0
+        assert open_farm.part(DeliveryRounds).go() == 0
         open_farm.clock.now += 100_000
     assert len(receiver.requests) == len(PAUSES) + 1
     assert last(open_farm)["state"] == "failed"
-    assert list(Webhooks.of(open_farm).due()) == []
+    assert list(Webhooks(open_farm).due()) == []
 
 
 def test_a_receiver_that_is_gone_gets_nothing_more(open_farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     receiver.answers = [410]
     told(open_farm)
-    assert open_farm.part(DeliveryRounds.of).go() == 0
+    assert open_farm.part(DeliveryRounds).go() == 0
     assert last(open_farm)["state"] == "failed"
-    assert Webhooks.of(open_farm).list("main")[0]["disabled"] == "it answered 410 Gone"
+    assert Webhooks(open_farm).list("main")[0]["disabled"] == "it answered 410 Gone"
     told(open_farm, "b-2")
-    assert [each["body"] for each in Webhooks.of(open_farm).deliveries("main", "ci", 9)].count("b-2") == 0
-    Webhooks.of(open_farm).remove("main", "ci")
+    assert [each["body"] for each in Webhooks(open_farm).deliveries("main", "ci", 9)].count("b-2") == 0
+    Webhooks(open_farm).remove("main", "ci")
     assert not list(open_farm.artifacts.list_objects("config/"))
 
 
 def test_what_waits_for_a_webhook_whose_removal_was_cut_short_is_forgotten(open_farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     told(open_farm)
     open_farm.artifacts.delete_object("config/webhooks/main/ci.json")  # What a removal does first.
-    assert open_farm.part(DeliveryRounds.of).go() == 0
+    assert open_farm.part(DeliveryRounds).go() == 0
     assert not list(open_farm.artifacts.list_objects("config/"))
 
 
 def test_many_control_planes_make_each_attempt_once_also_after_redis_was_lost(
     open_farm: Farm, receiver: Receiver, redis_url: str
 ) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     for number in range(5):
         told(open_farm, f"b-{number}")
-    messages = [each["id"] for each in Webhooks.of(open_farm).deliveries("main", "ci", 9)]
+    messages = [each["id"] for each in Webhooks(open_farm).deliveries("main", "ci", 9)]
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
     planes = [Farm(open_farm.settings) for _ in range(3)]
     for plane in planes:
         plane.store = open_farm.store
     with ThreadPoolExecutor(len(planes)) as threads:
-        assert sum(threads.map(lambda plane: plane.part(DeliveryRounds.of).go(), planes)) == 5
+        assert sum(threads.map(lambda plane: plane.part(DeliveryRounds).go(), planes)) == 5
     assert sorted(receiver.ids) == sorted(messages)
 
 
 def test_a_message_whose_sender_died_is_sent_by_another(open_farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     message = told(open_farm)
-    assert isinstance(Webhooks.of(open_farm).claim("main", "ci", message, LEASE), tuple)
-    assert open_farm.part(DeliveryRounds.of).go() == 0, "it may be at work still"
+    assert isinstance(Webhooks(open_farm).claim("main", "ci", message, LEASE), tuple)
+    assert open_farm.part(DeliveryRounds).go() == 0, "it may be at work still"
     open_farm.clock.now += LEASE + 1
-    assert open_farm.part(DeliveryRounds.of).go() == 1
+    assert open_farm.part(DeliveryRounds).go() == 1
     assert receiver.ids == [message]
 
 
 def test_the_log_keeps_the_newest(open_farm: Farm, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "KEPT", 3)
-    Webhooks.of(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(open_farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     for number in range(5):
         told(open_farm, f"b-{number}")
-        open_farm.part(DeliveryRounds.of).go()
+        open_farm.part(DeliveryRounds).go()
         open_farm.clock.now += 1
     assert len(receiver.requests) == 5
-    assert len(Webhooks.of(open_farm).deliveries("main", "ci", 9)) <= 4
+    assert len(Webhooks(open_farm).deliveries("main", "ci", 9)) <= 4
 
 
 def test_the_control_plane_builds_and_tells_by_itself(
@@ -290,7 +290,7 @@ def test_the_control_plane_builds_and_tells_by_itself(
     thread.start()
     try:
         wait_until(
-            lambda: plane.part(StoredManifests.of).head("main", "demo")["triggers"][0]["seen"], message="it has looked"
+            lambda: plane.part(StoredManifests).head("main", "demo")["triggers"][0]["seen"], message="it has looked"
         )
         s3_client.put_object(Bucket=bucket, Key="incoming/ready", Body=b"two")
         (build,) = wait_until(client.builds, message="the trigger has fired")
@@ -321,9 +321,9 @@ def run_handed(farm: Farm, build_id: str) -> bool:
 
 
 def test_an_address_of_this_machine_is_not_called_unless_the_operator_allows_it(farm: Farm, receiver: Receiver) -> None:
-    Webhooks.of(farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
+    Webhooks(farm).create("main", "ci", receiver.url, ["build.finished"], by="me")
     told(farm)
-    assert farm.part(DeliveryRounds.of).go() == 0
+    assert farm.part(DeliveryRounds).go() == 0
     assert "127.0.0.1 is not a public address" in last(farm)["attempts"][0]["error"]
     assert receiver.requests == []
 
@@ -413,7 +413,7 @@ def test_an_answer_that_never_ends_is_left(sends: bytes) -> None:
 
 
 def test_what_cannot_be_a_webhook_is_refused(farm: Farm) -> None:
-    create: Callable[..., Any] = Webhooks.of(farm).create
+    create: Callable[..., Any] = Webhooks(farm).create
     wrong = ("ftp://ci.example/", "https://", "https://[::1/", "https://ci.example:99999/")
     for url in (*wrong, "https://user:password@ci.example/", "https://ci.example/#x"):
         with pytest.raises(UsageError, match="is not the address of a webhook"):
@@ -438,7 +438,7 @@ def test_commands(
         assert said("add", "ci", "https://ci.invalid/farm").startswith("whsec_")
         assert "https://ci.invalid/farm" in said("ls")
         message = told(farm)
-        farm.part(DeliveryRounds.of).go()
+        farm.part(DeliveryRounds).go()
         shown = said("log", "ci")
         assert message in shown
         assert "ci.invalid is not known" in shown
