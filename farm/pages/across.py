@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from farm.results.changes import change
+from farm.results.changes import change, is_quiet
 from farm.results.lines import CellEnd
 from farm.results.report import BuildView
 
@@ -83,13 +83,12 @@ def _aligned(builds: Sequence[Sequence[CellEnd]]) -> tuple[list[str], Sequence[S
 
 def _differs(row: Sequence[CellEnd | None]) -> bool:
     return any(
-        now and (before is None or before.key != now.key or before.look != now.look) and change(before, now).is_noticed
-        for before, now in pairwise(row)
+        before and now and not is_quiet(before, now) and change(before, now).is_noticed for before, now in pairwise(row)
     )
 
 
 def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
-    if before is None or now is None or (before.key == now.key and before.look == now.look):
+    if before is None or now is None or is_quiet(before, now):
         return False
     effect = change(before, now).effect
     return effect == "worse" or (effect == "newly failed" and before.look in ("compiled", "hit"))

@@ -42,6 +42,14 @@ class CellChange(NamedTuple):
         return self.other_end or self.effect in ("worse", "better")
 
 
+def is_quiet(before: CellEnd, after: CellEnd) -> bool:
+    """Whether `change` can notice nothing of a cell: it ends as before, at about the same speed. Much faster."""
+    if before.look != after.look or before.kind != after.kind:
+        return False
+    then, now = before.latency, after.latency
+    return not then or not now or abs(now - then) <= BAND * then
+
+
 def change(before: CellEnd | CellLine | None, after: CellEnd | CellLine, rows: Sequence[GateRow] = ()) -> CellChange:
     """Return what changed in a cell; `before` is None for a new one, which counts as one that passed.
 
