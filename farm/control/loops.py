@@ -14,11 +14,15 @@ from farm import broker
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.control import retention
-from farm.control.pool_timeout import fail_unserved
-from farm.control.reaper import reap
-from farm.control.reconciler import Queued, Resumer, send_strays
-from farm.control.tuning_merges import INTERVAL as MERGE_INTERVAL
-from farm.control.tuning_merges import merge_tuning
+from farm.control.mending import (
+    MERGE_INTERVAL,
+    Queued,
+    Resumer,
+    fail_unserved,
+    merge_tuning,
+    reap,
+    send_strays,
+)
 from farm.control.wakeups import FinishBuild, Send, dispatch_next, settle_left, settle_next, wake_pools
 from farm.errors import FarmFault
 from farm.extension import Loop

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen
-from farm.control.reaper import reap
+from farm.control.mending import reap
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.metrics import instruments
 from farm.metrics.exposition import FOLDER_VARIABLE, GAUGES, GaugeValue, bounded, exposition

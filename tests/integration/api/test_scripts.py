@@ -12,7 +12,7 @@ import pytest
 
 from farm.app import Farm
 from farm.client.client import FarmClient, Frozen, freeze
-from farm.control.pool_timeout import fail_unserved
+from farm.control.mending import fail_unserved
 from farm.errors import (
     CompileFailed,
     ExitCode,

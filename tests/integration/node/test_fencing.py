@@ -18,7 +18,7 @@ import pytest
 from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import ANYWHERE
-from farm.control.pool_timeout import fail_unserved
+from farm.control.mending import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.node.health_probe import lacks_room, probe
 from farm.node.slot_shares import SlotKind

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from farm.control.pool_timeout import fail_unserved
+from farm.control.mending import fail_unserved
 from farm.control.wakeups import hand_out, settle_left
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from farm.control.reconciler import Resumer
+from farm.control.mending import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
 from farm.jobs.estimate import Sample
 from farm.jobs.state import FailureKind, Outcome

@@ -16,7 +16,7 @@ import pytest
 from farm.api import tuning_routes
 from farm.app import Farm
 from farm.cli import main
-from farm.control.tuning_merges import merge_tuning
+from farm.control.mending import merge_tuning
 from farm.errors import ExitCode
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
