@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.paths import build_named, database_named, named
 from farm.client.topic import Api
 from farm.errors import UsageError
+from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
+from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 from farm.wire.checking import checked, parsed
 
 if TYPE_CHECKING:
     from farm.artifacts.ownership import Collected
-    from farm.artifacts.tokens import TokenDocument
-    from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
     from farm.settings import Settings
-    from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 
 AUDIT_SILENCE = 600.0
 """Seconds that the farm may take to read all documents without finding anything."""
@@ -31,8 +31,6 @@ class JobsApi(Api):
 
     def get(self, job_id: str) -> JobView:
         """Return a job with its attempts."""
-        from farm.jobs.rows import JobView
-
         return self._transport.get(f"/v1/jobs/{named('job', job_id)}", JobView)
 
     def log(self, job_id: str) -> bytes:
@@ -44,8 +42,6 @@ class JobsApi(Api):
 
         `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound.
         """
-        from farm.jobs.rows import ReproductionDocument
-
         if cell:
             path = f"/v1/builds/{build_named(name)}/reproduction"
             return self._transport.get(path, ReproductionDocument, cell=cell)
@@ -75,8 +71,6 @@ class WorkersApi(Api):
 
     def all(self) -> list[WorkerView]:
         """Return the live workers; `fenced` and `resting` say why one takes no jobs."""
-        from farm.jobs.rows import WorkerView
-
         return self._transport.items("/v1/workers", WorkerView)
 
     def drain(self, worker: str) -> None:
@@ -93,8 +87,6 @@ class PoolsApi(Api):
 
     def all(self) -> list[PoolView]:
         """Return the pools that the farm has known."""
-        from farm.jobs.rows import PoolView
-
         return self._transport.items("/v1/pools", PoolView)
 
     def pause(self, name: str) -> None:
@@ -111,14 +103,10 @@ class TokensApi(Api):
 
     def all(self) -> list[TokenDocument]:
         """Return the farm's tokens, without their secrets."""
-        from farm.artifacts.tokens import TokenDocument
-
         return self._transport.items("/v1/tokens", TokenDocument)
 
     def create(self, name: str, role: str, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which the farm does not keep."""
-        from farm.artifacts.tokens import Secret
-
         new = {"name": name, "role": role, "namespace": namespace, "max_cells": max_cells}
         return self._transport.post("/v1/tokens", Secret, new)["secret"]
 
@@ -132,8 +120,6 @@ class TuningApi(Api):
 
     def all(self) -> list[TuningDatabaseView]:
         """Return the tuning databases, including empty ones."""
-        from farm.tuning.records import TuningDatabaseView
-
         return self._transport.items("/v1/tuning", TuningDatabaseView)
 
     def snapshot(self, database: str) -> bytes:
@@ -143,14 +129,10 @@ class TuningApi(Api):
 
     def stats(self, database: str) -> TuningStats:
         """Return what a database holds, and what tuning took and saved, in all and by the day."""
-        from farm.tuning.records import TuningStats
-
         return self._transport.get(f"{_tuning(database)}/stats", TuningStats)
 
     def add(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
         """Add a packed snapshot (`farm.tuning.text.pack`) to a database; return what came of it."""
-        from farm.tuning.records import TuningImported
-
         return self._transport.ask(
             "POST",
             f"{_tuning(database)}/import",
@@ -163,8 +145,6 @@ class TuningApi(Api):
 
     def merge(self, database: str) -> TuningMerged:
         """Bring what attempts committed into a database's head now."""
-        from farm.tuning.records import TuningMerged
-
         return self._transport.post(f"{_tuning(database)}/merge", TuningMerged, timeout=300.0)
 
     def prune(
@@ -177,8 +157,6 @@ class TuningApi(Api):
         dry_run: bool = False,
     ) -> TuningPruned:
         """Remove the records that were measured `older` seconds ago or more, or by one job, or everything."""
-        from farm.tuning.records import TuningPruned
-
         params: dict[str, str | bool | float] = {"job": job, "everything": everything, "dry_run": dry_run}
         if older is not None:
             params["older"] = older
@@ -193,8 +171,6 @@ class UpkeepApi(Api):
 
         With `deep`, the farm reads and hashes every blob of every artifact.
         """
-        from farm.jobs.rows import AuditLine
-
         url = self._transport.url
         with self._transport.lines("/v1/audit", timeout=AUDIT_SILENCE, params={"deep": deep}) as lines:
             for line in lines:

@@ -3,82 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from farm import entry_points
+from farm.artifacts.refs import ListedRef, ListedRefs, RefView, ShownRef, SnapshotCell
+from farm.artifacts.storage import SignedSidecar
 from farm.client.paths import named
 from farm.client.topic import Api
 from farm.client.transfers import Downloads, OnDownload, WantedBlob
-from farm.client.transport import Transport
-from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
+from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted
 from farm.units import by_number
-from farm.wire.checking import checked, parsed, unexpected
+from farm.wire.checking import checked, parsed
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import ListedRef, RefView, ShownRef, SnapshotCell
     from farm.artifacts.sidecar import SidecarDocument
-    from farm.artifacts.storage import SignedSidecar
     from farm.client.family import FamilyMember
     from farm.client.fetching import Fetched, FetchedFamily, SignedArtifact
     from farm.jobs.rows import ReproductionDocument
     from farm.spec import FileReference
-
-
-class Documents(Protocol):
-    """Where refs and sidecars are read: the API of a farm, or its object storage."""
-
-    def ref(self, tag: str) -> ShownRef:
-        """Return a ref and the cells that it names. Raises NotFound."""
-
-    def sidecar(self, key: str) -> SidecarDocument:
-        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-
-    def statements(self, key: str) -> SignedSidecar:
-        """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
-
-    def revocations(self) -> bytes:
-        """Return the signed revocation document. Raises NotFound if there is none."""
-
-
-class ApiDocuments:
-    """Refs and sidecars by the API of a farm."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def ref(self, tag: str) -> ShownRef:
-        """Return a ref and the cells that it names. Raises NotFound."""
-        from farm.artifacts.refs import ShownRef
-
-        return self._transport.get(f"/v1/refs/{named('ref', tag)}", ShownRef)
-
-    def sidecar(self, key: str) -> SidecarDocument:
-        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-        from farm.artifacts.sidecar import validate
-
-        found = self._transport.get(f"/v1/artifacts/{named('artifact', key)}", dict[str, Any])
-        try:
-            validate(found)
-        except UsageError as error:
-            raise unexpected(self._transport.url, error.message) from None
-        return cast("SidecarDocument", found)
-
-    def statements(self, key: str) -> SignedSidecar:
-        """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
-        from farm.artifacts.storage import SignedSidecar
-
-        return self._transport.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
-
-    def revocations(self) -> bytes:
-        """Return the signed revocation document. Raises NotFound if there is none."""
-        return json.dumps(self._transport.get("/v1/revocations", dict[str, Any])).encode()
 
 
 class RefsApi(Api):
@@ -90,13 +38,11 @@ class RefsApi(Api):
 
     def moves(self) -> list[ListedRef]:
         """Return where each ref points, since when, and which namespace has it."""
-        from farm.artifacts.refs import ListedRefs
-
         return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""
-        return self._client.documents.ref(tag)
+        return self._transport.ref(tag)
 
     def cells(self, tag: str = "latest") -> list[SnapshotCell]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound.
@@ -113,8 +59,6 @@ class RefsApi(Api):
 
         Raises NotFound without such a source, Conflict if the condition does not hold.
         """
-        from farm.artifacts.refs import RefView
-
         rolls_back = previous and source == tag
         before = self.get(tag) if rolls_back else None
         if before and generation is None:
@@ -151,7 +95,7 @@ class ArtifactsApi(Api):
 
     def get(self, key: str) -> SidecarDocument:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-        return self._client.documents.sidecar(key)
+        return self._transport.sidecar(key)
 
     def sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
         """Return the sidecar of a ref's cell, kept as `client.refs.cells` does it. Raises ArtifactGone."""
@@ -206,13 +150,11 @@ class ArtifactsApi(Api):
         if not (asks or found["statements"]):
             return None
         signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
-        return trust.admit(signed, self._client.documents, key=key, tag=tag, needs=needs) if trust and asks else signed
+        return trust.admit(signed, self._transport, key=key, tag=tag, needs=needs) if trust and asks else signed
 
     def stored(self, key: str) -> SignedSidecar:
         """Return the sidecar of a cache key as it is stored, and the statements about it. Raises NotFound."""
-        from farm.artifacts.storage import SignedSidecar
-
-        found = self._client.kept.ask(f"statements {key}", lambda: self._client.documents.statements(key))
+        found = self._client.kept.ask(f"statements {key}", lambda: self._transport.statements(key))
         return checked(found, SignedSidecar, self._transport.url)
 
     def described(

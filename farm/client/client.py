@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
         UpkeepApi,
         WorkersApi,
     )
-    from farm.client.artifact_apis import ArtifactsApi, Documents, RefsApi
+    from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.transfers import OnUpload
     from farm.jobs.rows import BuildEvent
@@ -225,13 +224,6 @@ class FarmClient:
             if kind is None:
                 raise AttributeError(f"a FarmClient has no {name}, and no extension adds it")
             return self.__dict__.setdefault(name, kind.of(self))
-
-    @cached_property
-    def documents(self) -> Documents:
-        """Where refs and sidecars are read."""
-        from farm.client.artifact_apis import ApiDocuments
-
-        return ApiDocuments(self.transport)
 
     # --- builds -------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from farm.units import by_number
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
     from farm.artifacts.sidecar import Sidecar, SidecarDocument
-    from farm.client.artifact_apis import Documents
     from farm.client.family import FamilyIndex, FamilyMember
     from farm.client.packs import Pack
+    from farm.client.transport import Transport
     from farm.jobs.order import WorkOrder
 
 Bring = Callable[[FileReference, Path], None]
@@ -265,7 +265,7 @@ class ReaderTrust(Protocol):
         """Whether it judges; else it refuses nothing."""
 
     def admit(
-        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str, needs: tuple[str, ...]
+        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str, needs: tuple[str, ...]
     ) -> SignedArtifact:
         """Return what may be used of an artifact before its bytes are fetched. Raises Untrusted with the reasons."""
 

@@ -42,11 +42,10 @@ class StorageClient(FarmClient):
     ) -> None:
         """`url_of` gives the URL of an object's key; `address` is how people know the storage."""
         namespace = namespace or MAIN
-        self.transport = storage = _StorageTransport(address, url_of)
-        self.url = storage.url
+        self.transport = _StorageTransport(address, url_of, namespace)
+        self.url = address
         self.kept = KeptAnswers(cache, f"{address} {namespace}")
         self.cache, self.trust = cache, trust
-        self.documents = _StorageDocuments(storage, namespace)
 
     @classmethod
     def below(cls, url: str, **options: Any) -> Self:
@@ -59,12 +58,23 @@ class StorageClient(FarmClient):
         return cls(url, lambda key: f"{base}/{quote(key)}", **options)
 
 
-class _StorageDocuments:
-    """Refs and sidecars by the keys of their objects."""
+class _StorageTransport(Transport):
+    """Reads objects by their keys, and asks no farm anything."""
 
-    def __init__(self, storage: _StorageTransport, namespace: str) -> None:
-        self._storage, self._namespace = storage, namespace
-        self._here = f"namespace {namespace} of {storage.url}"
+    def __init__(self, address: str, url_of: Callable[[str], str], namespace: str) -> None:
+        super().__init__("http://storage.invalid", "", namespace="", timeout=30.0)
+        self.url = address
+        self._url_of, self._namespace = url_of, namespace
+        self._here = f"namespace {namespace} of {address}"
+
+    def request(self, method: str, path: str, *, limit: int = 0, **options: Any) -> NoReturn:
+        raise self._unasked(path)
+
+    def lines(self, path: str, *, timeout: float, **options: Any) -> NoReturn:
+        raise self._unasked(path)
+
+    def _unasked(self, path: str) -> UsageError:
+        return UsageError(f"{path} is for the farm's API, and {self.url} is its storage", hint="set FARM_API_URL")
 
     def ref(self, tag: str) -> ShownRef:
         """Return a ref, or a finished build by its whole id, with the cells that it names. Raises as FarmClient.
@@ -83,8 +93,8 @@ class _StorageDocuments:
             raise NotFound(f"no ref {tag} in {self._here}", hint="FARM_NAMESPACE names another namespace")
         digest = str(found.get("snapshot"))
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self._storage.url} cannot be read")
-        snapshot = self._storage.content(blob_key(digest))
+            raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self.url} cannot be read")
+        snapshot = self.content(blob_key(digest))
         if hashlib.sha256(snapshot).hexdigest() != digest:
             raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
         shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}"), "namespace": namespace}
@@ -117,45 +127,27 @@ class _StorageDocuments:
     def statements(self, key: str) -> SignedSidecar:
         for namespace in readable(self._namespace):
             with suppress(ArtifactGone):
-                text = self._storage.content(sidecar_key(namespace, key))
+                text = self.content(sidecar_key(namespace, key))
                 found = list[str]()
                 for each in dict.fromkeys((namespace, self._namespace)):
                     with suppress(ArtifactGone):
-                        found += self._storage.content(statements_key(each, key)).decode().splitlines()
+                        found += self.content(statements_key(each, key)).decode().splitlines()
                 return {"sidecar": text.decode(), "statements": found}
         raise NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
 
     def revocations(self) -> bytes:
         try:
-            return self._storage.content(REVOCATIONS)
+            return self.content(REVOCATIONS)
         except ArtifactGone:
-            raise NotFound(f"{self._storage.url} has no revocation document") from None
+            raise NotFound(f"{self.url} has no revocation document") from None
 
     def _document(self, key: str, absent: str) -> Any:
         """Return an object's JSON. Raises NotFound with the sentence `absent`, ArtifactGone for anything else."""
         try:
-            content = self._storage.content(key)
+            content = self.content(key)
         except ArtifactGone:
             raise NotFound(absent, hint="FARM_NAMESPACE names another namespace") from None
         return _parsed(content, key)
-
-
-class _StorageTransport(Transport):
-    """Reads objects, and asks no farm anything."""
-
-    def __init__(self, address: str, url_of: Callable[[str], str]) -> None:
-        super().__init__("http://storage.invalid", "", namespace="", timeout=30.0)
-        self.url = address
-        self._url_of = url_of
-
-    def request(self, method: str, path: str, *, limit: int = 0, **options: Any) -> NoReturn:
-        raise self._unasked(path)
-
-    def lines(self, path: str, *, timeout: float, **options: Any) -> NoReturn:
-        raise self._unasked(path)
-
-    def _unasked(self, path: str) -> UsageError:
-        return UsageError(f"{path} is for the farm's API, and {self.url} is its storage", hint="set FARM_API_URL")
 
     def location(self, digest: str, name: str) -> str:
         """Return the URL of a blob's bytes."""

@@ -7,6 +7,7 @@ farm answered is raised. A download is checked byte by byte before it gets its n
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import ssl
 import sys
@@ -16,17 +17,20 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.request import getproxies
 
 from farm import __version__, errors
+from farm.client.paths import named
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 from farm.wire.checking import checked, parsed, unexpected
 
 if TYPE_CHECKING:
     import httpx
 
-    from farm.artifacts.storage import Put
+    from farm.artifacts.refs import ShownRef
+    from farm.artifacts.sidecar import SidecarDocument
+    from farm.artifacts.storage import Put, SignedSidecar
 
 T = TypeVar("T")
 
@@ -277,6 +281,33 @@ class Transport:
                 raise _storage_answer(response, f"cannot upload {path.name}")
 
         retry(once)
+
+    def ref(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+        from farm.artifacts.refs import ShownRef
+
+        return self.get(f"/v1/refs/{named('ref', tag)}", ShownRef)
+
+    def sidecar(self, key: str) -> SidecarDocument:
+        """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        from farm.artifacts.sidecar import validate
+
+        found = self.get(f"/v1/artifacts/{named('artifact', key)}", dict[str, Any])
+        try:
+            validate(found)
+        except UsageError as error:
+            raise unexpected(self.url, error.message) from None
+        return cast("SidecarDocument", found)
+
+    def statements(self, key: str) -> SignedSidecar:
+        """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
+        from farm.artifacts.storage import SignedSidecar
+
+        return self.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
+
+    def revocations(self) -> bytes:
+        """Return the signed revocation document. Raises NotFound if there is none."""
+        return json.dumps(self.get("/v1/revocations", dict[str, Any])).encode()
 
     def location(self, digest: str, name: str) -> str:
         """Return the URL of a blob's bytes, which holds for a while. Raises ArtifactGone if there are none."""

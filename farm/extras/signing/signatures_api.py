@@ -20,7 +20,7 @@ class SignaturesApi(Api):
         """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
         found = self._client.artifacts.stored(key)
         signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
-        return trust.checks(signed, self._client.documents, key=key, tag=tag).checks
+        return trust.checks(signed, self._transport, key=key, tag=tag).checks
 
     def publish_revocations(self, document: bytes) -> None:
         """Publish a signed revocation document for all readers. Raises UsageError, Conflict for an older one."""

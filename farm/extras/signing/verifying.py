@@ -30,7 +30,7 @@ from farm.files import open_plain, read_plain
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import Sidecar
-    from farm.client.artifact_apis import Documents
+    from farm.client.transport import Transport
     from farm.settings import Settings
 
 LARGEST_SIDECAR = 16 << 20
@@ -55,7 +55,7 @@ class Trust:
     policy: TrustPolicy | None = None
     notary: Notary | None = None
     namespace: str = ""
-    _asked: Documents | None = None
+    _asked: Transport | None = None
     """The farm that was last asked for a newer revocation document: each client asks once."""
 
     @classmethod
@@ -70,7 +70,7 @@ class Trust:
         return self.policy is not None
 
     def admit(
-        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str, needs: tuple[str, ...]
+        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str, needs: tuple[str, ...]
     ) -> SignedArtifact:
         """Return an artifact that the policy accepts. Raises Untrusted with the reasons."""
         judged = self.checks(signed, documents, key=key, tag=tag, needs=needs)
@@ -78,7 +78,7 @@ class Trust:
         return JudgedArtifact(signed.text, signed.statements, judged)
 
     def checks(
-        self, signed: SignedArtifact, documents: Documents, *, key: str, tag: str = "", needs: tuple[str, ...] = ()
+        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str = "", needs: tuple[str, ...] = ()
     ) -> Checks:
         """Judge an artifact of a farm, by the newest revocations that it has."""
         if self._asked is not documents:
