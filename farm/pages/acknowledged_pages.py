@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
 from farm.api.auth import FarmDep
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import today
 from farm.errors import UsageError
-from farm.pages.browser_sessions import OwnForm, SubmittingVisitor, Visitor
-from farm.pages.page_answers import BASE, Form, Namespace, page_of
+from farm.pages.browser_sessions import OwnForm, SubmittingVisitor
+from farm.pages.page_answers import BASE, Form, Here, Namespace
 
 router = APIRouter()
 
 
 @router.get("/ns/{namespace}/known")
-def known(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+def known(visit: Here) -> Response:
     """List the acknowledged failures."""
-    entries = farm.acknowledged.list(caller.namespace)
-    may = caller.role >= Role.SUBMITTER
-    return page_of(request, caller, "known", section="now", entries=entries, today=str(today()), may_change=may)
+    entries = visit.farm.acknowledged.list(visit.namespace)
+    may = visit.caller.role >= Role.SUBMITTER
+    return visit.page("known", section="now", entries=entries, today=str(today()), may_change=may)
 
 
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])

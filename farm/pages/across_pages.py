@@ -11,18 +11,15 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from farm.api.auth import Caller, FarmDep
 from farm.api.schemas import BUILD_REFERENCE
-from farm.app import Farm
 from farm.builds.acknowledged import Acknowledged, today
 from farm.builds.reading import is_aside
 from farm.errors import NotFound, UsageError
 from farm.pages.across import MOST
-from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import PAGE
 from farm.pages.comparison import ComparedBuilds
-from farm.pages.page_answers import BASE, Namespace, Text, page_of, reading_of, url_with
-from farm.pages.page_reading import PATIENCE, BuildPages, StillReading
+from farm.pages.page_answers import BASE, Here, Text, Visit, url_with
+from farm.pages.page_reading import PATIENCE, StillReading
 from farm.pages.quantities import plural
 from farm.results.changes import BAND
 from farm.results.lines import Look
@@ -58,10 +55,7 @@ class NameLine(NamedTuple):
 
 @router.get("/ns/{namespace}/across")
 def builds_across(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     build: Annotated[list[BuildReference] | None, Query(max_length=MOST)] = None,
     name: Text = "",
     last: Annotated[int, Query(ge=2, le=MOST)] = 8,
@@ -69,20 +63,17 @@ def builds_across(
     everything: Annotated[str, Query(alias="all", max_length=10)] = "",
 ) -> Response:
     """Show builds next to each other: those that are named, or the last ones of a name."""
-    reading = reading_of(farm, request)
     wanted = list(build or ())
     if not wanted:
-        known = [row for row in farm.build_reader.list(caller.namespace, 1000) if not is_aside(row)]
+        known = [row for row in visit.farm.build_reader.list(visit.namespace, 1000) if not is_aside(row)]
         wanted = [row["id"] for row in known if row["name"] == name][:last]
     if not wanted:
         raise NotFound(f"no build is called {name}" if name else "no builds are named")
-    found = reading.across(caller.namespace, wanted)
+    found = visit.builds.across(visit.namespace, wanted)
     rows = found.found(text, everything=bool(everything))
     shown = PAGE // len(found.builds)
     names = {build["name"] for build in found.builds}
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "across",
         section="builds",
         title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
@@ -90,7 +81,7 @@ def builds_across(
         rows=found.rows(rows[:shown]),
         more=len(rows[shown:]),
         everything=bool(everything),
-        other=_toggled(request, everything),
+        other=_toggled(visit.request, everything),
         text=text,
         band=BAND,
     )
@@ -98,35 +89,32 @@ def builds_across(
 
 @router.get("/ns/{namespace}")
 @router.get("/ns/{namespace}/")
-def now(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+def now(visit: Here) -> Response:
     """Show the single most important thing now, and then what else is worth a look."""
-    reading = reading_of(farm, request)
-    known = farm.build_reader.list(caller.namespace, 1000)
-    lines = list(_lines(reading, caller, known))
-    entries = farm.acknowledged.list(caller.namespace)
-    return page_of(
-        request,
-        caller,
+    known = visit.farm.build_reader.list(visit.namespace, 1000)
+    lines = list(_lines(visit, known))
+    entries = visit.farm.acknowledged.list(visit.namespace)
+    return visit.page(
         "now",
         section="now",
-        news=news_of(farm, caller, known),
+        news=news_of(visit, known),
         lines=lines,
         open=[build for build in known if build["state"] != "reported"][:NAMES],
         ending=[entry for entry in entries if _ends_soon(entry)],
         entries=len(entries),
-        pools=[pool for pool in farm.store.workers.pools() if pool["waiting"]],
-        fenced=sorted({worker["node"] for worker in farm.store.workers.list("") if worker["fenced"]}),
+        pools=[pool for pool in visit.farm.store.workers.pools() if pool["waiting"]],
+        fenced=sorted({worker["node"] for worker in visit.farm.store.workers.list("") if worker["fenced"]}),
     )
 
 
-def _lines(reading: BuildPages, caller: Caller, known: Sequence[BuildView]) -> Iterator[NameLine]:
+def _lines(visit: Visit, known: Sequence[BuildView]) -> Iterator[NameLine]:
     counts = Counter(build["name"] for build in known if build["state"] == "reported" and not is_aside(build))
     began = time.monotonic()
     for build in _newest(known)[:NAMES]:
         changes = None
         if time.monotonic() - began < PATIENCE:
             with suppress(StillReading, NotFound):
-                changes = reading.changes(caller.namespace, reading.view(caller.namespace, build["id"]))
+                changes = visit.builds.changes(visit.namespace, visit.builds.view(visit.namespace, build["id"]))
         yield NameLine(build, changes, counts[build["name"]])
 
 
@@ -152,11 +140,13 @@ def _toggled(request: Request, everything: str) -> str:
     return url_with(pairs if everything else [*pairs, ("all", "yes")])
 
 
-def news_of(farm: Farm, caller: Caller, builds: Sequence[BuildView]) -> News | None:
+def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
     """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
-    home = f"{BASE}/ns/{caller.namespace}"
+    home = f"{BASE}/ns/{visit.namespace}"
     stuck = [
-        pool for pool in farm.store.workers.pools() if pool["waiting"] and not pool["slots"] and not pool["paused"]
+        pool
+        for pool in visit.farm.store.workers.pools()
+        if pool["waiting"] and not pool["slots"] and not pool["paused"]
     ]
     if stuck:
         return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")

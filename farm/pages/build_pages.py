@@ -6,20 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, NamedTuple, cast
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from farm.api.auth import Caller, FarmDep
-from farm.app import Farm
 from farm.errors import NotFound, QuotaExceeded
 from farm.jobs.state import State
 from farm.pages.across_pages import news_of
-from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, matrix
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
-from farm.pages.page_answers import BASE, BuildName, Namespace, Text, page_of, reading_of, same_page
+from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
 from farm.results.changes import BAND
 from farm.results.lines import CellLine
 from farm.results.report import BuildView
@@ -91,10 +88,7 @@ class BuildFilter(NamedTuple):
 
 @router.get("/ns/{namespace}/builds")
 def builds(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     name: Text = "",
     state: Text = "",
     by: Text = "",
@@ -103,29 +97,24 @@ def builds(
 ) -> Response:
     """List the builds that pass the filters, newest first."""
     wanted = BuildFilter(name, state, by, label)
-    known = farm.build_reader.list(caller.namespace, 10_000)
+    known = visit.farm.build_reader.list(visit.namespace, 10_000)
     found = [build for build in known if wanted.takes(build)]
     start = next((place + 1 for place, build in enumerate(found) if build["id"] == after), 0)
     shown = found[start : start + BUILDS]
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "builds",
         section="builds",
         wanted=wanted,
         names=sorted({build["name"] for build in known})[:200],
         rows=[_build_line(build) for build in shown],
-        older=same_page(request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
-        news=None if wanted.is_set or after else news_of(farm, caller, known),
+        older=same_page(visit.request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
+        news=None if wanted.is_set or after else news_of(visit, known),
     )
 
 
 @router.get("/ns/{namespace}/builds/{build_id}")
 def build(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     build_id: BuildName,
     text: Text = "",
     look: Annotated[list[str] | None, Query(max_length=20)] = None,
@@ -139,18 +128,16 @@ def build(
 
     More cells than fit on a page are counted by model and target, unless a model is chosen.
     """
-    reading = reading_of(farm, request)
-    view = reading.view(caller.namespace, build_id)
+    reading = visit.builds
+    view = reading.view(visit.namespace, build_id)
     wanted = CellFilter(tuple(each for each in look or () if each in SIGNS), model, target, precision, text)
     found = view.wanted(wanted)
     counted = not model and len(found) > PAGE
     shown = [] if counted else found[first - 1 : first - 1 + PAGE]
     groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
-    changed = reading.changes(caller.namespace, view)
+    changed = reading.changes(visit.namespace, view)
     pairs = [*changed.slower, *changed.faster] if changed else []
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "build",
         section="builds",
         id=view.build["id"],
@@ -158,7 +145,7 @@ def build(
         view=view,
         verdict_look=_verdict_look(view),
         changes=changed,
-        earlier=reading.earlier(caller.namespace, view)[:EARLIER],
+        earlier=reading.earlier(visit.namespace, view)[:EARLIER],
         band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs},
         wanted=wanted,
@@ -171,81 +158,72 @@ def build(
         first_model=models,
         counted=counted,
         narrowing="".join(
-            f"&{urlencode([pair])}" for pair in request.query_params.multi_items() if pair[0] in NARROWING
+            f"&{urlencode([pair])}" for pair in visit.request.query_params.multi_items() if pair[0] in NARROWING
         ),
-        models_before=same_page(request, models=max(1, models - MODELS)) if models > 1 else "",
-        models_after=same_page(request, models=models + MODELS) if models - 1 + MODELS < len(groups) else "",
-        before=same_page(request, first=max(1, first - PAGE)) if first > 1 else "",
-        after=same_page(request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
+        models_before=same_page(visit.request, models=max(1, models - MODELS)) if models > 1 else "",
+        models_after=same_page(visit.request, models=models + MODELS) if models - 1 + MODELS < len(groups) else "",
+        before=same_page(visit.request, first=max(1, first - PAGE)) if first > 1 else "",
+        after=same_page(visit.request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
         page_size=PAGE,
         shown_failures=FAILURES,
-        known={entry["cell"]: entry for entry in farm.acknowledged.list(caller.namespace)} if view.failed else {},
+        known={entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if view.failed else {},
         shown_running=RUNNING,
     )
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/events")
 async def events(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     build_id: BuildName,
     after: Annotated[str, Query(max_length=128)] = "",
 ) -> Response:
     """Follow a build: how its changed cells are now, as server-sent events with ids."""
-    whole = await run_in_threadpool(farm.build_reader.resolve, caller.namespace, build_id)
-    streams = request.app.state.streams
-    if streams[caller.name] >= STREAMS:
+    whole = await run_in_threadpool(visit.farm.build_reader.resolve, visit.namespace, build_id)
+    streams = visit.request.app.state.streams
+    if streams[visit.caller.name] >= STREAMS:
         raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="close some pages")
-    position = request.headers.get("last-event-id", "")[:128] or after
+    position = visit.request.headers.get("last-event-id", "")[:128] or after
 
     async def counted() -> AsyncIterator[str]:
-        streams[caller.name] += 1
+        streams[visit.caller.name] += 1
         try:
-            hub: EventHub = request.app.state.hub
-            async for part in hub.follow(farm, reading_of(farm, request), caller.namespace, whole, position):
+            hub: EventHub = visit.request.app.state.hub
+            async for part in hub.follow(visit.farm, visit.builds, visit.namespace, whole, position):
                 yield part
         finally:
-            streams[caller.name] -= 1
+            streams[visit.caller.name] -= 1
 
     return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/cells/{identifier:path}")
-def cell(
-    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, build_id: BuildName, identifier: str
-) -> Response:
+def cell(visit: Here, build_id: BuildName, identifier: str) -> Response:
     """Show one cell of a build."""
-    view = reading_of(farm, request).view(caller.namespace, build_id)
+    view = visit.builds.view(visit.namespace, build_id)
     line = view.by_identifier.get(identifier)
     if line is None:
         raise NotFound(f"no cell {identifier[:300]} in build {view.build['id']}")
-    return job_page(request, caller, farm, cell_page(farm, caller, view, line))
+    return job_page(visit, cell_page(visit, view, line))
 
 
 @router.get("/ns/{namespace}/compare")
-def chosen(caller: Visitor, namespace: Namespace, left: Text, right: Text, third: Text = "") -> Response:
+def chosen(visit: Here, left: Text, right: Text, third: Text = "") -> Response:
     """Lead from the form to the URL of a comparison of two builds, or of three."""
     if third:
         query = urlencode([("build", each) for each in (third, left, right)])
-        return RedirectResponse(f"{BASE}/ns/{caller.namespace}/across?{query}", 303)
-    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/compare/{quote(left)}/{quote(right)}", 303)
+        return RedirectResponse(f"{BASE}/ns/{visit.namespace}/across?{query}", 303)
+    return RedirectResponse(f"{BASE}/ns/{visit.namespace}/compare/{quote(left)}/{quote(right)}", 303)
 
 
 @router.get("/ns/{namespace}/compare/{left}/{right}")
-def compared(
-    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, left: BuildName, right: BuildName
-) -> Response:
+def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     """Compare two builds."""
-    reading = reading_of(farm, request)
-    before, after = (reading.view(caller.namespace, each) for each in (left, right))
+    reading = visit.builds
+    before, after = (reading.view(visit.namespace, each) for each in (left, right))
     found = reading.compared(before, after)
     explained = [*found.newly_failed, *found.slower, *found.fixed, *found.faster][:EXPLAINED]
-    reasons = {pair.after.identifier: _why_other_key(farm, caller, pair.before, pair.after) for pair in explained}
-    return page_of(
-        request,
-        caller,
+    reasons = {pair.after.identifier: _why_other_key(visit, pair.before, pair.after) for pair in explained}
+    return visit.page(
         "compare",
         section="builds",
         left=before,
@@ -291,11 +269,11 @@ def _exit_code(build: BuildView) -> int:
     return build["verdict"]["exit_code"] if build["verdict"] else 0
 
 
-def _why_other_key(farm: Farm, caller: Caller, before: CellLine, after: CellLine) -> str:
+def _why_other_key(visit: Visit, before: CellLine, after: CellLine) -> str:
     """Return which parts of the cache key, and which driver, changed between two programs; empty if not known."""
     if before.key == after.key:
         return "the same cache key"
-    old, new = (sidecar_of(farm, caller, line.key) if line.published else None for line in (before, after))
+    old, new = (sidecar_of(visit, line.key) if line.published else None for line in (before, after))
     if old is None or new is None:
         return ""
     before_spec, after_spec = (cast("SpecDocument", each.spec) for each in (old, new))

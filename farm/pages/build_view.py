@@ -101,7 +101,7 @@ class Matrix(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why cells wait, and how many."""
+    """Why something is so, and for how many cells."""
 
     cells: int
     text: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.pages.build_view import ShownBuild
+from farm.pages.build_view import Reason, ShownBuild
 from farm.results.changes import SAME, CellChange, Effect, change
 from farm.results.lines import CellLine
 
@@ -22,13 +22,6 @@ class Pair(NamedTuple):
     def change(self) -> float:
         """How much longer a run takes now, as a share of before: 0.25 is 25 % slower."""
         return self.found.share or 0.0
-
-
-class NotCompared(NamedTuple):
-    """Cells whose speed was not compared, and why."""
-
-    cells: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,8 @@ class ComparedBuilds:
     """Cells that ended alike, with speeds that differ by less than the band."""
     only_before: Sequence[CellLine]
     only_after: Sequence[CellLine]
-    left_out: Sequence[NotCompared]
+    left_out: Sequence[Reason]
+    """Why speeds were not compared."""
 
     def __bool__(self) -> bool:
         return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
@@ -74,5 +68,5 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
         only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
-        left_out=[NotCompared(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
+        left_out=[Reason(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
     )

@@ -8,22 +8,19 @@ from datetime import timedelta
 from operator import itemgetter
 from typing import NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from farm.api.auth import Caller, FarmDep
 from farm.api.change_log import read_changes
-from farm.app import Farm
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import today
 from farm.errors import ArtifactGone, NotFound
 from farm.jobs.rows import PoolView, WorkerView
-from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import ShownBuild
-from farm.pages.page_answers import Namespace, Text, page_of, reading_of
-from farm.pages.page_reading import BuildPages, StillReading
+from farm.pages.page_answers import Here, Text, Visit
+from farm.pages.page_reading import StillReading
 from farm.pages.quantities import plural
 from farm.results.report import BuildView
 from farm.tuning.database import databases
@@ -74,42 +71,36 @@ class GarbageFound(NamedTuple):
 
 
 @router.get("/ns/{namespace}/models")
-def models(
-    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, ref: Text = "latest", text: Text = ""
-) -> Response:
+def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
     """List the models that a ref names."""
     by_model: dict[str, list[SnapshotCell]] = {}
-    for program in _programs(farm, caller, ref):
+    for program in _programs(visit, ref):
         if text in program["model"]:
             by_model.setdefault(program["model"], []).append(program)
-    return _models_page(request, caller, farm, ref, text=text, rows=[_model_line(*each) for each in by_model.items()])
+    return _models_page(visit, ref, text=text, rows=[_model_line(*each) for each in by_model.items()])
 
 
 @router.get("/ns/{namespace}/models/{model}")
-def one_model(
-    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, model: str, ref: Text = "latest"
-) -> Response:
+def one_model(visit: Here, model: str, ref: Text = "latest") -> Response:
     """List the programs of one model."""
-    programs = [program for program in _programs(farm, caller, ref) if program["model"] == model]
+    programs = [program for program in _programs(visit, ref) if program["model"] == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
-    owner = Refs(farm.artifacts).owner(caller.namespace, ref)
-    facts = farm.store.index.get_many(owner, [program["key"] for program in programs])
+    owner = Refs(visit.farm.artifacts).owner(visit.namespace, ref)
+    facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
     speeds = {key: known["latency"] for key, known in facts.items()}
-    return _models_page(request, caller, farm, ref, model=model, rows=programs, speeds=speeds)
+    return _models_page(visit, ref, model=model, rows=programs, speeds=speeds)
 
 
 @router.get("/ns/{namespace}/workers")
-def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Response:
+def workers(visit: Here) -> Response:
     """Show pools and live workers, and why jobs wait."""
-    live = farm.store.workers.list("" if caller.role is Role.ADMIN else caller.namespace)
-    pools = sorted(farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
-    builds = [build for build in farm.build_reader.list(caller.namespace, 1000) if build["state"] == "open"]
-    views = list(_views(reading_of(farm, request), caller, builds[:10]))
+    live = visit.farm.store.workers.list("" if visit.caller.role is Role.ADMIN else visit.namespace)
+    pools = sorted(visit.farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
+    builds = [build for build in visit.farm.build_reader.list(visit.namespace, 1000) if build["state"] == "open"]
+    views = list(_views(visit, builds[:10]))
     takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "workers",
         section="workers",
         workers=live,
@@ -123,53 +114,51 @@ def workers(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespa
 
 
 @router.get("/ns/{namespace}/storage")
-def storage(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, garbage: Text = "") -> Response:
+def storage(visit: Here, garbage: Text = "") -> Response:
     """Show what the namespace keeps; administrators also see garbage and tokens.
 
     With `garbage`, bytes are counted: of programs, and for administrators of what nothing names.
     """
-    refs = Refs(farm.artifacts)
-    found = [refs.listed(caller.namespace, tag) for tag in sorted(refs.list(caller.namespace))[:200]]
-    is_admin = caller.role is Role.ADMIN
-    return page_of(
-        request,
-        caller,
+    refs = Refs(visit.farm.artifacts)
+    found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace))[:200]]
+    is_admin = visit.caller.role is Role.ADMIN
+    return visit.page(
         "storage",
         section="storage",
-        own=_namespace(farm, caller.namespace, counted=bool(garbage)),
-        quota=farm.settings.namespace_cells,
-        keep_days=farm.settings.keep_days,
+        own=_namespace(visit, visit.namespace, counted=bool(garbage)),
+        quota=visit.farm.settings.namespace_cells,
+        keep_days=visit.farm.settings.keep_days,
         refs=[ref for ref in found if ref],
-        tuning=_databases(farm, caller),
-        tokens=farm.tokens.list() if is_admin else None,
+        tuning=_databases(visit),
+        tokens=visit.farm.tokens.list() if is_admin else None,
         is_admin=is_admin,
-        gc=farm.settings.gc,
-        namespaces=list(_namespaces(farm, counted=bool(garbage))) if is_admin else [],
-        changes=list(read_changes(farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
-        garbage=_garbage(farm) if is_admin and garbage else None,
+        gc=visit.farm.settings.gc,
+        namespaces=list(_namespaces(visit, counted=bool(garbage))) if is_admin else [],
+        changes=list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
+        garbage=_garbage(visit) if is_admin and garbage else None,
     )
 
 
-def _views(reading: BuildPages, caller: Caller, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
+def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
     for build in builds:
         with suppress(StillReading):  # Its own page says why it waits.
-            yield reading.view(caller.namespace, build["id"])
+            yield visit.builds.view(visit.namespace, build["id"])
 
 
-def _namespaces(farm: Farm, *, counted: bool) -> Iterator[NamespaceLine]:
-    for name in sorted(farm.artifacts.list_folders("ns/"))[:NAMESPACES]:
-        yield _namespace(farm, name, counted=counted)
+def _namespaces(visit: Visit, *, counted: bool) -> Iterator[NamespaceLine]:
+    for name in sorted(visit.farm.artifacts.list_folders("ns/"))[:NAMESPACES]:
+        yield _namespace(visit, name, counted=counted)
 
 
-def _namespace(farm: Farm, name: str, *, counted: bool) -> NamespaceLine:
-    index = farm.store.index
-    live = sum(farm.store.builds.live_cells(name).values())
+def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:
+    index = visit.farm.store.index
+    live = sum(visit.farm.store.builds.live_cells(name).values())
     return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
 
 
-def _programs(farm: Farm, caller: Caller, tag: str) -> list[SnapshotCell]:
-    refs = Refs(farm.artifacts)
-    snapshot = refs.read(refs.owner(caller.namespace, tag), tag)
+def _programs(visit: Visit, tag: str) -> list[SnapshotCell]:
+    refs = Refs(visit.farm.artifacts)
+    snapshot = refs.read(refs.owner(visit.namespace, tag), tag)
     return sorted(snapshot["cells"].values(), key=itemgetter("identifier")) if snapshot else []
 
 
@@ -185,9 +174,7 @@ def _model_line(model: str, programs: Sequence[SnapshotCell]) -> ModelLine:
 
 
 def _models_page(
-    request: Request,
-    caller: Caller,
-    farm: Farm,
+    visit: Visit,
     tag: str,
     *,
     rows: Sequence[ModelLine] | Sequence[SnapshotCell],
@@ -195,13 +182,11 @@ def _models_page(
     text: str = "",
     speeds: Mapping[str, float | None] | None = None,
 ) -> Response:
-    refs = Refs(farm.artifacts)
-    owner = refs.owner(caller.namespace, tag)
-    tags = sorted({each for namespace in caller.readable for each in refs.list(namespace)})
+    refs = Refs(visit.farm.artifacts)
+    owner = refs.owner(visit.namespace, tag)
+    tags = sorted({each for namespace in visit.caller.readable for each in refs.list(namespace)})
     found = refs.find(owner, tag) if tag in tags else None
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "models",
         section="models",
         tag=tag,
@@ -229,9 +214,9 @@ def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
     return "" if workers else "no worker is live"
 
 
-def _databases(farm: Farm, caller: Caller) -> list[DatabaseLine]:
+def _databases(visit: Visit) -> list[DatabaseLine]:
     found = []
-    for database in databases(farm.artifacts, [caller.namespace]):
+    for database in databases(visit.farm.artifacts, [visit.namespace]):
         waiting = len(database.waiting())
         try:
             head = database.check()
@@ -245,6 +230,6 @@ def _databases(farm: Farm, caller: Caller) -> list[DatabaseLine]:
     return sorted(found)
 
 
-def _garbage(farm: Farm) -> GarbageFound:
-    found = collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=True)
+def _garbage(visit: Visit) -> GarbageFound:
+    found = collect(visit.farm.artifacts, plans_kept=timedelta(days=visit.farm.settings.keep_days), dry_run=True)
     return GarbageFound(len(found.deleted), sum(entry.size for entry in found.deleted))

@@ -8,11 +8,9 @@ from contextlib import suppress
 from datetime import date, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from farm.api.auth import Caller, FarmDep
-from farm.app import Farm
 from farm.artifacts.sidecar import Sidecar, validate
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import LONGEST, today
@@ -21,10 +19,9 @@ from farm.errors import NotFound
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import FailureKind, State
 from farm.pages import drawing, history_view, job_view, log_view, usage
-from farm.pages.browser_sessions import Visitor
 from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
-from farm.pages.page_answers import BASE, JobName, KeyName, Namespace, Text, page_of
+from farm.pages.page_answers import BASE, Here, JobName, KeyName, Text, Visit
 from farm.results.lines import CellLine, Look
 
 router = APIRouter()
@@ -39,32 +36,28 @@ AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}")
-def job(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName) -> Response:
+def job(visit: Here, job_id: JobName) -> Response:
     """Show a job."""
-    return job_page(request, caller, farm, _page_of_job(farm, caller, farm.jobs.get(caller.namespace, job_id)))
+    return job_page(visit, _page_of_job(visit, visit.farm.jobs.get(visit.namespace, job_id)))
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}/log")
 def job_log(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     job_id: JobName,
     start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
     q: Text = "",
     attempt: AttemptNumber = 0,
 ) -> Response:
     """Show a job's log, around its first error or from a line on, or the lines with a text."""
-    found = farm.jobs.get(caller.namespace, job_id)
-    text = farm.jobs.log(caller.namespace, job_id, attempt).decode(errors="replace")
+    found = visit.farm.jobs.get(visit.namespace, job_id)
+    text = visit.farm.jobs.log(visit.namespace, job_id, attempt).decode(errors="replace")
     ended = next((one for one in found["attempts"] if one["number"] == attempt), None)
     return _log_page(
-        request,
-        caller,
+        visit,
         text,
         found["order"].get("identifier") or job_id,
-        f"{BASE}/ns/{caller.namespace}/jobs/{job_id}",
+        f"{BASE}/ns/{visit.namespace}/jobs/{job_id}",
         start=start,
         search=q,
         known=ended["detail"] if ended else found["detail"],
@@ -74,30 +67,23 @@ def job_log(
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}/log/raw")
-def raw_job_log(
-    caller: Visitor, farm: FarmDep, namespace: Namespace, job_id: JobName, attempt: AttemptNumber = 0
-) -> Response:
+def raw_job_log(visit: Here, job_id: JobName, attempt: AttemptNumber = 0) -> Response:
     """Return a job's log as text."""
-    return _raw(farm.jobs.log(caller.namespace, job_id, attempt))
+    return _raw(visit.farm.jobs.log(visit.namespace, job_id, attempt))
 
 
 @router.get("/ns/{namespace}/history/{identifier:path}")
 def past(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     identifier: Annotated[str, Path(max_length=500)],
     days: Annotated[int, Query(ge=1, le=3650)] = 365,
     until: date | None = None,
 ) -> Response:
     """Show how a cell did in the builds of some time: so many days until the end of a day (UTC; default: today)."""
     until = until or today()
-    reach = farm.build_index.catch_up(caller.namespace)
-    found = history_view.past_of(farm.build_index.of(caller.namespace, identifier, KEPT)).within(until, days)
-    return page_of(
-        request,
-        caller,
+    reach = visit.farm.build_index.catch_up(visit.namespace)
+    found = history_view.past_of(visit.farm.build_index.of(visit.namespace, identifier, KEPT)).within(until, days)
+    return visit.page(
         "history",
         section="builds",
         identifier=identifier,
@@ -112,23 +98,19 @@ def past(
 
 
 @router.get("/ns/{namespace}/artifacts/{key}")
-def artifact(
-    request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName, use: Text = ""
-) -> Response:
+def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
     """Show an artifact, and how to use it: the way that the URL names, else the first."""
-    made = known_sidecar(farm, caller, key)
-    ways = usage.ways(made, str(request.base_url).removesuffix("/").removesuffix(BASE))
-    return page_of(
-        request,
-        caller,
+    made = known_sidecar(visit, key)
+    ways = usage.ways(made, str(visit.request.base_url).removesuffix("/").removesuffix(BASE))
+    return visit.page(
         "artifact",
         section="models",
         made=made,
         more=[
             fact
-            for extension in farm.extensions
+            for extension in visit.farm.extensions
             if extension.artifact_facts
-            for fact in extension.artifact_facts(farm, caller.namespace, made)
+            for fact in extension.artifact_facts(visit.farm, visit.namespace, made)
         ],
         ways=ways,
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
@@ -138,30 +120,26 @@ def artifact(
 
 @router.get("/ns/{namespace}/artifacts/{key}/log")
 def artifact_log(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     key: KeyName,
     start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
     q: Text = "",
 ) -> Response:
     """Show the log of the attempt that made an artifact."""
-    made = known_sidecar(farm, caller, key)
-    text = _artifact_log(farm, made).decode(errors="replace")
-    here = f"{BASE}/ns/{caller.namespace}/artifacts/{key}"
-    return _log_page(request, caller, text, made.identifier, here, start=start, search=q)
+    made = known_sidecar(visit, key)
+    text = _artifact_log(visit, made).decode(errors="replace")
+    here = f"{BASE}/ns/{visit.namespace}/artifacts/{key}"
+    return _log_page(visit, text, made.identifier, here, start=start, search=q)
 
 
 @router.get("/ns/{namespace}/artifacts/{key}/log/raw")
-def raw_artifact_log(caller: Visitor, farm: FarmDep, namespace: Namespace, key: KeyName) -> Response:
+def raw_artifact_log(visit: Here, key: KeyName) -> Response:
     """Return an artifact's log as text."""
-    return _raw(_artifact_log(farm, known_sidecar(farm, caller, key)))
+    return _raw(_artifact_log(visit, known_sidecar(visit, key)))
 
 
 def _log_page(
-    request: Request,
-    caller: Caller,
+    visit: Visit,
     text: str,
     title: str,
     back: str,
@@ -174,9 +152,7 @@ def _log_page(
 ) -> Response:
     shown = log_view.page(text, start=start, search=search, known=known)
     which = f"attempt={attempt}" if attempt else ""
-    return page_of(
-        request,
-        caller,
+    return visit.page(
         "log",
         section="builds",
         title=title,
@@ -195,12 +171,12 @@ def _raw(text: bytes) -> Response:
     return Response(text, media_type="text/plain; charset=utf-8")
 
 
-def _page_of_job(farm: Farm, caller: Caller, job: JobView) -> JobPage:
+def _page_of_job(visit: Visit, job: JobView) -> JobPage:
     order = job["order"]
-    sidecar = sidecar_of(farm, caller, job["key"]) if job["state"] == State.SUCCEEDED else None
+    sidecar = sidecar_of(visit, job["key"]) if job["state"] == State.SUCCEEDED else None
     return JobPage(
         title=str(order.get("identifier") or job["id"]),
-        namespace=caller.namespace,
+        namespace=visit.namespace,
         build="",
         cell=None,
         job=job["id"],
@@ -209,7 +185,7 @@ def _page_of_job(farm: Farm, caller: Caller, job: JobView) -> JobPage:
         message=job["message"],
         detail=job["detail"] if job["state"] == State.FAILED else "",
         advice=FailureKind(job["kind"]).policy.advice if job["kind"] else "",
-        waiting=_why_it_waits(farm, caller.namespace, job["cells"][0]) if job["state"] == State.QUEUED else "",
+        waiting=_why_it_waits(visit, job["cells"][0]) if job["state"] == State.QUEUED else "",
         phase=job["phase"] or "",
         key=job["key"],
         pool=job["pool"],
@@ -223,18 +199,18 @@ def _page_of_job(farm: Farm, caller: Caller, job: JobView) -> JobPage:
     )
 
 
-def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> JobPage:
+def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
     """Return what the page of a cell shows."""
     job: JobView | None = None
     if cell.job:
         with suppress(NotFound):  # The store forgets jobs before reports.
-            job = farm.jobs.get(caller.namespace, cell.job)
+            job = visit.farm.jobs.get(visit.namespace, cell.job)
     joined: CellOfBuild = {"build": view.build["id"], "identifier": cell.identifier}
-    sidecar = sidecar_of(farm, caller, cell.key) if cell.published else None
+    sidecar = sidecar_of(visit, cell.key) if cell.published else None
     spec = job["order"].get("spec") if job else sidecar.spec if sidecar else None
     return JobPage(
         title=cell.identifier,
-        namespace=caller.namespace,
+        namespace=visit.namespace,
         build=view.build["id"],
         cell=cell,
         job=cell.job if job else "",
@@ -243,7 +219,7 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
         message=cell.message,
         detail=cell.detail if cell.look in ("failed", "expected") else "",
         advice=cell.advice,
-        waiting=cell.waiting or (_why_it_waits(farm, caller.namespace, joined) if cell.look == "queued" else ""),
+        waiting=cell.waiting or (_why_it_waits(visit, joined) if cell.look == "queued" else ""),
         phase=cell.phase,
         key=cell.key,
         pool=job["pool"] if job else "",
@@ -258,23 +234,21 @@ def cell_page(farm: Farm, caller: Caller, view: ShownBuild, cell: CellLine) -> J
     )
 
 
-def _why_it_waits(farm: Farm, namespace: str, cell: CellOfBuild) -> str:
+def _why_it_waits(visit: Visit, cell: CellOfBuild) -> str:
     """Return why a cell waits, also of one of thousands: its build's page says it of the first ones."""
-    found = farm.build_reader.some_cells(namespace, cell["build"], [cell["identifier"]])
+    found = visit.farm.build_reader.some_cells(visit.namespace, cell["build"], [cell["identifier"]])
     return found[0]["waiting"] if found else ""
 
 
-def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Response:
+def job_page(visit: Visit, page: JobPage) -> Response:
     """Return the page of a job, or of a cell."""
     looks: Mapping[str, Look] = {"succeeded": "compiled"}
     sidecar = page.sidecar
-    known = {entry["cell"]: entry for entry in farm.acknowledged.list(caller.namespace)} if page.identifier else {}
-    return page_of(
-        request,
-        caller,
+    known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if page.identifier else {}
+    return visit.page(
         "job",
         acknowledged=known.get(page.identifier),
-        may_acknowledge=bool(page.identifier and page.kind) and caller.role >= Role.SUBMITTER,
+        may_acknowledge=bool(page.identifier and page.kind) and visit.caller.role >= Role.SUBMITTER,
         until=(str(today() + FORTNIGHT), str(today()), str(today() + timedelta(days=LONGEST))),
         section="builds",
         page=page,
@@ -285,21 +259,21 @@ def job_page(request: Request, caller: Caller, farm: Farm, page: JobPage) -> Res
     )
 
 
-def known_sidecar(farm: Farm, caller: Caller, key: str) -> Sidecar:
+def known_sidecar(visit: Visit, key: str) -> Sidecar:
     """Return the sidecar of an artifact that the caller may read. Raises NotFound."""
-    found = sidecar_of(farm, caller, key)
+    found = sidecar_of(visit, key)
     if found is None:
         raise NotFound(f"no artifact has the key {key}", hint="`farm submit` compiles it")
     return found
 
 
-def sidecar_of(farm: Farm, caller: Caller, key: str) -> Sidecar | None:
+def sidecar_of(visit: Visit, key: str) -> Sidecar | None:
     """Return the sidecar of an artifact that the caller may read; None if there is none."""
-    found = farm.artifacts.lookup(caller.readable, key)
+    found = visit.farm.artifacts.lookup(visit.caller.readable, key)
     return validate(found.sidecar) if found else None
 
 
-def _artifact_log(farm: Farm, made: Sidecar) -> bytes:
+def _artifact_log(visit: Visit, made: Sidecar) -> bytes:
     if made.blobs.log is None:
         raise NotFound("this artifact has no log")
-    return farm.artifacts.read_blob(made.blobs.log.digest, limit=LOG_LIMIT)
+    return visit.farm.artifacts.read_blob(made.blobs.log.digest, limit=LOG_LIMIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode
 
@@ -11,10 +12,10 @@ from fastapi import Depends, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from farm.api import schemas
-from farm.api.auth import Caller, get_farm
+from farm.api.auth import Caller, FarmDep, get_farm
 from farm.app import Farm
 from farm.pages import rendering
-from farm.pages.browser_sessions import has_cookie
+from farm.pages.browser_sessions import Visitor, has_cookie
 from farm.pages.page_reading import BuildPages
 from farm.settings import NAMESPACE
 
@@ -63,12 +64,39 @@ def page_of(
     return HTMLResponse(rendering.render(template, **{**known, **context}), status)
 
 
-def reading_of(farm: Farm, request: Request) -> BuildPages:
-    """Return what reads builds for pages: one for each farm that the app serves."""
-    kept: tuple[Farm, BuildPages] | None = getattr(request.app.state, "build_pages", None)
-    if kept is None or kept[0] is not farm:
-        kept = request.app.state.build_pages = (farm, BuildPages(farm))
-    return kept[1]
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One look at a page of a namespace: who looks, and what the page is made of."""
+
+    request: Request
+    caller: Caller
+    farm: Farm
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that is looked at."""
+        return self.caller.namespace
+
+    @property
+    def builds(self) -> BuildPages:
+        """What reads builds for pages: one for each farm that the app serves."""
+        state = self.request.app.state
+        kept: tuple[Farm, BuildPages] | None = getattr(state, "build_pages", None)
+        if kept is None or kept[0] is not self.farm:
+            kept = state.build_pages = (self.farm, BuildPages(self.farm))
+        return kept[1]
+
+    def page(self, template: str, **context: Any) -> HTMLResponse:
+        """Return a page, with what all pages show."""
+        return page_of(self.request, self.caller, template, **context)
+
+
+def visit(request: Request, caller: Visitor, farm: FarmDep, namespace: Namespace) -> Visit:
+    """Return a look at a namespace. Raises Unauthenticated, and NotAllowed for a namespace of others."""
+    return Visit(request, caller, farm)
+
+
+Here = Annotated[Visit, Depends(visit)]
 
 
 def same_page(request: Request, **changes: str | int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 
 from farm.api import schemas
@@ -13,8 +13,8 @@ from farm.api.auth import FarmDep
 from farm.artifacts.tokens import Role
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.extras.webhooks.hooks import Webhooks
-from farm.pages.browser_sessions import AdminVisitor, OwnForm, Visitor
-from farm.pages.page_answers import BASE, Form, Namespace, page_of
+from farm.pages.browser_sessions import AdminVisitor, OwnForm
+from farm.pages.page_answers import BASE, Form, Here, Namespace
 
 router = APIRouter()
 
@@ -27,24 +27,21 @@ MESSAGES = 50
 
 @router.get("/ns/{namespace}/automation")
 def automation(
-    request: Request,
-    caller: Visitor,
-    farm: FarmDep,
-    namespace: Namespace,
+    visit: Here,
     webhook: Annotated[str, Query(pattern=rf"^$|{schemas.TAG}")] = "",
 ) -> Response:
     """Show stored manifests and triggers; to administrators also webhooks, and the deliveries of one."""
-    is_admin = caller.role >= Role.ADMIN
-    webhooks = Webhooks(farm)
-    hooks = webhooks.list(caller.namespace) if is_admin else []
+    is_admin = visit.caller.role >= Role.ADMIN
+    webhooks = Webhooks(visit.farm)
+    hooks = webhooks.list(visit.namespace) if is_admin else []
     chosen = webhook or (hooks[0]["name"] if hooks else "")
-    manifests = farm.part(StoredManifests).list(caller.namespace)
+    manifests = visit.farm.part(StoredManifests).list(visit.namespace)
     runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
     wanted = {run["build"] for run in runs}
-    builds = {each["id"]: each for each in farm.build_reader.list(caller.namespace, BUILDS) if each["id"] in wanted}
-    return page_of(
-        request,
-        caller,
+    builds = {
+        each["id"]: each for each in visit.farm.build_reader.list(visit.namespace, BUILDS) if each["id"] in wanted
+    }
+    return visit.page(
         "automation",
         section="automation",
         manifests=manifests,
@@ -54,7 +51,7 @@ def automation(
         is_admin=is_admin,
         hooks=hooks,
         chosen=chosen if is_admin else "",
-        deliveries=webhooks.deliveries(caller.namespace, chosen, MESSAGES) if is_admin and chosen else [],
+        deliveries=webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else [],
     )
 
 

@@ -207,7 +207,7 @@ def test_a_comparison_says_what_it_left_out() -> None:
     assert [pair.after.model for pair in found.slower] == ["slow"]
     assert [pair.after.model for pair in found.faster] == ["fast"]
     assert found.same == 2
-    assert {out.why: out.cells for out in found.left_out} == {
+    assert {out.text: out.cells for out in found.left_out} == {
         "measured while other work shared the node": 1,
         "measured on different devices": 1,
         "not measured in both builds": 1,
