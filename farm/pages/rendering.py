@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from farm.inert import inert, one_line
-from farm.pages import drawing, quantities
+from farm.pages import quantities
 from farm.pages.build_view import SIGNS, ranked, said
 
 FOLDER = Path(__file__).parent
@@ -28,6 +28,12 @@ _folders = [str(FOLDER / "templates")]
 def render(template: str, **context: Any) -> str:
     """Return a page."""
     return _environment().get_template(f"{template}.html").render(context)
+
+
+def macro(template: str, name: str) -> Callable[..., Markup]:
+    """Return a macro of a template."""
+    found: Callable[..., Markup] = getattr(_environment().get_template(f"{template}.html").module, name)
+    return found
 
 
 def add_templates(folders: Iterable[Path]) -> None:
@@ -74,7 +80,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"SIGNS": SIGNS, "ranked": ranked, "share": drawing.share, "version_of": version_of}
+    environment.globals |= {"SIGNS": SIGNS, "ranked": ranked, "version_of": version_of}
     environment.filters |= {
         name: getattr(quantities, name)
         for name in (
@@ -94,6 +100,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "marked": _marked,
         "said": said,
+        "places": lambda number, count=2: f"{number:.{count}f}",
         "plural": quantities.plural,
         "one_line": one_line,
         "inert": inert,

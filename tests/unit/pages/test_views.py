@@ -381,8 +381,8 @@ def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
         drawing.timeline(bars),
         drawing.timeline([]),
         drawing.spreads([Spread(hostile, 1e-3, 2e-3, 3e-3, 4e-3), Spread("zero", 0.0, 0.0, 0.0, 0.0)]),
-        drawing.share([("compiled", 3), ("failed", 0)], hostile),
-        drawing.share([], "nothing"),
+        rendering.macro("drawings", "share")([("compiled", 3), ("failed", 0)], hostile),
+        rendering.macro("drawings", "share")([], "nothing"),
         drawing.past(past(*NOISE, None, 1.4, toolchain={9: hostile})),
         drawing.past(past(1.0)),
     ):
