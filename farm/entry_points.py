@@ -14,7 +14,7 @@
 - `farm.children`: a module that children run under a name of its own, such as `torch`, with a function for each action
   (`ChildRequest.extension`). It is never imported here.
 - `farm.gpus`: how to ask the driver of a maker's GPUs, by the maker's name: see `farm.node.gpus.GpuDriver`.
-- `farm.layouts`: what `farm fetch --layout NAME` writes: see `ArtifactsApi.fetch_pack`.
+- `farm.layouts`: what `farm fetch --layout NAME` writes: see `FarmClient.fetch`.
 - `farm.verifiers`: what `farm verify` does with a folder of this kind: a function that yields checks.
 - `farm.checks`: what `farm doctor` finds in a folder of this kind: a function that yields names and reasons.
 - `farm.attestations`: what else is signed about a program: a function of its sidecar, see `Notary.attest`.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from farm import entry_points
 from farm.artifacts.refs import ListedRef, ListedRefs, RefView, ShownRef, SnapshotCell
 from farm.artifacts.storage import SignedSidecar
 from farm.client.paths import named
@@ -24,7 +22,7 @@ from farm.wire.checking import checked, parsed
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import SidecarDocument
     from farm.client.family import FamilyMember
-    from farm.client.fetching import Fetched, FetchedFamily, SignedArtifact
+    from farm.client.fetching import SignedArtifact
     from farm.jobs.rows import ReproductionDocument
     from farm.spec import FileReference
 
@@ -204,61 +202,6 @@ class ArtifactsApi(Api):
                 raise
 
         self._downloads.bring(wanted, place, reads, self.on_download)
-
-    def newest(self, cells: Sequence[SnapshotCell]) -> FamilyMember:
-        """Return the cell that readers get of these, with its sidecar."""
-        from farm.results.ref_rules import last
-
-        cell = last(cells)
-        return cell, self.sidecar_of(cell)
-
-    def fetch(
-        self,
-        member: FamilyMember,
-        folder: Path,
-        *,
-        ref: str,
-        log: bool = False,
-        with_kernels: bool = False,
-        sample: bool = False,
-        force: bool = False,
-    ) -> Fetched:
-        """Write the artifact of a ref's cell into `folder`; as `FarmClient.fetch`."""
-        from farm.client.fetching import place_kernels, write_artifact
-
-        sidecar, signed = self.described(member, ref)
-        found = write_artifact(
-            self.bring, member[0], sidecar, folder, log=log, sample=sample, force=force, signed=signed
-        )
-        blob = sidecar["blobs"].get("kernel_cache") if with_kernels else None
-        if not blob:
-            return found
-        kernels = found.program.with_name(f"{found.program.name}.kernels")
-        place_kernels(self.bring, blob, kernels)
-        return replace(found, kernels=kernels)
-
-    def fetch_pack(
-        self, member: FamilyMember, folder: Path, layout: str, *, ref: str, python: str = "", force: bool = False
-    ) -> Fetched:
-        """Write what a serving stack loads of a ref's cell into `folder`; as `FarmClient.fetch`."""
-        write: Callable[..., Fetched] = entry_points.required(entry_points.LAYOUTS, layout)
-        return write(self._client, member, folder, layout, ref=ref, python=python, force=force)
-
-    def fetch_family(
-        self, cells: Sequence[SnapshotCell], folder: Path, *, ref: str, log: bool = False, force: bool = False
-    ) -> FetchedFamily:
-        """Write the artifacts of a ref's cells that are of one family into `folder`; as `FarmClient.fetch_family`."""
-        from farm.client.fetching import FetchedFamily, write_family
-        from farm.results.ref_rules import family
-
-        members = family((cell, self.sidecar_of(cell)) for cell in cells)
-        shapes = {cell["shape"] for cell, _ in members}
-        left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
-        described = {member[0]["key"]: self.described(member, ref) for member in members}
-        members = [(cell, described[cell["key"]][0]) for cell, _ in members]
-        signed = {key: each for key, (_, each) in described.items()}
-        index, document = write_family(self.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
-        return FetchedFamily(folder, index, document, left_out)
 
 
 def _condition(generation: int | None) -> dict[str, int]:

@@ -16,13 +16,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from typing_extensions import TypedDict
 
-from farm import errors
+from farm import entry_points, errors
 from farm.client.cache import KeptAnswers, default_cache
 from farm.client.paths import BUILD, build_named
 from farm.client.submitted import SubmittedBuild
@@ -218,8 +218,6 @@ class FarmClient:
 
         def __getattr__(self, name: str) -> Api:
             """Return the topic that an extension adds under this name."""
-            from farm import entry_points
-
             kind = None if name.startswith("_") else entry_points.find(entry_points.APIS, name)
             if kind is None:
                 raise AttributeError(f"a FarmClient has no {name}, and no extension adds it")
@@ -453,17 +451,25 @@ class FarmClient:
         Raises NotFound if nothing matches, UsageError if several do or a file of the user's is in the way,
         ArtifactGone if the bytes are not those that the ref names.
         """
-        from farm.client.fetching import choose, require_one
+        from farm.client.fetching import choose, place_kernels, require_one, write_artifact
+        from farm.results.ref_rules import last
 
-        packed = layout != "plain"
+        packed, folder, bring = layout != "plain", Path(folder), self.artifacts.bring
         cells = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref, packed=packed)
         require_one(cells, "shape", "--shape")
-        found = self.artifacts.newest(cells)
+        cell = last(cells)
+        member = cell, self.artifacts.sidecar_of(cell)
         if packed:
-            return self.artifacts.fetch_pack(found, Path(folder), layout, ref=ref, python=python, force=force)
-        return self.artifacts.fetch(
-            found, Path(folder), ref=ref, log=log, with_kernels=with_kernels, sample=sample, force=force
-        )
+            write: Callable[..., Fetched] = entry_points.required(entry_points.LAYOUTS, layout)
+            return write(self, member, folder, layout, ref=ref, python=python, force=force)
+        sidecar, signed = self.artifacts.described(member, ref)
+        found = write_artifact(bring, cell, sidecar, folder, log=log, sample=sample, force=force, signed=signed)
+        blob = sidecar["blobs"].get("kernel_cache") if with_kernels else None
+        if not blob:
+            return found
+        kernels = found.program.with_name(f"{found.program.name}.kernels")
+        place_kernels(bring, blob, kernels)
+        return replace(found, kernels=kernels)
 
     def fetch_family(
         self,
@@ -482,10 +488,19 @@ class FarmClient:
         All members are of one model file and one toolchain (of those that `toolchain` begins), the ones of which an
         artifact was submitted last; `left_out` names the others. Raises as `fetch`.
         """
-        from farm.client.fetching import choose
+        from farm.client.fetching import FetchedFamily, choose, write_family
+        from farm.results.ref_rules import family
 
+        artifacts, folder = self.artifacts, Path(folder)
         cells = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
-        return self.artifacts.fetch_family(cells, Path(folder), ref=ref, log=log, force=force)
+        members = family((cell, artifacts.sidecar_of(cell)) for cell in cells)
+        shapes = {cell["shape"] for cell, _ in members}
+        left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
+        described = {member[0]["key"]: artifacts.described(member, ref) for member in members}
+        members = [(cell, described[cell["key"]][0]) for cell, _ in members]
+        signed = {key: each for key, (_, each) in described.items()}
+        index, document = write_family(artifacts.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
+        return FetchedFamily(folder, index, document, left_out)
 
 
 def _path(build_id: str) -> str:
@@ -526,8 +541,6 @@ def trust_of(settings: Settings) -> ReaderTrust | None:
     """Return whom a client trusts by its settings; None if they say nothing. Raises UsageError for bad files."""
     if not (settings.trust_policy or settings.signing_key):
         return None
-    from farm import entry_points
-
     for _, kind in entry_points.load(entry_points.TRUST):
         found: ReaderTrust = kind.from_settings(settings)
         return found
