@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm.control.pool_timeout import fail_unserved
 
 from farm.app import Farm
 from farm.artifacts import sidecar_key
@@ -20,6 +19,7 @@ from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import StepEnded
 from farm.compiling.failures import Failure
+from farm.control.mending import fail_unserved
 from farm.errors import ArtifactGone, ExitCode, UsageError
 from farm.jobs.state import FailureKind, Outcome
 from farm.manifest.choice import read_gates
