@@ -102,7 +102,6 @@ def freeze(
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
-    from farm.client.freezing import as_submission
     from farm.client.freezing import freeze as freeze_files
     from farm.client.strangers import refused
     from farm.manifest import load_manifest, manifest_of
@@ -121,15 +120,14 @@ def freeze(
     found = freeze_files(matrix, place, cache=cache, pythons=pythons)
     if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
-    inputs = as_submission(found)
     submission: SubmissionDocument = {
         "build_id": new_build_id(),
         "manifest": read.text,
         "file": read.file,
         "labels": dict(labels or {}),
-        "models": inputs["models"],
-        "data": inputs["data"],
-        "files": inputs["files"],
+        "models": {name: model.as_dict() for name, model in found.models.items()},
+        "data": {name: data.as_dict() for name, data in found.data.items()},
+        "files": found.env_files,
     }
     if gates:
         submission["gates"] = gates

@@ -11,23 +11,21 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from typing_extensions import TypedDict
 
 from farm.client.cache import default_cache, note_use, trim
 from farm.client.foreign_models import converter_of, source_of
 from farm.client.known_facts import KnownFacts
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import replacing
-from farm.manifest import Data, EnvFile, ModelEntry, Source
+from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
 from farm.matrix.combinations import Combinations
 from farm.matrix.lookup import data_key
-from farm.models.data import FrozenData, FrozenDataDocument, freeze_data
-from farm.models.model import FrozenModel, FrozenModelDocument, Tensor, file_reference, read_model
+from farm.models.data import FrozenData, freeze_data
+from farm.models.model import FrozenModel, Tensor, file_reference, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
 from farm.wire.asked import BlobSize
 
@@ -143,19 +141,11 @@ class _ManifestReader:
         for index, override in self.matrix.overridden_calibration():
             described, name = self.manifest.overrides[override].calibration, self.manifest.models[index].name
             if described:
-                place = ("overrides", override, "calibration")
-                self.data(index, data_key(name, "calibration", override), described, place)
-        self.read_env_files()
-
-    def read_env_files(self) -> None:
-        holders: list[tuple[Place, Mapping[str, object]]] = [(("env",), self.manifest.env)]
-        for field_name in ("models", "include", "overrides"):
-            entries = getattr(self.manifest, field_name)
-            holders += [((field_name, index, "env"), entry.env) for index, entry in enumerate(entries)]
-        for place, env in holders:
-            for name, value in env.items():
-                if isinstance(value, EnvFile) and value.path not in self.found.env_files:
-                    self.env_file(value.path, (*place, name))
+                key = data_key(name, "calibration", override)
+                self.data(index, key, described, ("overrides", override, "calibration"))
+        for place, file in env_files(self.manifest):
+            if file.path not in self.found.env_files:
+                self.env_file(file.path, place)
 
     def env_file(self, name: str, place: Place) -> None:
         try:
@@ -313,6 +303,18 @@ class _ManifestReader:
         return None
 
 
+def env_files(manifest: Manifest) -> Iterator[tuple[Place, EnvFile]]:
+    """Yield the files that a manifest's environment variables name, each with its place."""
+    holders: list[tuple[Place, Mapping[str, object]]] = [(("env",), manifest.env)]
+    for field_name in ("models", "include", "overrides"):
+        entries = enumerate(getattr(manifest, field_name))
+        holders += [((field_name, index, "env"), entry.env) for index, entry in entries]
+    for place, env in holders:
+        for name, value in env.items():
+            if isinstance(value, EnvFile):
+                yield (*place, name), value
+
+
 def _at_path(path: Path) -> Path:
     if path.exists():
         return path
@@ -395,20 +397,3 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
     return place
-
-
-class SubmittedInputs(TypedDict):
-    """The models, data and files of a submission."""
-
-    models: dict[str, FrozenModelDocument]
-    data: dict[str, FrozenDataDocument]
-    files: dict[str, BlobSize]
-
-
-def as_submission(found: FrozenInputs) -> SubmittedInputs:
-    """Return models and data as a submission carries them."""
-    return {
-        "models": {name: model.as_dict() for name, model in found.models.items()},
-        "data": {name: data.as_dict() for name, data in found.data.items()},
-        "files": found.env_files,
-    }

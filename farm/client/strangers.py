@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm.client.freezing import Place, env_files
 from farm.errors import Problem
-from farm.manifest import Data, EnvFile, Manifest
-
-Place = tuple[str | int, ...]
+from farm.manifest import Data, Manifest
 
 
 def refused(manifest: Manifest, folder: Path) -> list[Problem]:
@@ -46,7 +45,7 @@ def refused(manifest: Manifest, folder: Path) -> list[Problem]:
         found.append(
             manifest.written.problem(message, "concurrency", hint="let the pipeline cancel its own older runs")
         )
-    for place, env in _all_env(manifest):
+    for place, env in env_files(manifest):
         if not _is_inside(folder / env.path, root):
             found.append(_elsewhere(manifest, env.path, place))
     return found
@@ -62,18 +61,6 @@ def _all_data(manifest: Manifest) -> Iterator[tuple[Place, Data]]:
     for index, override in enumerate(manifest.overrides):
         if override.calibration:
             yield ("overrides", index, "calibration"), override.calibration
-
-
-def _all_env(manifest: Manifest) -> Iterator[tuple[Place, EnvFile]]:
-    holders: list[tuple[Place, object]] = [((), manifest.env)]
-    holders += [(("models", index), model.env) for index, model in enumerate(manifest.models)]
-    holders += [(("include", index), entry.env) for index, entry in enumerate(manifest.include)]
-    holders += [(("overrides", index), entry.env) for index, entry in enumerate(manifest.overrides)]
-    for place, env in holders:
-        assert isinstance(env, dict)
-        for name, value in env.items():
-            if isinstance(value, EnvFile):
-                yield (*place, "env", name), value
 
 
 def _is_inside(path: Path, root: Path) -> bool:

@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2530,
     "builds": 3240,
     "cli": 5060,
-    "client": 4880,
+    "client": 4850,
     "compiling": 3670,
     "control": 640,
     "extras/ci": 640,

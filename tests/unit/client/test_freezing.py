@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.cli import main
 from farm.client.authoring import init_manifest, lint, name_cells
 from farm.client.client import freeze as submission_of
-from farm.client.freezing import as_submission, freeze, in_package
+from farm.client.freezing import freeze, in_package
 from farm.errors import ManifestError
 from farm.manifest import Manifest, load_manifest, manifest_schema
 from farm.matrix.cells import expand
@@ -359,7 +359,7 @@ def test_overrides_bring_data_for_the_models_that_need_it_and_files_for_the_envi
     found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
     assert sorted(found.data) == ["net0/calibration", "net0/calibration/0"]
     digest = hashlib.sha256(b"a tuned GEMM\n").hexdigest()
-    assert as_submission(found)["files"] == {"gemms.txt": {"digest": digest, "size": 13}}
+    assert found.env_files == {"gemms.txt": {"digest": digest, "size": 13}}
     assert found.files[digest].read_bytes() == b"a tuned GEMM\n"
     cell, _ = expand(combine(manifest), found.models, found.data, [CPU], files=found.env_files)
     assert cell.spec.calibration == {"digest": found.data["net0/calibration/0"].digest}
