@@ -36,6 +36,53 @@ def test_tolerance_of_one_output_wins() -> None:
     assert judge(facts(errors={"y": 0.1}), {"*": 0.2, "y": 0.05}) is not None
 
 
+def test_an_error_may_be_as_large_as_the_tolerance_and_no_larger() -> None:
+    assert judge(facts(errors={"y": 0.2}), {"*": 0.2}) is None
+    assert judge(facts(errors={"y": 0.0}), {"*": 0.0}) is None
+    judgement = judge(facts(errors={"y": 1e-9, "z": 0.3}), {"*": 0.2, "y": 0.0})
+    assert judgement is not None
+    assert judgement.message.startswith("output `y` is off by 1e-09")
+    assert judgement.message.endswith("; so is 1 more output")
+
+
+def test_the_output_that_is_furthest_beyond_its_own_tolerance_is_named() -> None:
+    judgement = judge(facts(errors={"y": 0.9, "z": 0.3}), {"y": 0.8, "z": 0.01})
+    assert judgement is not None
+    assert "`z` is off by 0.3 (rel_l2), the tolerance is 0.01" in judgement.message
+
+
+def test_the_output_with_the_smallest_share_is_named() -> None:
+    judgement = judge(facts(errors={}, equal={"i": 0.9, "j": 0.5, "k": 0.99}), {"*": 1e-3})
+    assert judgement is not None
+    assert judgement.message == (
+        "output `j` equals the reference in 50.00% of its values, 99% are needed; so is 1 more output"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spread", "weak_ones"),
+    [
+        ({"y": 1e-3}, ["y"]),
+        ({"y": 1.1e-3}, []),
+        ({"i": 0.01}, ["i"]),
+        ({"i": 0.02}, []),
+        ({"y": 0.0}, [""]),
+        ({"y": 1e-9, "i": 0.0}, [""]),
+        ({"y": 0.0, "i": 0.5}, []),
+        ({}, []),
+    ],
+)
+def test_a_check_is_weak_if_a_constant_would_pass(spread: dict[str, float], weak_ones: list[str]) -> None:
+    found = facts(errors={"y": 0.0}, equal={"i": 1.0}, spread=spread)
+    assert list(weak_outputs(found, {"*": 1e-3}, equal_share=0.99)) == weak_ones
+    judgement = judge(found, {"*": 1e-3}, "fail")
+    assert (judgement is None) is (not weak_ones)
+    if weak_ones == [""]:
+        assert "the samples are too few" in judgement.message
+    elif weak_ones:
+        assert f"output `{weak_ones[0]}` varies by" in judgement.message
+
+
 def test_not_finite_values_fail_whatever_the_tolerance() -> None:
     judgement = judge(facts(nonfinite=["y"]), {"*": 1e9})
     assert judgement is not None

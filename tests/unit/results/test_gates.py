@@ -95,6 +95,73 @@ def test_latency_is_judged_by_the_interval_of_turns(measured: dict[str, Any], ex
     assert outcome(planned(limits={"throughput": 0.05}), facts(**measured)) == expected
 
 
+def test_the_numbers_of_turns_are_shares_above_the_baseline() -> None:
+    """If the baseline takes 0.8 of our time, latency rose by a quarter and throughput fell by a fifth."""
+    found = facts(**against(0.8, 0.5, 1.0))
+    latency, throughput = (
+        judge_gates(planned(limits={name: 0.05}), found, hit=False).rows[0] for name in ("latency", "throughput")
+    )
+    assert latency["change"] == pytest.approx(0.25)
+    assert latency["interval"] == pytest.approx((0.0, 1.0))
+    assert throughput["change"] == pytest.approx(-0.2)
+    assert throughput["interval"] == pytest.approx((-0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("beside", "theirs_beside", "low", "high"),
+    [
+        (False, False, 1.5 / 1.21, 1.5 * 1.21),
+        (True, False, 1.5 / 1.65, 1.5 * 1.65),
+        (True, True, 1.5 / 2.25, 1.5 * 2.25),
+    ],
+)
+def test_a_number_that_is_measured_once_may_be_off_by_a_tenth_alone_and_by_half_beside_others(
+    beside: bool, theirs_beside: bool, low: float, high: float
+) -> None:
+    cell = planned({"memory": 100, "shared": theirs_beside}, limits={"memory": 0.1})
+    (row,) = judge_gates(cell, facts(peak_memory=150, shared=beside), hit=False).rows
+    assert row["change"] == pytest.approx(0.5)
+    assert row["interval"] == pytest.approx((low - 1, high - 1))
+
+
+@pytest.mark.parametrize(
+    ("size", "outcome_", "why"),
+    [(1049, "within", ""), (1051, "worse", ""), (949, "better", ""), (0, "not compared", "it was not measured")],
+)
+def test_a_size_is_compared_to_the_byte(size: int, outcome_: str, why: str) -> None:
+    found = facts(program={"path": "p", "digest": "d" * 64, "size": size})
+    (row,) = judge_gates(planned(limits={"size": 0.05}), found, hit=False).rows
+    assert (row["outcome"], row["why"]) == (outcome_, why)
+    if size:
+        assert row["interval"] == pytest.approx((size / 1000 - 1, size / 1000 - 1))
+
+
+def test_a_number_that_the_baseline_lacks_is_not_compared() -> None:
+    (row,) = judge_gates(planned({"memory": None}, limits={"memory": 0.1}), facts(), hit=False).rows
+    assert (row["outcome"], row["why"]) == ("not compared", "it was not measured")
+
+
+@pytest.mark.parametrize(
+    ("measure", "budget", "measured", "expected"),
+    [
+        ("latency", 0.002, {"latency": 0.002}, "within"),
+        ("latency", 0.002, {"latency": 0.0021}, "worse"),
+        ("throughput", 500.0, {"throughput": 500.0}, "within"),
+        ("throughput", 500.0, {"throughput": 499.0}, "worse"),
+        ("latency", 0.002, {"latency": 0.1, "shared": True}, "not compared"),
+        ("memory", 100, {"peak_memory": 101, "shared": True}, "worse"),
+        ("memory", 100, {"peak_memory": None}, "not compared"),
+    ],
+)
+def test_a_budget_is_exceeded_by_what_is_beyond_it(
+    measure: str, budget: float, measured: dict[str, Any], expected: str
+) -> None:
+    cell = planned(budgets={measure: budget})
+    assert outcome(cell, facts(**measured)) == expected
+    (row,) = judge_gates(cell, facts(**measured), hit=True).rows
+    assert ("it is a hit" in row["why"]) is (expected != "not compared")
+
+
 def test_a_regression_fails_its_build_with_a_sentence_that_has_the_numbers() -> None:
     cell = judge_cell(planned(limits={"latency": 0.05}), row_of("succeeded", facts=facts(**against(0.80, 0.79, 0.81))))
     assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "regression", "user")
