@@ -424,6 +424,42 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
     assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
 
 
+def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.artifacts.s3_uploads.CLIENT_PART", 5 << 20)
+    data = random.Random(1).randbytes((11 << 20) + 3)
+    digest = hashlib.sha256(data).hexdigest()
+
+    def bring(put: Any) -> None:
+        part = data[put.start : put.start + put.size]
+        httpx.put(put.url, content=part, headers=put.headers, timeout=60).raise_for_status()
+
+    puts = store.uploads.begin("main", digest, len(data))
+    assert [(put.start, put.size) for put in puts] == [(0, 5 << 20), (5 << 20, 5 << 20), (10 << 20, (1 << 20) + 3)]
+    bring(puts[0])
+    bring(puts[2])
+    with pytest.raises(UsageError, match=f"{(6 << 20) + 3} of {len(data)} bytes of blob {digest} are there"):
+        store.uploads.finish("main", digest, len(data))
+    (left,) = store.uploads.begin("main", digest, len(data))
+    assert (left.start, left.size) == (5 << 20, 5 << 20)
+    bring(left)
+    for _ in range(2):
+        store.uploads.finish("main", digest, len(data))
+        assert store.has_blob(digest, len(data))
+        assert list(store.list_objects("uploads/")) == []
+
+
+def test_what_was_uploaded_and_never_finished_goes_when_it_is_old(store: S3Store, s3_client: Any) -> None:
+    key = f"uploads/main/{KEY}"
+    store.put_object(key, b"whole, but its name was never checked")
+    s3_client.create_multipart_upload(Bucket=store.bucket.name, Key=key)
+    assert store.uploads.abort(timedelta(hours=1)) == 0
+    assert store.get_object(key) is not None
+    assert store.uploads.abort(timedelta(0)) == 2
+    assert store.get_object(key) is None
+
+
 def test_uploads_of_other_applications_in_the_bucket_are_left_alone(
     store: S3Store, s3_client: Any, s3_settings: dict[str, str]
 ) -> None:
