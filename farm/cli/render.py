@@ -531,7 +531,8 @@ def sweeps(swept: Iterable[SweepResult]) -> list[str]:
         rows = [("batch", "latency", "throughput", "")]
         for point in found["points"]:
             remark = "best" if point["identifier"] == found["best"] else ""
-            rows.append((str(point["batch"]), duration(point["latency"]), rate(point["throughput"]), remark))
+            latency = duration(point["latency"]) + (" shared" if point["shared"] else "")
+            rows.append((str(point["batch"]), latency, rate(point["throughput"]), remark))
         lines += align(rows, "  ")
         if not found["best"]:
             lines.append(f"  no batch was measured{limit}")

@@ -15,6 +15,7 @@ from typing import Any
 from farm.compiling.children import Children, StepSettings
 from farm.compiling.installations import Installation
 from farm.compiling.requests import ONE_SAMPLE
+from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, Request, SampleSource
 from farm.runner.onnxruntime_providers import device_of
@@ -194,6 +195,8 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
             for place, contestant in reversed(turns) if number % 2 else turns:
                 answer = _ask([contestant], children, first=2, rounds=1, seconds=seconds / count)
                 rounds[place] += answer["programs"][0]["rounds"]
+    if children.shared:
+        children.on_phase(Phase.MEASURING, None, "others ran on this host meanwhile, so the times are rough")
     return [
         Measured(contestant, found["programs"][0]["load"], found["programs"][0]["first"], found["peak_memory"], runs)
         for contestant, found, runs in zip(contestants, alone, rounds, strict=True)

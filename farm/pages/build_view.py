@@ -27,6 +27,9 @@ SIGNS: Mapping[Look, tuple[str, str]] = {
 ORDER: Sequence[Look] = ("failed", "running", "queued", "cancelled", "expected", "compiled", "hit")
 """What is looked at first."""
 
+ROUGH = "≈"
+"""Stands before the figure of a program that was not measured alone."""
+
 PAGE = 1000
 """Cells on one page."""
 
@@ -44,7 +47,7 @@ def said(cell: CellLine | CellEnd) -> str:
         case "running":
             words = cell.phase
         case _:
-            words = milliseconds(cell.latency) if cell.latency else ""
+            words = ROUGH * cell.shared + milliseconds(cell.latency) if cell.latency else ""
     return f"{sign(cell)} {words}".rstrip()
 
 

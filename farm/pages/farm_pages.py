@@ -17,6 +17,7 @@ from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import today
 from farm.errors import ArtifactGone, NotFound
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
 from farm.pages.build_view import ShownBuild
 from farm.pages.page_answers import Here, Text, Visit
@@ -88,8 +89,7 @@ def one_model(visit: Here, model: str, ref: Text = "latest") -> Response:
         raise NotFound(f"{ref} names no program of {model[:300]}")
     owner = Refs(visit.farm.artifacts).owner(visit.namespace, ref)
     facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
-    speeds = {key: known["latency"] for key, known in facts.items()}
-    return _models_page(visit, ref, model=model, rows=programs, speeds=speeds)
+    return _models_page(visit, ref, model=model, rows=programs, facts=facts)
 
 
 @router.get("/ns/{namespace}/workers")
@@ -180,7 +180,7 @@ def _models_page(
     rows: Sequence[ModelLine] | Sequence[SnapshotCell],
     model: str = "",
     text: str = "",
-    speeds: Mapping[str, float | None] | None = None,
+    facts: Mapping[str, ArtifactFacts] | None = None,
 ) -> Response:
     refs = Refs(visit.farm.artifacts)
     owner = refs.owner(visit.namespace, tag)
@@ -196,7 +196,7 @@ def _models_page(
         model=model,
         text=text,
         rows=rows[:MODELS],
-        speeds=speeds or {},
+        facts=facts or {},
         more=max(0, len(rows) - MODELS),
     )
 

@@ -89,7 +89,7 @@ def _unfair(before: CellEnd | CellLine, after: CellEnd | CellLine) -> str:
     if not before.latency or not after.latency:
         return "not measured in both builds"
     if before.shared or after.shared:
-        return "measured while other work shared the node"
+        return "not measured alone"
     if before.device != after.device:
         return "measured on different devices"
     return ""

@@ -74,6 +74,7 @@ def _properties(cell: JudgedCell) -> list[tuple[str, object]]:
         found += [
             ("program", facts["program"]["digest"]),
             ("latency", facts.get("latency")),
+            ("shared", (facts["shared"] or None) if facts.get("latency") else None),
             ("weak", facts.get("weak")),
             ("unverified", facts.get("unverified") or None),
             ("toolchain", facts.get("toolchain")),

@@ -11,6 +11,7 @@ from farm.results.report import JudgedCell
 
 _NUMBERS = {
     "farm_cell_latency_seconds": ("latency", "Median time of a run."),
+    "farm_cell_shared": ("shared", "1 if it was not measured alone: its time is rough."),
     "farm_cell_size_bytes": ("size", "Size of the program."),
     "farm_cell_error": ("error", "Largest relative error of an output."),
     "farm_cell_compile_seconds": ("compile_seconds", "Time of the compile."),
@@ -37,6 +38,7 @@ def _numbers(facts: ArtifactFacts) -> dict[str, float | None]:
     errors = (facts.get("errors") or {}).values()
     return {
         "latency": facts.get("latency"),
+        "shared": float(facts["shared"]) if facts.get("latency") else None,
         "size": facts["program"]["size"],
         "error": max(errors, default=None),
         "compile_seconds": facts.get("compile_seconds"),

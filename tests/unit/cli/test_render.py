@@ -462,7 +462,7 @@ def test_a_long_value_goes_on_below_its_beginning() -> None:
 
 
 def test_prose_ends_at_words() -> None:
-    text = "  shared: another attempt ran on the node, or others used the GPU, so the speed is rough"
+    text = "  shared: others ran on the host or used the GPU while it was measured, so it is rough"
     lines = render.wrap(text, 40).splitlines()
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("  shared")

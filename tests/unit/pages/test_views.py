@@ -96,6 +96,12 @@ def test_the_matrix_has_a_place_for_every_cell_and_room_for_those_that_are_missi
     ]
 
 
+def test_the_matrix_marks_what_was_not_measured_alone() -> None:
+    facts = {"latency": 0.0042, "shared": False}
+    cells = view(cell("a/cpu-x/fp32/b1", facts=facts), cell("a/cpu-x/int8/b1", facts={**facts, "shared": True})).cells
+    assert [said(each) for each in cells] == ["✓ 4.20", "✓ ≈4.20"]
+
+
 def test_filters_narrow_each_other() -> None:
     found = view(cell("a/cpu-x/fp32/b1"), cell("a/cpu-x/int8/b1", "failed"), cell("b/cpu-x/fp32/b1"))
     assert [each.identifier for each in found.wanted(CellFilter(model="a", precision="int8"))] == ["a/cpu-x/int8/b1"]
@@ -208,7 +214,7 @@ def test_a_comparison_says_what_it_left_out() -> None:
     assert [pair.after.model for pair in found.faster] == ["fast"]
     assert found.same == 2
     assert {out.text: out.cells for out in found.left_out} == {
-        "measured while other work shared the node": 1,
+        "not measured alone": 1,
         "measured on different devices": 1,
         "not measured in both builds": 1,
     }

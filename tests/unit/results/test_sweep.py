@@ -58,10 +58,10 @@ def test_a_sweep_on_shared_measurements_is_called_weak() -> None:
     lines = render.sweeps(sweeps_of([cell(1, 0.001), cell(8, 0.004, shared=True, max_latency=0.005)]))
     assert lines == [
         "sweep of net onnxruntime/cpu fp32: best throughput",
-        "  batch  latency  throughput",
-        "  1      1 ms     1,000/s",
-        "  8      4 ms     2,000/s     best",
-        "  weak: other attempts ran at the same time, another may be best; FARM_CPU_SLOTS=1 measures alone",
+        "  batch  latency      throughput",
+        "  1      1 ms         1,000/s",
+        "  8      4 ms shared  2,000/s     best",
+        "  weak: others ran at the same time, another may be best",
     ]
     assert "weak" not in "".join(render.sweeps(sweeps_of([cell(1, 0.001), cell(8, 0.004)])))
     assert render.sweeps(sweeps_of([cell(1, 0.5, max_latency=0.01)]))[-1] == "  no batch was measured within 10 ms"

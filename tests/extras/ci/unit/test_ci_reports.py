@@ -124,6 +124,7 @@ def test_metrics_are_openmetrics() -> None:
             samples[name] += 1
     assert samples == {
         "farm_cell_latency_seconds": 400,
+        "farm_cell_shared": 400,
         "farm_cell_size_bytes": 400,
         "farm_cell_error": 400,
         "farm_cell_compile_seconds": 400,
