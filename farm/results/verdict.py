@@ -218,7 +218,7 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
             if (past := cell.get("before")) and effects[cell["identifier"]] == "unjudged"
         ],
         "held": [_remark(cell, held) for cell in succeeded if (held := cell.get("held"))],
-        "new": [_remark(cell, "; ".join(said)) for cell in succeeded if (said := new(cell.get("compared") or []))],
+        "new": [_remark(cell, "; ".join(said)) for cell in cells if (said := new(cell.get("compared") or []))],
         "undecided": [_remark(cell, "; ".join(said)) for cell in cells if (said := list(_undecided(cell)))],
         "hits": [cell["identifier"] for cell in cells if cell["hit"]],
         "recompiled": [_remark(cell, cell["reason"]) for cell in cells if cell.get("reason") and not cell["hit"]],
