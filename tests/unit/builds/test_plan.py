@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from farm.builds.plan import is_measured, is_unfinished
 from farm.spec import CompileSpec, Device, changes
 
 
@@ -44,3 +45,24 @@ def test_a_miss_names_what_changed(changed: dict[str, Any], said: str) -> None:
 
 def test_an_equal_spec_means_that_the_artifact_went() -> None:
     assert changes(spec().as_dict(), spec()) == ["compiled again: the artifact is gone"]
+
+
+AGAINST_PROD = {"against": "prod-key", "limit": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("facts", "order", "measured"),
+    [
+        ({"against": None}, AGAINST_PROD, True),
+        ({"against": {"key": "what prod named before"}}, AGAINST_PROD, True),
+        ({"against": {"key": "prod-key"}}, AGAINST_PROD, False),
+        ({"against": None}, {"against": "prod-key", "limit": None}, False),
+        ({"against": None}, None, False),
+        (None, AGAINST_PROD, False),
+    ],
+)
+def test_a_hit_takes_turns_with_a_baseline_once(facts: Any, order: Any, measured: bool) -> None:
+    """A build that is retried has no job for what an earlier one measured."""
+    cell: Any = {"facts": facts, "order": order}
+    assert is_measured(cell) is measured
+    assert is_unfinished(cell) is (measured or facts is None)
