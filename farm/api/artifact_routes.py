@@ -19,7 +19,7 @@ from farm.artifacts.s3_uploads import client_parts
 from farm.artifacts.storage import Missing, Put, SignedSidecar, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import entries
-from farm.wire.asked import BUILD_ID, BlobSize
+from farm.wire.asked import BlobSize
 
 router = APIRouter(tags=["artifacts"])
 blobs = APIRouter(tags=["blobs"])
@@ -33,7 +33,7 @@ READERS = 8
 MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
 
-BUILD = re.compile(BUILD_ID)
+BUILD = re.compile(schemas.BUILD_REFERENCE)
 
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
@@ -107,7 +107,8 @@ def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> ListedRefs
 def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> ShownRef:
     """Return where a ref points, and its snapshot: the cells with their cache keys and programs.
 
-    A ref that the namespace does not have is `main`'s. A finished build's id names the cells of it that passed.
+    A ref that the namespace does not have is `main`'s. A finished build's id, or a unique start of it, names the
+    cells of it that passed.
     """
     refs = Refs(farm.artifacts)
     namespace = refs.owner(caller.namespace, tag)

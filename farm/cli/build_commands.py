@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOOKED_AT = 20
 """Open builds that `run` looks at, to find one of the same manifest."""
 
-SECOND_THOUGHT = 1.0
+SECOND_THOUGHT = 5
 """Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
 
 ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
@@ -123,6 +123,9 @@ def up(as_json: output.Json = False) -> None:
 
     Other commands find it by the data folder.
     """
+    from farm.client.client import running_farm
+    from farm.settings import load_settings
+
     left: list[BuildView] = []
     with suppress(KeyboardInterrupt), _own_farm() as settings:
         said = f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}"
@@ -137,7 +140,8 @@ def up(as_json: output.Json = False) -> None:
         finally:
             with suppress(FarmError), connect(settings) as client:
                 left = _open_builds(client)
-    output.note(f"the farm is down{_unfinished(left)}")
+    goes_on = running_farm(load_settings().data_dir)
+    output.note(f"left: the farm runs on at {goes_on[0]}" if goes_on else f"the farm is down{_unfinished(left)}")
 
 
 def submit(
@@ -491,8 +495,7 @@ def _leave(client: FarmClient, build_id: str, gone_on: Sequence[str]) -> NoRetur
     try:
         for line in gone_on:
             output.note(line)
-        output.note("press Ctrl-C again now to cancel it")
-        threading.Event().wait(SECOND_THOUGHT)
+        output.countdown("press Ctrl-C again to cancel it", SECOND_THOUGHT)
     except KeyboardInterrupt:
         cancelled = f"{build_id}: {render.plural(client.cancel(build_id), 'cell')} cancelled"
         output.note(cancelled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,18 @@ def note(text: str = "", *, command: bool = False) -> None:
         raise
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def countdown(text: str, seconds: int) -> None:
+    """Wait, and say until when something can be done; on a terminal second by second."""
+    if not lively():
+        note(f"{text}, within {seconds} s")
+        time.sleep(seconds)
+        return
+    for left in range(seconds, 0, -1):
+        typer.echo(f"\r{text}: {left} s ", err=True, nl=False)
+        time.sleep(1)
+    typer.echo(err=True)
 
 
 def result(document: Any, said: str | Iterable[str], *, as_json: bool) -> None:

@@ -306,7 +306,7 @@ def test_ctrl_c_detaches_and_says_how_to_return(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("farm.cli.build_commands.SECOND_THOUGHT", 0.01)
+    monkeypatch.setattr("farm.cli.build_commands.SECOND_THOUGHT", 0)
     monkeypatch.setattr("farm.cli.progress._next", interrupted)
     assert main(["submit", manifest, "--json"]) == 8
     out, err = capsys.readouterr()
@@ -376,6 +376,10 @@ def test_fetch_takes_the_names_that_builds_print(
     assert main(["fetch", f"net/onnxruntime-cpu/fp16/b10@{build}", "-o", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["identifier"] == "net/onnxruntime-cpu/fp16/b10"
     assert main(["fetch", "net", "-t", "onnxruntime-cpu", "-p", "fp32", "-s", "b2", "-o", "other"]) == 0
+    capsys.readouterr()
+    assert main(["tag", "nightly", build[:8]]) == 0
+    assert main(["fetch", f"net/onnxruntime-cpu/fp16/b10@{build[:8]}", "-o", "short"]) == 0
+    assert main(["ls", "--ref", "nightly"]) == 0
     capsys.readouterr()
     for wanted in (["net", "-t", "onnxruntime-cpu", "-p", "fp61", "-s", "b10"], ["net/onnxruntime-cpu/fp61/b10"]):
         assert main(["fetch", *wanted]) == 4

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import stat
 import threading
@@ -27,6 +28,7 @@ from farm.local.embedded import EmbeddedFarm, _credentials
 from farm.local.servers import own_data_folder, write_private
 from farm.settings import Settings, load_settings
 from tests.support.embedded_farms import Run, ask, bearer, none_runs, processes_of, settings_for
+from tests.support.farm_command import command
 from tests.support.helpers import wait_until
 from tests.support.neighbours import as_neighbour, needs_root
 
@@ -382,3 +384,14 @@ def test_what_a_farm_has_stored_is_read_when_none_runs(
     (farm,) = started
     assert processes_of(farm) == []
     assert f":{farm._port()}" in farm.settings.api_url, "the URLs of its pages stay"
+
+
+def test_ctrl_c_in_a_second_farm_up_leaves_the_first_and_says_so(tmp_path: Path) -> None:
+    farm = command(tmp_path)
+    with farm.up():
+        second = farm.start("up")
+        assert second.stdout is not None
+        assert any("http://" in line for line in second.stdout)
+        second.send_signal(signal.SIGINT)
+        assert "left: the farm runs on at http://127.0.0.1:" in second.communicate(timeout=120)[0]
+        assert farm.json("ls", "workers")["items"]
