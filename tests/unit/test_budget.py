@@ -16,9 +16,9 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1750,
-    "artifacts": 2530,
+    "artifacts": 2560,
     "builds": 3240,
-    "cli": 5060,
+    "cli": 5070,
     "client": 4850,
     "compiling": 3670,
     "control": 640,
@@ -39,7 +39,7 @@ LINES = {
     "models": 890,
     "node": 4040,
     "pages": 3420,
-    "results": 1890,
+    "results": 1900,
     "runner": 7040,
     "serving": 650,
     "store": 1500,
