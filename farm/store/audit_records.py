@@ -17,20 +17,20 @@ class AuditRecords:
 
     def builds(self) -> Iterator[tuple[str, str, str]]:
         """Yield namespace, build and one sentence for each contradiction about a build."""
-        for namespace in self._link.ask("SMEMBERS", key("namespaces")):
-            ids = self._link.ask("ZRANGE", key("builds", namespace), 0, -1)
+        for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
+            ids = self._link.ask("ZRANGE", ("builds", namespace), 0, -1)
             for build_id, problem in self._asked("build", ids):
                 yield namespace, build_id, problem
 
     def jobs(self) -> Iterator[tuple[str, str, str]]:
         """Yield namespace, job and one sentence for each contradiction about a job."""
         for job_id, problem in self._asked("job", self._job_ids()):
-            yield self._link.ask("HGET", key("job", job_id), "namespace") or "", job_id, problem
+            yield self._link.ask("HGET", ("job", job_id), "namespace") or "", job_id, problem
 
     def count(self) -> dict[str, int]:
         """Return the numbers of builds and jobs in the store."""
-        namespaces = self._link.ask("SMEMBERS", key("namespaces"))
-        builds = self._link.ask_many(["ZCARD", key("builds", namespace)] for namespace in namespaces)
+        namespaces = self._link.ask("SMEMBERS", ("namespaces",))
+        builds = self._link.ask_many(["ZCARD", ("builds", namespace)] for namespace in namespaces)
         return {"builds": sum(builds), "jobs": sum(1 for _ in self._job_ids())}
 
     def _asked(self, record: str, ids: Iterator[str] | list[str]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from farm.errors import Conflict, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, NewCell, PlannedBuild, StaticCell, VerdictDocument
-from farm.store.link import Link, key, lots
+from farm.store.link import Link, lots
 
 LOT = 500
 """Cells per script call, so that no call blocks the server for long."""
@@ -69,11 +69,11 @@ class BuildRecords:
 
     def get(self, build_id: str) -> BuildRow | None:
         """Return a build; the submitter's own `created_at` wins over that of the store."""
-        return _build(self._link.ask("HGETALL", key("build", build_id)))
+        return _build(self._link.ask("HGETALL", ("build", build_id)))
 
     def ids(self, namespace: str) -> Names:
         """Return the ids of the builds of a namespace, the one that the store got last first."""
-        return list(self._link.ask("ZREVRANGE", key("builds", namespace), 0, -1))
+        return list(self._link.ask("ZREVRANGE", ("builds", namespace), 0, -1))
 
     def list(self, namespace: str, only: Sequence[str] | None = None) -> BuildRows:
         """Return the builds of a namespace, or those with these ids, newest first by submission.
@@ -81,13 +81,13 @@ class BuildRecords:
         That order stays after the store was restored.
         """
         ids = self.ids(namespace) if only is None else only
-        rows = self._link.ask_many(["HGETALL", key("build", build_id)] for build_id in ids)
+        rows = self._link.ask_many(["HGETALL", ("build", build_id)] for build_id in ids)
         builds = [build for row in rows if (build := _build(row))]
         return sorted(builds, key=itemgetter("created_at"), reverse=True)
 
     def unreported(self) -> BuildRows:
         """Return the builds of all namespaces that are not reported."""
-        namespaces = self._link.ask("SMEMBERS", key("namespaces"))
+        namespaces = self._link.ask("SMEMBERS", ("namespaces",))
         return [build for name in namespaces for build in self.list(name) if build["state"] != "reported"]
 
     def live_cells(self, namespace: str) -> dict[str, int]:
@@ -100,18 +100,18 @@ class BuildRecords:
 
     def states(self, build_id: str) -> dict[str, str]:
         """Return the states of a build's cells, by their identifiers."""
-        return dict(self._link.ask("HGETALL", key("build", build_id, "states")))
+        return dict(self._link.ask("HGETALL", ("build", build_id, "states")))
 
     def jobs(self, build_id: str) -> dict[str, str]:
         """Return the jobs of a build's cells, by their identifiers; what was there when it was planned has none."""
-        return dict(self._link.ask("HGETALL", key("build", build_id, "jobs")))
+        return dict(self._link.ask("HGETALL", ("build", build_id, "jobs")))
 
     def cells(self, build_id: str, only: Sequence[str] | None = None) -> CellRows:
         """Return a build's cells in the order of submission; with `only`, those with these identifiers."""
         parts = ("cells", "states", "jobs", "ends")
         command = ["HGETALL"] if only is None else ["HMGET"]
         time, *found = self._link.ask_many(
-            [["TIME"], *([*command, key("build", build_id, part), *(only or ())] for part in parts)], together=True
+            [["TIME"], *([*command, ("build", build_id, part), *(only or ())] for part in parts)], together=True
         )
         if only is not None:
             found = [
@@ -120,7 +120,7 @@ class BuildRecords:
         static, states, jobs, ends = found
         now = int(time[0]) + int(time[1]) / 1e6
         live = [name for name, state in states.items() if state in {"queued", "running"}]
-        found = self._link.ask_many(["HMGET", key("job", jobs[name]), *_LIVE] for name in live)
+        found = self._link.ask_many(["HMGET", ("job", jobs[name]), *_LIVE] for name in live)
         running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}
         return [
             _cell(
@@ -174,11 +174,11 @@ class BuildRecords:
 
     def ended_unreported(self) -> Names:
         """Return the builds that ended and wait for their reports."""
-        return list(self._link.ask("SMEMBERS", key("unreported")))
+        return list(self._link.ask("SMEMBERS", ("unreported",)))
 
     def to_stop(self) -> Names:
         """Return the fail-fast builds with a failed cell and live cells."""
-        return list(self._link.ask("SMEMBERS", key("stopping")))
+        return list(self._link.ask("SMEMBERS", ("stopping",)))
 
     def stop(self, build_id: str) -> int:
         """Cancel the other cells of a fail-fast build; return their number."""
@@ -187,17 +187,17 @@ class BuildRecords:
     def incomplete(self, seconds: float) -> Names:
         """Return the builds whose cells are still incomplete after this many seconds."""
         now = int(self._link.ask("TIME")[0]) * 1000
-        return list(self._link.ask("ZRANGEBYSCORE", key("incomplete"), "-inf", now - round(seconds * 1000)))
+        return list(self._link.ask("ZRANGEBYSCORE", ("incomplete",), "-inf", now - round(seconds * 1000)))
 
     def forget_expired(self) -> int:
         """Drop the names of builds whose records expired; return their number."""
         dropped = 0
-        for namespace in self._link.ask("SMEMBERS", key("namespaces")):
-            ids = self._link.ask("ZRANGE", key("builds", namespace), 0, -1)
-            there = self._link.ask_many(["EXISTS", key("build", build_id)] for build_id in ids)
+        for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
+            ids = self._link.ask("ZRANGE", ("builds", namespace), 0, -1)
+            there = self._link.ask_many(["EXISTS", ("build", build_id)] for build_id in ids)
             gone = [build_id for build_id, exists in zip(ids, there, strict=True) if not exists]
             for lot in lots(gone, LOT):
-                dropped += self._link.ask("ZREM", key("builds", namespace), *lot)
+                dropped += self._link.ask("ZREM", ("builds", namespace), *lot)
         return dropped
 
 
@@ -339,8 +339,8 @@ class EventStreams:
 
         An unknown id counts as an id of another epoch.
         """
-        stream = key("build", build_id, "events")
-        epoch, edges = self._link.ask_many([["HGET", key("epoch"), "epoch"], ["XINFO STREAM", stream]], tolerant=True)
+        stream = ("build", build_id, "events")
+        epoch, edges = self._link.ask_many([["HGET", ("epoch",), "epoch"], ["XINFO STREAM", stream]], tolerant=True)
         epoch = epoch or self._new_epoch()
         first, last, trimmed = _edges(edges)
         position = _position(after, epoch)
@@ -357,7 +357,7 @@ class EventStreams:
             entries = self._wait(stream, position, block_ms)
         return Events([_item(build_id, epoch, *entry) for entry in entries])
 
-    def _wait(self, stream: str, position: str, block_ms: int) -> list[Any]:
+    def _wait(self, stream: tuple[str, ...], position: str, block_ms: int) -> list[Any]:
         deadline = time.monotonic() + block_ms / 1000
         while (left := round((deadline - time.monotonic()) * 1000)) > 0:
             block = min(left, LONGEST_BLOCK)

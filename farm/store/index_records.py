@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from farm.jobs.estimate import Sample
 from farm.jobs.facts import ArtifactFacts, ComparableWork
-from farm.store.link import Link, key, lots
+from farm.store.link import Link, lots
 
 KEPT = 200
 """Compiles of one sort that are remembered."""
@@ -23,7 +23,7 @@ class History:
     def remember(self, namespace: str, artifacts: Iterable[ArtifactFacts]) -> None:
         """Record the durations of artifacts, by their facts. Repeating changes nothing."""
         known = [(facts, work) for facts in artifacts if (work := facts.get("work"))]
-        names = {work["like"]: key("history", namespace, work["like"]) for _, work in known}
+        names = {work["like"]: ("history", namespace, work["like"]) for _, work in known}
         adding = [
             ["ZADD", names[work["like"]], re.sub(r"\D", "", facts["created"])[:14], _member(facts, work)]
             for facts, work in known
@@ -33,7 +33,7 @@ class History:
 
     def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Sample]]:
         """Return the durations of each sort, in all of these namespaces together."""
-        wanted = [(sort, key("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
+        wanted = [(sort, ("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
         answers = self._link.ask_many(["ZRANGE", name, 0, -1] for _, name in wanted)
         found: dict[str, list[Sample]] = {}
         for (sort, _), members in zip(wanted, answers, strict=True):
@@ -64,12 +64,12 @@ class IndexRecords:
 
     def put(self, namespace: str, cache_key: str, facts: ArtifactFacts) -> None:
         """Record a complete artifact."""
-        self._link.ask("HSET", key("index", namespace), cache_key, json.dumps(facts))
+        self._link.ask("HSET", ("index", namespace), cache_key, json.dumps(facts))
 
     def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, ArtifactFacts]:
         """Return the facts of the known ones among these artifacts."""
         parts = list(lots(cache_keys, LOT))
-        answers = self._link.ask_many(["HMGET", key("index", namespace), *lot] for lot in parts)
+        answers = self._link.ask_many(["HMGET", ("index", namespace), *lot] for lot in parts)
         return {
             cache_key: json.loads(facts)
             for lot, answer in zip(parts, answers, strict=True)
@@ -79,7 +79,7 @@ class IndexRecords:
 
     def count(self, namespace: str) -> int:
         """Return how many artifacts are known."""
-        return int(self._link.ask("HLEN", key("index", namespace)))
+        return int(self._link.ask("HLEN", ("index", namespace)))
 
     def program_bytes(self, namespace: str) -> int:
         """Return the size of all programs that artifacts name; one that several name counts once."""
@@ -91,16 +91,16 @@ class IndexRecords:
 
     def keys(self, namespace: str) -> set[str]:
         """Return the cache keys of all artifacts that are known."""
-        return set(self._link.ask("HKEYS", key("index", namespace)))
+        return set(self._link.ask("HKEYS", ("index", namespace)))
 
     def remove(self, namespace: str, cache_keys: Sequence[str]) -> None:
         """Remove artifacts that are gone or broken."""
         if cache_keys:
-            self._link.ask("HDEL", key("index", namespace), *cache_keys)
+            self._link.ask("HDEL", ("index", namespace), *cache_keys)
 
     def complete(self, namespace: str) -> bool:
         """Whether the index holds every complete artifact; false after Redis was lost."""
-        return bool(self._link.ask("EXISTS", key("index", namespace, "complete")))
+        return bool(self._link.ask("EXISTS", ("index", namespace, "complete")))
 
     def fill(self, namespace: str, artifacts: Iterable[tuple[str, ArtifactFacts]]) -> int:
         """Replace a namespace's index by these artifacts and mark it complete.
@@ -113,7 +113,7 @@ class IndexRecords:
         count = 0
         for lot in lots(artifacts, LOT):
             pairs = [part for cache_key, facts in lot for part in (cache_key, json.dumps(facts))]
-            self._link.ask("HSET", key("index", namespace), *pairs)
+            self._link.ask("HSET", ("index", namespace), *pairs)
             self._history.remember(namespace, (facts for _, facts in lot))
             gone.difference_update(pairs[::2])
             count += len(lot)

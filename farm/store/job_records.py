@@ -12,7 +12,7 @@ from typing import Any, Literal
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
-from farm.store.link import Link, key, lots
+from farm.store.link import Link, lots
 
 LOT = 500
 
@@ -166,40 +166,40 @@ class JobRecords:
 
     def pending(self, pool: str) -> int:
         """Return the number of jobs of a pool that wait to be handed out."""
-        count: int = self._link.ask("ZCARD", key("pool", pool, "waiting"))
+        count: int = self._link.ask("ZCARD", ("pool", pool, "waiting"))
         return count
 
     def phases(self) -> Counter[str]:
         """Return how many running jobs are in each phase; "" is the time before the first."""
-        running = self._link.ask("ZRANGE", key("leases"), 0, -1)
-        found = self._link.ask_many(["HGET", key("job", job), "phase"] for job in running)
+        running = self._link.ask("ZRANGE", ("leases",), 0, -1)
+        found = self._link.ask_many(["HGET", ("job", job), "phase"] for job in running)
         return Counter(phase or "" for phase in found)
 
     def set_aside(self) -> dict[str, int]:
         """Return how many jobs wait for their delay or for storage, and how many builds for their report."""
         names = ("delayed_jobs", "kept_jobs", "unreported_builds")
-        counts = self._link.ask_many([["ZCARD", key("delayed")], ["ZCARD", key("kept")], ["SCARD", key("unreported")]])
+        counts = self._link.ask_many([["ZCARD", ("delayed",)], ["ZCARD", ("kept",)], ["SCARD", ("unreported",)]])
         return dict(zip(names, counts, strict=True))
 
     def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
         """Return the job keys (`farm.jobs.order.job_key`) with a queued or running job."""
         found: set[str] = set()
         for lot in lots(job_keys, LOT):
-            jobs = self._link.ask("MGET", *[key("active", namespace, job_key) for job_key in lot])
+            jobs = self._link.ask("MGET", *[("active", namespace, job_key) for job_key in lot])
             found |= {job_key for job_key, job in zip(lot, jobs, strict=True) if job}
         return found
 
     def log_tail(self, job_id: str) -> bytes | None:
         """Return the end of the log of a job's latest attempt, as last sent."""
-        return self._link.ask_bytes("GET", key("job", job_id, "log"))
+        return self._link.ask_bytes("GET", ("job", job_id, "log"))
 
     def get(self, job_id: str) -> JobView | None:
         """Return a job, its attempts and the cells that joined it."""
         row, cells, attempts = self._link.ask_many(
             [
-                ["HGETALL", key("job", job_id)],
-                ["HKEYS", key("job", job_id, "cells")],
-                ["HGETALL", key("job", job_id, "attempts")],
+                ["HGETALL", ("job", job_id)],
+                ["HKEYS", ("job", job_id, "cells")],
+                ["HGETALL", ("job", job_id, "attempts")],
             ]
         )
         if not row:
@@ -313,8 +313,8 @@ class Wakeups:
 
     def wake_pool(self, pool: str) -> None:
         """Wake a dispatcher for a pool."""
-        self._link.ask("ZADD", key("wake", "pools"), 0, pool)
+        self._link.ask("ZADD", ("wake", "pools"), 0, pool)
 
     def _next(self, what: str, seconds: float) -> str | None:
-        found = self._link.ask("BZPOPMIN", key("wake", what), min(seconds, LONGEST_WAIT))
+        found = self._link.ask("BZPOPMIN", ("wake", what), min(seconds, LONGEST_WAIT))
         return str(found[1]) if found else None

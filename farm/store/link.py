@@ -124,6 +124,10 @@ def key(*parts: str) -> str:
     return ":".join((PREFIX, *parts))
 
 
+def _spelt(command: Iterable[Any]) -> Iterator[Any]:
+    return (key(*part) if isinstance(part, tuple) else part for part in command)
+
+
 def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield the items in lists of at most `size`."""
     iterator = iter(items)
@@ -133,6 +137,8 @@ def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 class Link:
     """A pool of connections to one server. Thread-safe; connects at its first use.
+
+    In a command a tuple of texts is a key (`key`).
 
     Every call raises StoreUnavailable (with host and port, never the password) if the server cannot be reached or
     refuses to write. A call is repeated after a lost connection, because every script may be repeated; not after a
@@ -162,7 +168,7 @@ class Link:
     def ask(self, *command: Any) -> Any:
         """Send one command and return its answer."""
         with self._reaching("" if command[0] in BLOCKING else "command"):
-            return self._redis.execute_command(*command)
+            return self._redis.execute_command(*_spelt(command))
 
     def now(self) -> float:
         """Return the server's time (Unix seconds), which all records use."""
@@ -172,7 +178,7 @@ class Link:
     def ask_bytes(self, *command: Any) -> bytes | None:
         """Send one command with a binary answer."""
         with self._reaching("command"):
-            answer: bytes | None = self._redis.execute_command(*command, NEVER_DECODE=True)
+            answer: bytes | None = self._redis.execute_command(*_spelt(command), NEVER_DECODE=True)
             return answer
 
     def ask_many(
@@ -189,7 +195,7 @@ class Link:
         """
         with self._reaching(operation), self._redis.pipeline(transaction=together) as pipeline:
             for command in commands:
-                pipeline.execute_command(*command)
+                pipeline.execute_command(*_spelt(command))
             return pipeline.execute(raise_on_error=not tolerant) if len(pipeline) else []
 
     def run(self, script: str, **arguments: Any) -> Any:

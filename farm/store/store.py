@@ -12,7 +12,7 @@ from farm.store.build_records import BuildRecords, EventStreams
 from farm.store.index_records import KEPT, History, IndexRecords
 from farm.store.job_records import JobRecords, Wakeups
 from farm.store.leader import Leader
-from farm.store.link import Link, key
+from farm.store.link import Link
 from farm.store.worker_records import WorkerRecords
 
 EVENTS_KEPT = 50_000
@@ -85,7 +85,7 @@ class Store:
                 hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
             )
 
-        self._link.ask("SETRANGE", key("nothing"), 0, "")  # writes nothing, but is refused like a write
+        self._link.ask("SETRANGE", ("nothing",), 0, "")  # writes nothing, but is refused like a write
 
     def epoch(self) -> str:
         """Return the store's epoch, which changes with each restart, failover or loss of the server."""

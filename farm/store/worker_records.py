@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from farm.jobs.rows import NewWorker, PoolView, RegisteredWorker, WorkerView
-from farm.store.link import Link, key
+from farm.store.link import Link
 
 WorkerViews = list[WorkerView]
 PoolViews = list[PoolView]
@@ -104,9 +104,9 @@ class WorkerRecords:
 
     def list(self, namespace: str = "") -> WorkerViews:
         """Return the live workers; with a `namespace`, the jobs of other namespaces are only counted."""
-        ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
-        records = self._link.ask_many(["HGETALL", key("worker", worker_id)] for worker_id in ids)
-        fenced = self._link.ask_many(["HGET", key("node", record.get("node", "")), "fenced"] for record in records)
+        ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
+        records = self._link.ask_many(["HGETALL", ("worker", worker_id)] for worker_id in ids)
+        fenced = self._link.ask_many(["HGET", ("node", record.get("node", "")), "fenced"] for record in records)
         running = self._running()
         return [
             _worker(record, reason or "", running.get(worker_id, []), namespace)
@@ -116,19 +116,19 @@ class WorkerRecords:
 
     def is_split(self, locks: str) -> bool:
         """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
-        ids = self._link.ask("ZRANGE", key("workers"), 0, -1)
-        documents = self._link.ask_many(["HGET", key("worker", worker_id), "document"] for worker_id in ids)
+        ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
+        documents = self._link.ask_many(["HGET", ("worker", worker_id), "document"] for worker_id in ids)
         others = {json.loads(document).get("locks", "") for document in documents if document}
         kernel = locks.partition(" ")[0]
         return any(other != locks and other.partition(" ")[0] == kernel for other in others if other)
 
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""
-        known: dict[str, str] = self._link.ask("HGETALL", key("pools"))
-        resting = set(self._link.ask("SMEMBERS", key("paused")))
+        known: dict[str, str] = self._link.ask("HGETALL", ("pools",))
+        resting = set(self._link.ask("SMEMBERS", ("paused",)))
         workers = self.list()
         counts = self._link.ask_many(
-            ["ZCARD", key("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
+            ["ZCARD", ("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
         )
         pools: PoolViews = []
         for position, (name, document) in enumerate(known.items()):
@@ -149,7 +149,7 @@ class WorkerRecords:
 
     def paused_pools(self) -> Names:
         """Return the names of the pools that are paused."""
-        return list(self._link.ask("SMEMBERS", key("paused")))
+        return list(self._link.ask("SMEMBERS", ("paused",)))
 
     def queue_ages(self) -> dict[str, float]:
         """Return for how many seconds the oldest job of each pool waits; one in the broker since it was sent there."""
@@ -157,7 +157,7 @@ class WorkerRecords:
         (seconds, microseconds), *oldest = self._link.ask_many(
             [
                 ["TIME"],
-                *(["ZRANGE", key("pool", name, where), 0, 0, "WITHSCORES"] for name in names for where in QUEUES),
+                *(["ZRANGE", ("pool", name, where), 0, 0, "WITHSCORES"] for name in names for where in QUEUES),
             ]
         )
         now = int(seconds) * 1000 + int(microseconds) / 1000
@@ -170,21 +170,21 @@ class WorkerRecords:
 
     def pause_pool(self, pool: str, *, paused: bool) -> None:
         """Pause or resume a pool. Running jobs go on."""
-        self._link.ask("SADD" if paused else "SREM", key("paused"), pool)
+        self._link.ask("SADD" if paused else "SREM", ("paused",), pool)
 
     def pool_names(self) -> Names:
         """Return the names of all pools ever registered."""
-        return list(self._link.ask("HKEYS", key("pools")))
+        return list(self._link.ask("HKEYS", ("pools",)))
 
     def forget_dead(self) -> None:
         """Drop the names of workers whose records expired."""
         now = int(self._link.ask("TIME")[0]) * 1000
-        self._link.ask("ZREMRANGEBYSCORE", key("workers"), "-inf", now)
+        self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", now)
 
     def _running(self) -> dict[str, Jobs]:
         """Return the jobs that each worker runs, with their namespaces."""
-        jobs = [job for name in ("leases", "kept") for job in self._link.ask("ZRANGE", key(name), 0, -1)]
-        rows = self._link.ask_many(["HMGET", key("job", job), "worker", "namespace"] for job in jobs)
+        jobs = [job for name in ("leases", "kept") for job in self._link.ask("ZRANGE", (name,), 0, -1)]
+        rows = self._link.ask_many(["HMGET", ("job", job), "worker", "namespace"] for job in jobs)
         running: dict[str, Jobs] = {}
         for job, (worker, namespace) in zip(jobs, rows, strict=True):
             running.setdefault(worker, []).append((job, namespace))
