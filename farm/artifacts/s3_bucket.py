@@ -1,19 +1,24 @@
-"""Bucket: the objects of one bucket on any S3 server that honours conditional writes. The only module that
+"""Bucket: blobs and documents in one bucket on any S3 server that honours conditional writes. The only module that
 knows boto3."""
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
+import os
 import random
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Required, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import boto3
 import botocore.session
@@ -21,16 +26,21 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.utils import parse_timestamp
-from typing_extensions import TypedDict
 
 from farm import __version__
-from farm.artifacts.storage import ListedObject, Object
-from farm.errors import Conflict, StorageAway, StorageUnavailable, UsageError
+from farm.artifacts.keys import BLOBS, QUARANTINE, blob_key
+from farm.artifacts.storage import ListedObject, Object, PresignedPut
+from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
+from farm.files import replacing
+from farm.logging import get_logger
 from farm.metrics.instruments import STORAGE_BYTES, STORAGE_ERRORS, STORAGE_SECONDS, timed
 
 if TYPE_CHECKING:
+    from botocore.response import StreamingBody
     from mypy_boto3_s3.client import S3Client
-    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+    from mypy_boto3_s3.type_defs import CopySourceTypeDef, ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -48,27 +58,20 @@ RETRY_CODES = frozenset(
 NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
 """Codes that say nothing about the object, whatever their status."""
 
+PART = 8 << 20
+"""Bytes of one part of a multipart transfer."""
 
-class Connection(TypedDict, total=False):
-    """What `Bucket` takes."""
+PIECE = 256 << 10
+"""Bytes that each thread of a download holds at once."""
 
-    bucket: Required[str]
-    endpoint: str
-    public_endpoint: str
-    region: str
-    access_key: str
-    secret_key: str
-    patience: float
+THREADS = 4
+"""Parts of one transfer that are sent at once; an upload holds this many in memory."""
 
+MAX_PARTS = 10_000
+"""S3's bound on the parts of one upload."""
 
-class Body(Protocol):
-    """The bytes of an object, while they come."""
-
-    def read(self) -> bytes:
-        """Return all of them."""
-
-    def iter_chunks(self, chunk_size: int, /) -> Iterator[bytes]:
-        """Yield them in pieces of so many."""
+URL_SECONDS = 3600
+"""How long a presigned URL for an object is valid."""
 
 
 class FinalStatus(Exception):
@@ -81,7 +84,7 @@ class FinalStatus(Exception):
 
 
 class Bucket:
-    """The objects of one bucket. One per process is enough: it is thread-safe.
+    """Blobs and documents in one bucket. One per process is enough: it is thread-safe.
 
     Every method raises StorageUnavailable if the storage cannot be reached or refuses; other errors are documented.
     """
@@ -141,7 +144,7 @@ class Bucket:
                 hint="write it as https://s3.example:9000",
             ) from None
 
-    def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Bucket:
+    def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Self:
         """Return the same bucket for a caller who repeats requests for so many seconds while it is away.
 
         After them `wait` is called, from any thread: the request is repeated when it returns, again and again, and ends
@@ -151,9 +154,9 @@ class Bucket:
         other._patience, other._wait = seconds, wait or _give_up
         return other
 
-    # --- objects --------------------------------------------------------------------------------------------
+    # --- documents ------------------------------------------------------------------------------------------
 
-    def put(
+    def put_object(
         self,
         key: str,
         data: bytes,
@@ -177,12 +180,12 @@ class Bucket:
                 final={404, 412} if condition else (),
             )["ETag"]
         # An earlier try may have succeeded, with its answer lost.
-        found = self.get(key)
+        found = self.get_object(key)
         if found and found.data == data:
             return found.etag
         raise Conflict(f"{self.place(key)} exists already" if create else f"{self.place(key)} was changed meanwhile")
 
-    def get(self, key: str) -> Object | None:
+    def get_object(self, key: str) -> Object | None:
         """Read a document; None if there is none."""
 
         def read() -> Object:
@@ -193,7 +196,7 @@ class Bucket:
 
         return self._unless_absent("read", key, read)
 
-    def delete(self, key: str, *, if_match: str = "") -> None:
+    def delete_object(self, key: str, *, if_match: str = "") -> None:
         """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
         condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
         with suppress(FinalStatus):
@@ -216,13 +219,17 @@ class Bucket:
 
         return self._unless_absent("look at", key, head)
 
-    def entries(self, prefix: str) -> Iterator[ListedObject]:
+    def list_objects(self, prefix: str) -> Iterator[str]:
+        """Yield the keys of all objects under a prefix, in order."""
+        return (entry.key for entry in self.list_entries(prefix))
+
+    def list_entries(self, prefix: str) -> Iterator[ListedObject]:
         """Yield all objects under a prefix with size, ETag and time, in order of their keys."""
         for page in self._pages(prefix, ""):
             for item in page.get("Contents", ()):
                 yield ListedObject(item["Key"], item["Size"], item["ETag"], item["LastModified"])
 
-    def folders(self, prefix: str) -> list[str]:
+    def list_folders(self, prefix: str) -> list[str]:
         """Return the names right under a prefix with something below them: `ns/` gives the namespaces.
 
         Some servers also name folders that were emptied.
@@ -244,6 +251,212 @@ class Bucket:
                 return
             request = {**request, "ContinuationToken": page["NextContinuationToken"]}
 
+    # --- blobs ----------------------------------------------------------------------------------------------
+
+    def put_blob_file(self, path: Path, *, digest: str | None = None) -> tuple[str, int]:
+        """Upload a file as a blob and return its digest and size.
+
+        Overwrites an existing blob: its bytes may be wrong. Call `has_blob` first to save the upload.
+        Raises UsageError if the file does not have the expected `digest`, or changes meanwhile.
+        """
+        before = _identity(path)
+        size = path.stat().st_size
+        if size <= 2 * PART:
+            data = path.read_bytes()
+            actual, size = hashlib.sha256(data).hexdigest(), len(data)
+            _require_digest(path, digest, actual)
+            self._put_small_blob(actual, data)
+            return actual, size
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        _require_digest(path, digest, actual)
+        self._put_large_blob(actual, path, size)
+        if _identity(path) != before:
+            # The uploaded bytes may be neither the old nor the new content; they must not stay under this name.
+            self.verify_blob(actual, size)
+            raise UsageError(f"{path} changed while it was uploaded")
+        return actual, size
+
+    def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
+        """Upload bytes as a blob and return their digest and size."""
+        digest = hashlib.sha256(data).hexdigest()
+        self._put_small_blob(digest, data)
+        return digest, len(data)
+
+    def _put_small_blob(self, digest: str, data: bytes) -> None:
+        key = blob_key(digest)
+        checksum = _base64(digest)
+        self.ask(
+            "write",
+            key,
+            lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ChecksumSHA256=checksum),
+        )
+        STORAGE_BYTES.labels("written").inc(len(data))
+
+    def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
+        # Not with boto3's own transfers: they do not repeat for long enough, nor handle a lost last answer.
+        key = blob_key(digest)
+        part_size = max(PART, -(-size // MAX_PARTS))
+        upload = self.ask("write", key, lambda: self.s3.create_multipart_upload(Bucket=self.name, Key=key))["UploadId"]
+        try:
+            with path.open("rb") as file, ThreadPoolExecutor(THREADS) as pool:
+
+                def put_part(number: int) -> str:
+                    data = os.pread(file.fileno(), part_size, (number - 1) * part_size)
+                    STORAGE_BYTES.labels("written").inc(len(data))
+                    return self.ask(
+                        "write",
+                        key,
+                        lambda: self.s3.upload_part(
+                            Bucket=self.name, Key=key, UploadId=upload, PartNumber=number, Body=data
+                        ),
+                    )["ETag"]
+
+                tags = list(pool.map(put_part, range(1, -(-size // part_size) + 1)))
+            parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+            self.complete(key, upload, parts, lambda: self.has_blob(digest, size))
+        except BaseException:
+            self.give_up(key, upload)
+            raise
+
+    def has_blob(self, digest: str, size: int | None = None) -> bool:
+        """Return whether a blob exists, in the right size if one is given. Does not read its bytes."""
+        found = self.head(blob_key(digest))
+        return found is not None and (size is None or found.size == size)
+
+    def verify_blob(self, digest: str, size: int | None = None) -> bool:
+        """Read a blob and return whether its bytes match its name; put a damaged one into quarantine."""
+
+        with suppress(ArtifactGone):
+            self._read_checked(digest, size, self.hash_of)
+            return True
+        return False
+
+    def hash_of(self, entry: ListedObject) -> str:
+        """Read an object and return the SHA-256 of its bytes."""
+        sha256 = hashlib.sha256()
+        for start in range(0, entry.size, PART):
+            sha256.update(self._read_part(entry, start, _all))
+        return sha256.hexdigest()
+
+    def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
+        """Download a blob to `path`, checked against its digest; the file is complete or missing.
+
+        Raises ArtifactGone when it is missing or damaged (which also puts it into quarantine).
+        """
+        with replacing(path) as part, part.open("w+b") as file:
+            self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
+
+    def read_blob(self, digest: str, limit: int) -> bytes:
+        """Return a blob's bytes, checked.
+
+        Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
+        """
+        data = b""
+
+        def read(entry: ListedObject) -> str:
+            nonlocal data
+            if entry.size > limit:
+                raise UsageError(f"blob {digest} has {entry.size} bytes, more than the {limit} allowed here")
+            data = b"".join(self._read_part(entry, start, _all) for start in range(0, entry.size, PART))
+            return hashlib.sha256(data).hexdigest()
+
+        self._read_checked(digest, None, read)
+        return data
+
+    def _read_checked(self, digest: str, size: int | None, read: Callable[[ListedObject], str]) -> None:
+        """Read a blob by `read`, which returns the SHA-256 of what it got; raise ArtifactGone if it is wrong.
+
+        Bytes can also be damaged in transit, so they are read once more before the blob goes into quarantine.
+        """
+        key, etag = blob_key(digest), ""
+        for _ in range(2):
+            found = self.head(key)
+            if found is None:
+                raise ArtifactGone(f"there is no {self.place(key)}", hint="it was deleted, or never uploaded")
+            actual, etag = read(found), found.etag
+            if actual == digest and size in (None, found.size):
+                return
+            if actual == digest:
+                raise ArtifactGone(f"{self.place(key)} has {found.size} bytes where {size} were expected")
+        self._quarantine(digest, etag)
+        raise ArtifactGone(
+            f"{self.place(key)} is damaged: its bytes have the SHA-256 {actual}",
+            hint="it is in quarantine now; submit again, and the farm compiles it again",
+        )
+
+    def _download(self, entry: ListedObject, file: int) -> str:
+        """Fetch an object's parts in parallel into an open file; return its SHA-256.
+
+        Bytes pass through memory in pieces that fit the processor's cache, and are hashed out of the page
+        cache: twice as fast as parts held in memory, and no memory to speak of.
+        """
+        os.ftruncate(file, 0)
+        sha256 = hashlib.sha256()
+        starts = range(0, entry.size, PART)
+
+        def fetch(start: int) -> int:
+            return self._read_part(entry, start, lambda body: _write_at(file, start, body))
+
+        with ThreadPoolExecutor(min(THREADS, max(1, len(starts)))) as pool:
+            for start, end in zip(starts, pool.map(fetch, starts), strict=True):
+                for position in range(start, end, PIECE):
+                    sha256.update(os.pread(file, min(PIECE, end - position), position))
+        return sha256.hexdigest()
+
+    def _read_part(self, entry: ListedObject, start: int, take: Callable[[StreamingBody], T]) -> T:
+        """Let `take` read the part from `start` on; again if the transfer is interrupted."""
+        end = min(start + PART, entry.size)
+
+        def read() -> T:
+            answer = self.s3.get_object(
+                Bucket=self.name, Key=entry.key, Range=f"bytes={start}-{end - 1}", IfMatch=entry.etag
+            )
+            return take(answer["Body"])
+
+        try:
+            taken = self.ask("read", entry.key, read, final={404, 412})
+            STORAGE_BYTES.labels("read").inc(end - start)
+            return taken
+        except FinalStatus as status:
+            # Overwritten or deleted since the transfer began: the object cannot be read completely any more.
+            raise status.unavailable from None
+
+    def _quarantine(self, digest: str, etag: str) -> None:
+        """Move a damaged blob to quarantine, so that lookups miss and the next put restores it."""
+        key = blob_key(digest)
+        aside = QUARANTINE + key.removeprefix(BLOBS)
+        source: CopySourceTypeDef = {"Bucket": self.name, "Key": key}
+        with suppress(Conflict, FinalStatus):  # Somebody else was faster, or uploaded the right bytes meanwhile.
+            self.ask("quarantine", key, lambda: self.s3.copy(source, self.name, aside), final={404})
+            self.delete_object(key, if_match=etag)
+        log.error("blob quarantined", digest=digest, key=aside)
+
+    # --- outside access -------------------------------------------------------------------------------------
+
+    def presign_get(self, key: str, *, filename: str = "") -> str:
+        """Return a URL from which anyone may download an object for a while, as a file named `filename`."""
+        parameters = {"Bucket": self.name, "Key": key}
+        if filename:
+            safe = re.sub(r"[^\w.+-]", "_", filename, flags=re.ASCII)
+            parameters["ResponseContentDisposition"] = f'attachment; filename="{safe}"'
+        return self.public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=URL_SECONDS)
+
+    def presign_put(self, digest: str, size: int) -> PresignedPut:
+        """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
+        checksum = _base64(digest)
+        url = self.public.generate_presigned_url(
+            "put_object",
+            Params={
+                "Bucket": self.name,
+                "Key": blob_key(digest),
+                "ChecksumSHA256": checksum,
+                "ContentLength": size,
+            },
+            ExpiresIn=URL_SECONDS,
+        )
+        return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)}, 0, size)
+
     # --- asking ---------------------------------------------------------------------------------------------
 
     def ask(self, action: str, key: str, request: Callable[[], T], *, final: Collection[int] = ()) -> T:
@@ -253,33 +466,30 @@ class Bucket:
         `wait` raises) for what may pass and did not in time, and StorageUnavailable for every other failure.
         """
         with timed(STORAGE_SECONDS, action):
-            return self._ask_again(action, key, request, final)
-
-    def _ask_again(self, action: str, key: str, request: Callable[[], T], final: Collection[int]) -> T:
-        began, pause = time.monotonic(), 0.05
-        while True:
-            patience = self._patience
-            try:
-                return request()
-            except ClientError as error:
-                if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
-                    raise FinalStatus(self._unavailable(action, key, error)) from None
-                failure: ClientError | BotoCoreError = error
-                may_pass = _may_pass(error)
-            except NoConnection as error:
-                failure, may_pass = error, True
-                patience = min(patience, UNREACHABLE_SECONDS)
-            except BotoCoreError as error:
-                failure = error
-                may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
-            STORAGE_ERRORS.labels(action).inc()
-            if not may_pass:
-                raise self._unavailable(action, key, failure) from None
-            if time.monotonic() + pause > began + patience:
-                self._wait(StorageAway(self._said(action, key, failure), hint=HINT, since=began))
-                continue
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
-            pause = min(pause * 2, 5.0)
+            began, pause = time.monotonic(), 0.05
+            while True:
+                patience = self._patience
+                try:
+                    return request()
+                except ClientError as error:
+                    if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
+                        raise FinalStatus(self._unavailable(action, key, error)) from None
+                    failure: ClientError | BotoCoreError = error
+                    may_pass = _may_pass(error)
+                except NoConnection as error:
+                    failure, may_pass = error, True
+                    patience = min(patience, UNREACHABLE_SECONDS)
+                except BotoCoreError as error:
+                    failure = error
+                    may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
+                STORAGE_ERRORS.labels(action).inc()
+                if not may_pass:
+                    raise self._unavailable(action, key, failure) from None
+                if time.monotonic() + pause > began + patience:
+                    self._wait(StorageAway(self._said(action, key, failure), hint=HINT, since=began))
+                    continue
+                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
+                pause = min(pause * 2, 5.0)
 
     def _unless_absent(self, action: str, key: str, request: Callable[[], T]) -> T | None:
         try:
@@ -350,17 +560,17 @@ class Bucket:
         self.reach()
         key = f"config/check-{secrets.token_hex(8)}"
         try:
-            etag = self.put(key, b"1", create=True)
-            self._require_conflict("If-None-Match: *", lambda: self.put(key, b"2", create=True))
-            self._require_conflict("If-Match", lambda: self.put(key, b"3", if_match='"' + "0" * 32 + '"'))
-            self.put(key, b"4", if_match=etag)
-            self._require_conflict("If-Match", lambda: self.delete(key, if_match=etag))
+            etag = self.put_object(key, b"1", create=True)
+            self._require_conflict("If-None-Match: *", lambda: self.put_object(key, b"2", create=True))
+            self._require_conflict("If-Match", lambda: self.put_object(key, b"3", if_match='"' + "0" * 32 + '"'))
+            self.put_object(key, b"4", if_match=etag)
+            self._require_conflict("If-Match", lambda: self.delete_object(key, if_match=etag))
         except Conflict as error:
             raise StorageUnavailable(
                 f"{self._endpoint} refuses a conditional write that it should take: {error}"
             ) from None
         finally:
-            self.delete(key)
+            self.delete_object(key)
 
     def _require_conflict(self, condition: str, write: Callable[[], object]) -> None:
         with suppress(Conflict):
@@ -369,6 +579,32 @@ class Bucket:
                 f"{self._endpoint} ignores `{condition}`: two workers would overwrite or delete each other's work",
                 hint="use a server with conditional writes and deletes: AWS S3, SeaweedFS, or a Ceph RGW that has both",
             )
+
+
+def _require_digest(path: Path, digest: str | None, actual: str) -> None:
+    if digest and digest != actual:
+        raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
+
+
+def _all(body: StreamingBody) -> bytes:
+    return body.read()
+
+
+def _write_at(file: int, position: int, body: StreamingBody) -> int:
+    """Write what comes to a file from `position` on; return where it ended."""
+    for piece in body.iter_chunks(PIECE):
+        position += os.pwrite(file, piece, position)
+    return position
+
+
+def _base64(digest: str) -> str:
+    return base64.b64encode(bytes.fromhex(digest)).decode()
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """What changes when a file's content is replaced or written to."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _give_up(away: StorageAway) -> None:

@@ -31,7 +31,7 @@ class LargeUploads:
     """The uploads of large blobs to one bucket, by clients."""
 
     def __init__(self, store: S3Store) -> None:
-        self._store, self._bucket = store, store.bucket
+        self._store = store
 
     def begin(self, namespace: str, digest: str, size: int) -> list[PresignedPut]:
         """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
@@ -41,8 +41,8 @@ class LargeUploads:
         key = upload_key(namespace, digest)
         upload = self._begun(key)
         if not upload:
-            begin = partial(self._bucket.s3.create_multipart_upload, Bucket=self._bucket.name, Key=key)
-            upload = self._bucket.ask("write", key, begin)["UploadId"]
+            begin = partial(self._store.s3.create_multipart_upload, Bucket=self._store.name, Key=key)
+            upload = self._store.ask("write", key, begin)["UploadId"]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
         part_size = _client_part(size)
         puts = []
@@ -50,8 +50,8 @@ class LargeUploads:
             length = min(part_size, size - start)
             if there.get(number) == length:
                 continue
-            parameters = {"Bucket": self._bucket.name, "Key": key, "UploadId": upload, "PartNumber": number}
-            url = self._bucket.public.generate_presigned_url(
+            parameters = {"Bucket": self._store.name, "Key": key, "UploadId": upload, "PartNumber": number}
+            url = self._store.public.generate_presigned_url(
                 "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=UPLOAD_SECONDS
             )
             puts.append(PresignedPut(url, {"content-length": str(length)}, start, length))
@@ -70,19 +70,19 @@ class LargeUploads:
                 hint = "upload the missing parts, then finish again"
                 raise UsageError(f"{brought} of {size} bytes of blob {digest} are there", hint=hint)
             listed = [{"PartNumber": part["PartNumber"], "ETag": part["ETag"]} for part in parts]
-            self._bucket.complete(key, upload, listed, lambda: self._bucket.head(key) is not None)
-        found = self._bucket.head(key)
+            self._store.complete(key, upload, listed, lambda: self._store.head(key) is not None)
+        found = self._store.head(key)
         if found is None:
             if not self._store.has_blob(digest, size):
                 raise UsageError(f"no upload of blob {digest} was started here", hint="submit again")
             return
         actual = self._store.hash_of(found)
         if actual == digest:
-            source: CopySourceTypeDef = {"Bucket": self._bucket.name, "Key": key}
+            source: CopySourceTypeDef = {"Bucket": self._store.name, "Key": key}
             what_was_hashed = {"CopySourceIfMatch": found.etag}
-            copy = partial(self._bucket.s3.copy, source, self._bucket.name, blob_key(digest), ExtraArgs=what_was_hashed)
-            self._bucket.ask("copy", key, copy)
-        self._bucket.delete(key)
+            copy = partial(self._store.s3.copy, source, self._store.name, blob_key(digest), ExtraArgs=what_was_hashed)
+            self._store.ask("copy", key, copy)
+        self._store.delete_object(key)
         if actual != digest:
             hint = "did the file change while it was uploaded?"
             raise UsageError(f"the uploaded bytes have the SHA-256 {actual}, not {digest}", hint=hint)
@@ -95,13 +95,13 @@ class LargeUploads:
         for upload in old:
             key = upload["Key"]
             abort = partial(
-                self._bucket.s3.abort_multipart_upload, Bucket=self._bucket.name, Key=key, UploadId=upload["UploadId"]
+                self._store.s3.abort_multipart_upload, Bucket=self._store.name, Key=key, UploadId=upload["UploadId"]
             )
             with suppress(FinalStatus):  # Completed or ended meanwhile.
-                self._bucket.ask("end an upload to", key, abort, final={404})
-        stale = [entry for entry in self._bucket.entries(UPLOADS) if entry.modified < before]
+                self._store.ask("end an upload to", key, abort, final={404})
+        stale = [entry for entry in self._store.list_entries(UPLOADS) if entry.modified < before]
         for entry in stale:
-            self._bucket.delete(entry.key)
+            self._store.delete_object(entry.key)
         return len(old) + len(stale)
 
     def _begun(self, key: str) -> str | None:
@@ -111,15 +111,13 @@ class LargeUploads:
 
     def _open(self, prefix: str) -> list[MultipartUploadTypeDef]:
         """Return the multipart uploads under a prefix that are neither completed nor ended."""
-        pages = self._bucket.s3.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket.name, Prefix=prefix
-        )
-        return self._bucket.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
+        pages = self._store.s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._store.name, Prefix=prefix)
+        return self._store.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
 
     def _parts(self, key: str, upload: str) -> list[PartTypeDef]:
         """Return the parts of an upload that are there, in order."""
-        pages = self._bucket.s3.get_paginator("list_parts").paginate(Bucket=self._bucket.name, Key=key, UploadId=upload)
-        return self._bucket.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
+        pages = self._store.s3.get_paginator("list_parts").paginate(Bucket=self._store.name, Key=key, UploadId=upload)
+        return self._store.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
 
 
 def client_parts(size: int) -> int:

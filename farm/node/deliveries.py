@@ -91,13 +91,13 @@ class Deliveries:
         try:
             if self._suspected or self.resting:
                 self._suspected = False
-                artifacts.with_patience(0).bucket.reach()
+                artifacts.with_patience(0).reach()
             for parcel in self._outbox.left():
                 try:
                     self._deliver(parcel, artifacts)
                 except StorageAway as error:
                     # A server that lives, and has lost a part of its disk, refuses some names for ever.
-                    artifacts.with_patience(0).bucket.check()
+                    artifacts.with_patience(0).check()
                     log.error("a finished program waits, others go first", job=parcel.job, error=error.message)
                     since = self._refused.setdefault(parcel.token, time.monotonic())
                     if time.monotonic() - since >= self._settings.outbox_hours * 3600:

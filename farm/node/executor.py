@@ -522,7 +522,7 @@ class _AttemptRun:
             if now - max(away.since, self.looked) < LOOK_SECONDS:
                 return
             self.looked = now
-            self.answers = (self.answers or now) if self.impatient.bucket.answers() else None
+            self.answers = (self.answers or now) if self.impatient.answers() else None
             seconds = self.outbox_hours * 3600 if self.parcel else ONE_NAME_SECONDS
             if self.answers is not None and now - max(away.since, self.answers) >= seconds:
                 message = f"{away.message}; so for {seconds / 3600:.3g} h, while the storage answers others"

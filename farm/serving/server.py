@@ -71,7 +71,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     config = server_config(app, bounded(), listening)
     farm.start()
     _ = farm.store
-    farm.artifacts.bucket.check()
+    farm.artifacts.check()
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     listener = _bind(listening.host, listening.port)
     url = f"{'https' if config.is_ssl else 'http'}://{host}:{listener.getsockname()[1]}"

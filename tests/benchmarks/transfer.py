@@ -95,7 +95,7 @@ def one(kind: str, folder: Path, endpoint: str, bucket: str, number: int) -> Non
         from farm.artifacts.s3 import S3Store
 
         store = S3Store(bucket=bucket, endpoint=endpoint, **keys)
-        store.bucket.check()
+        store.check()
 
         def publish() -> None:
             digest, size = store.put_blob_file(source)

@@ -20,7 +20,8 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from farm.artifacts import QUARANTINE, blob_key, ownership, sidecar_key
-from farm.artifacts.s3 import PART, S3Store
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.s3_bucket import PART
 from farm.control.audit import Auditor
 from farm.control.retention import tidy_storage
 from farm.errors import ArtifactGone
@@ -76,8 +77,8 @@ def test_two_publish_the_same_key(fault: Fault, rig: Rigs) -> None:
         answered[http_response.status_code] += http_response.status_code == 412
 
     for store in stores:
-        store.bucket.s3.meta.events.register("before-send.s3.PutObject", conflict)
-        store.bucket.s3.meta.events.register("after-call.s3.PutObject", note)
+        store.s3.meta.events.register("before-send.s3.PutObject", conflict)
+        store.s3.meta.events.register("after-call.s3.PutObject", note)
 
     def publish(number: int, order: dict[str, Any]) -> Any:
         store, worker = stores[number], f"w{number}"
@@ -130,7 +131,7 @@ def die_while_publishing(farm: Rig, order: dict[str, Any], path: Path, step: int
     try:
         store = S3Store.from_settings(farm.settings)
         if step == 0:
-            store.bucket.s3.meta.events.register("before-send.s3.CompleteMultipartUpload", die)
+            store.s3.meta.events.register("before-send.s3.CompleteMultipartUpload", die)
             store.put_blob_file(path)
         program = put(store, "p", b"program " + order["key"].encode())
         if step == 1:
@@ -139,7 +140,7 @@ def die_while_publishing(farm: Rig, order: dict[str, Any], path: Path, step: int
         if step == 2:
             die()
         if step == 3:
-            store.bucket.s3.meta.events.register("before-send.s3.PutObject", die)
+            store.s3.meta.events.register("before-send.s3.PutObject", die)
         store.publish("main", sidecar_of(order, {"program": program, "log": log}, "w"))
         die()
     finally:

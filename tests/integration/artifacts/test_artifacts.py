@@ -157,7 +157,7 @@ def test_a_file_that_changes_while_it_is_uploaded_makes_no_blob(store: S3Store, 
             file.seek(3 * PART - 1)
             file.write(b"!")
 
-    store.bucket.s3.meta.events.register("before-call.s3.CreateMultipartUpload", change)
+    store.s3.meta.events.register("before-call.s3.CreateMultipartUpload", change)
     with pytest.raises(UsageError, match="changed while"):
         store.put_blob_file(path)
     assert not store.has_blob(digest)
@@ -228,7 +228,7 @@ def rss(what):
 
 endpoint, bucket, access_key, secret_key, folder = sys.argv[1:]
 store = S3Store(endpoint=endpoint, bucket=bucket, access_key=access_key, secret_key=secret_key)
-store.bucket.check()
+store.check()
 source, target = Path(folder) / "source", Path(folder) / "target"
 with source.open("wb") as file:
     for _ in range(256):
@@ -393,7 +393,7 @@ def maybe_die(**_):
     seen += 1
     if seen == count:
         die()
-store.bucket.s3.meta.events.register(operation, maybe_die)
+store.s3.meta.events.register(operation, maybe_die)
 program = Path(folder) / "program"
 program.write_bytes(bytes(20 << 20))
 digest, size = store.put_blob_file(program)
@@ -579,7 +579,7 @@ class Faults:
     """
 
     def __init__(self, store: S3Store) -> None:
-        session = store.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
+        session = store.s3._endpoint.http_session  # type: ignore[attr-defined]
         self._send = session.send
         session.send = self.send
         self.before: Callable[[Any], Exception | str | tuple[int, str] | None] = lambda _: None
@@ -752,7 +752,7 @@ def test_what_does_not_pass_is_not_waited_for(s3_connection: dict[str, str]) -> 
 
 def test_wrong_credentials_are_an_error_at_once(s3_connection: dict[str, str]) -> None:
     store = S3Store(**{**s3_connection, "secret_key": "not the secret"})
-    for ask in (store.bucket.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
+    for ask in (store.check, lambda: store.put_blob_bytes(b"x"), lambda: store.lookup(["main"], KEY)):
         with pytest.raises(StorageUnavailable, match="403") as error:
             ask()
         assert "not the secret" not in str(error.value)
@@ -761,13 +761,13 @@ def test_wrong_credentials_are_an_error_at_once(s3_connection: dict[str, str]) -
 def test_a_missing_bucket_is_an_error_and_not_a_miss(s3_connection: dict[str, str]) -> None:
     store = S3Store(**{**s3_connection, "bucket": "no-such-bucket"})
     with pytest.raises(StorageUnavailable, match="no-such-bucket"):
-        store.bucket.check()
+        store.check()
     with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
         store.lookup(["main"], KEY)
 
 
 def test_the_check_leaves_nothing_behind(store: S3Store) -> None:
-    store.bucket.check()
+    store.check()
     assert list(store.list_objects("")) == []
 
 
@@ -781,13 +781,13 @@ def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: 
     def ignore(params: dict[str, Any], **_: Any) -> None:
         params["headers"].pop(condition, None)
 
-    store.bucket.s3.meta.events.register(f"before-call.s3.{action}", ignore)
+    store.s3.meta.events.register(f"before-call.s3.{action}", ignore)
     with pytest.raises(StorageUnavailable, match=re.escape(condition)):
-        store.bucket.check()
+        store.check()
     assert list(store.list_objects("")) == []
 
 
 def test_our_own_bucket_can_be_made_twice(s3_connection: dict[str, str]) -> None:
     store = S3Store(**s3_connection)
-    store.bucket.create()
-    store.bucket.check()
+    store.create()
+    store.check()

@@ -156,9 +156,9 @@ class Interrupted:
     """Lets something be done right before the n-th request of a collection."""
 
     def __init__(self, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self.at, self.act, self._ask = 0, -1, lambda: None, store.bucket.ask
+        self.count, self.at, self.act, self._ask = 0, -1, lambda: None, store.ask
         self.deletes: list[int] = []
-        monkeypatch.setattr(store.bucket, "ask", self.ask)
+        monkeypatch.setattr(store, "ask", self.ask)
 
     def ask(self, action: str, key: str, request: Any, **options: Any) -> Any:
         number, self.count = self.count, self.count + 1

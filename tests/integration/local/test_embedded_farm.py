@@ -73,7 +73,7 @@ def test_it_comes_up_with_nothing_but_a_folder(first: tuple[EmbeddedFarm, Settin
     farm, settings = first
     assert not farm.joined
     assert ask(settings, "/v1/workers")["items"]
-    S3Store.from_settings(settings).bucket.check()
+    S3Store.from_settings(settings).check()
     assert httpx.get(settings.api_url + "/v1/workers", timeout=60).status_code == 401
     for name in ("farm.json", "credentials.json", "valkey/valkey.conf"):
         assert (folder / name).stat().st_mode & 0o077 == 0

@@ -66,7 +66,7 @@ def test_weed_keeps_its_data(odd: Path) -> None:
     """Through SIGKILL too; a bucket that nobody asked for is not made."""
     with running(start_weed(odd, *KEYS.values(), bucket="farm")) as server:
         store = S3Store(bucket="farm", endpoint=server.url, **KEYS)
-        store.bucket.check()
+        store.check()
         digest, _ = store.put_blob_bytes(b"kept")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)

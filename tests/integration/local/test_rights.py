@@ -276,11 +276,11 @@ STORAGE: dict[str, tuple[tuple[str, ...], Callable[[S3Store], Any]]] = {
     "write a blob": (("reader",), lambda store: store.put_blob_bytes(b"blob")),
     "write elsewhere": (ROLES, lambda store: store.put_object("another/object", b"")),
     "read elsewhere": (ROLES, lambda store: store.get_object("another/object")),
-    "make a bucket": (ROLES, lambda store: store.bucket.s3.create_bucket(Bucket="another")),
-    "remove the bucket": (ROLES, lambda store: store.bucket.s3.delete_bucket(Bucket=BUCKET)),
+    "make a bucket": (ROLES, lambda store: store.s3.create_bucket(Bucket="another")),
+    "remove the bucket": (ROLES, lambda store: store.s3.delete_bucket(Bucket=BUCKET)),
     "open the bucket to all": (
         ROLES,
-        lambda store: store.bucket.s3.put_bucket_acl(Bucket=BUCKET, ACL="public-read-write"),
+        lambda store: store.s3.put_bucket_acl(Bucket=BUCKET, ACL="public-read-write"),
     ),
 }
 

@@ -60,7 +60,7 @@ class Outage:
     """
 
     def __init__(self, farm: Farm, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-        self._session = farm.artifacts.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
+        self._session = farm.artifacts.s3._endpoint.http_session  # type: ignore[attr-defined]
         self._send = self._session.send
         self._phase = phase
         self.said: list[bool] = []
@@ -86,7 +86,7 @@ class Outage:
 
 def refusing(farm: Farm, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let storage refuse what has a name in its key, and nothing else."""
-    session = farm.artifacts.bucket.s3._endpoint.http_session  # type: ignore[attr-defined]
+    session = farm.artifacts.s3._endpoint.http_session  # type: ignore[attr-defined]
     send = session.send
 
     def damaged(request: Any) -> Any:

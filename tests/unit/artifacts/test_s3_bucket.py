@@ -41,7 +41,7 @@ def test_times_are_read_however_a_server_writes_them(written: str) -> None:
         thread = Thread(target=server.handle_request)
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        (entry,) = Bucket(bucket="farm", endpoint=endpoint, access_key="a", secret_key="b").entries("")
+        (entry,) = Bucket(bucket="farm", endpoint=endpoint, access_key="a", secret_key="b").list_entries("")
         thread.join()
     assert entry.modified == datetime(2026, 11, 23, 12, 34, 56, tzinfo=UTC)
     assert user_agents[0].startswith("migraphx-farm/")

@@ -248,7 +248,7 @@ def test_a_bucket_that_is_busy_is_asked_again_and_holds_up_no_other_trigger(
     allowed.store = farm.store
     clock.now = at("2026-11-23T02:17:04")
 
-    head = allowed.artifacts.bucket.s3.head_object
+    head = allowed.artifacts.s3.head_object
 
     def busy(**request: Any) -> Any:
         if request["Key"] != "incoming/net.onnx":
@@ -256,7 +256,7 @@ def test_a_bucket_that_is_busy_is_asked_again_and_holds_up_no_other_trigger(
         answer: Any = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
         raise ClientError(answer, "HeadObject")
 
-    monkeypatch.setattr(allowed.artifacts.bucket.s3, "head_object", busy)
+    monkeypatch.setattr(allowed.artifacts.s3, "head_object", busy)
     assert allowed.part(TriggerRounds).go() == 1, "the schedule's"
     source, _ = farm.part(StoredManifests).show("main", "demo")["triggers"]
     assert "SlowDown" in source["problem"]
