@@ -17,6 +17,7 @@
 - `farm.layouts`: what `farm fetch --layout NAME` writes: see `FarmClient.fetch`.
 - `farm.verifiers`: what `farm verify` does with a folder of this kind: a function that yields checks.
 - `farm.checks`: what `farm doctor` finds in a folder of this kind: a function that yields names and reasons.
+- `farm.reproducers`: what writes an attempt so that others can run it: see `JobsApi.reproduce`.
 - `farm.attestations`: what else is signed about a program: a function of its sidecar, see `Notary.attest`.
 """
 
@@ -36,7 +37,7 @@ EXTENSIONS, COMMANDS, APIS, TRUST = "farm.extensions", "farm.commands", "farm.ap
 REPORTS, PROBLEMS, PIPELINES = "farm.reports", "farm.problems", "farm.pipelines"
 COMPILERS, GPUS = "farm.compilers", "farm.gpus"
 LAYOUTS, VERIFIERS, CHECKS = "farm.layouts", "farm.verifiers", "farm.checks"
-ATTESTATIONS = "farm.attestations"
+ATTESTATIONS, REPRODUCERS = "farm.attestations", "farm.reproducers"
 SOURCES, CONVERTERS, CHILDREN = "farm.sources", "farm.converters", "farm.children"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from farm.artifacts import reference_key
 from farm.artifacts.s3 import S3Store
-from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe, references_of
 from farm.errors import NotFound
@@ -60,7 +59,7 @@ class JobViews:
         return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
 
     def reproduction(self, namespace: str, job_id: str) -> ReproductionDocument:
-        """Return everything that determines a job's last attempt, see `farm.compiling.reproduction.describe`.
+        """Return everything that determines a job's last attempt, see `farm.compiling.attempt.Attempt.describe`.
 
         Raises NotFound.
         """
@@ -92,4 +91,4 @@ class JobViews:
         reference: FileReference | None = (
             {"path": "reference.npz", "digest": made["digest"], "size": made["size"]} if made else None
         )
-        return reproduction.describe(attempt, reference=reference, ended=failure)
+        return attempt.describe(reference=reference, ended=failure)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farm import entry_points
 from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.paths import build_named, database_named, named
 from farm.client.topic import Api
@@ -55,14 +56,13 @@ class JobsApi(Api):
         Raises UsageError if the folder has other content.
         """
         from farm.client.fetching import into
-        from farm.compiling import reproduction
 
         document = self.reproduction(name, cell)
-
+        write = entry_points.required(entry_points.REPRODUCERS, "folder")
         with into(folder):
             if any(folder.iterdir()):
                 raise UsageError(f"{folder} is not empty", hint="choose another folder")
-            reproduction.write(document, folder, reproduction.MachineFile.of(machine), self._client.artifacts.bring)
+            write(document, folder, machine, self._client.artifacts.bring)
         return document
 
 

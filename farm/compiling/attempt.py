@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import farm
 from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
 from farm.jobs.order import WorkOrder
+from farm.jobs.rows import FailureDocument, ReproductionDocument
 from farm.jobs.state import AttemptLimits
+from farm.spec import FileReference
 
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""
@@ -63,3 +66,27 @@ class Attempt:
     """To be called, from any thread, whenever object storage is found away; says whether the finished program is kept
     on the node's disk, so that it outlives this attempt."""
     tail: LogTail = field(default_factory=LogTail, compare=False)
+
+    def describe(
+        self, *, reference: FileReference | None, ended: FailureDocument | None = None
+    ) -> ReproductionDocument:
+        """Return everything that decides an attempt, as JSON. `farm reproduce` writes a folder from it.
+
+        `reference` is the file reference of the reference outputs, if they were made before; `ended` is how the attempt
+        ended.
+        """
+        return {
+            "schema": 1,
+            "farm": farm.__version__,
+            "job": self.job_id,
+            "attempt": self.number,
+            "namespace": self.namespace,
+            "build": self.build,
+            "worker": self.worker,
+            "key": self.key,
+            "limits": self.limits,
+            "previous": list(self.previous),
+            "ended": ended,
+            "reference": reference,
+            "order": self.order,
+        }

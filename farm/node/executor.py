@@ -23,7 +23,6 @@ from typing import Any
 from farm.artifacts import readable, reference_key
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import SidecarDocument, facts
-from farm.compiling import reproduction
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
@@ -481,7 +480,7 @@ class _AttemptRun:
     def _files(self) -> dict[str, Path]:
         """Return the files of the artifact by the names of their blobs. Raises OSError."""
         document = self.folder / "reproduce.json"
-        document.write_text(json.dumps(reproduction.describe(self.attempt, reference=self.references.file), indent=1))
+        document.write_text(json.dumps(self.attempt.describe(reference=self.references.file), indent=1))
         files = {
             "program": self.steps.program,
             "sample": self.steps.sample,

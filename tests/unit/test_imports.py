@@ -326,6 +326,15 @@ FLOORS: dict[str, set[str]] = {
         "farm.targets",
         "farm.wire",
     },
+    "farm.extras.reproduce": {
+        "farm",
+        "farm.compiling",
+        "farm.entry_points",
+        "farm.inert",
+        "farm.jobs",
+        "farm.spec",
+        "farm.targets",
+    },
     "farm.extras.packs": {
         "farm.extras.signing",
         "farm.artifacts",
@@ -632,7 +641,7 @@ def test_a_library_is_imported_only_in_its_room(library: str) -> None:
 
 def test_what_reproduces_an_attempt_needs_nothing_else_of_the_farm() -> None:
     """These modules go into every folder that `farm reproduce` writes; the runner is read as files there, too."""
-    from farm.compiling.reproduction import MODULES as COPIED
+    from farm.extras.reproduce.reproduction import MODULES as COPIED
 
     paths = [
         path

@@ -20,9 +20,9 @@ from rich.console import Console
 from farm.cli import main, output, render
 from farm.cli.inspect_command import describe_program
 from farm.cli.progress import Lines, Screen
-from farm.compiling import reproduction
 from farm.errors import FarmError, ManifestError, Problem, UsageError
 from farm.extras.ci.line_annotations import github_commands, of_problems
+from farm.extras.reproduce import reproduction
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger
 from farm.results.verdict import changes_of
@@ -186,7 +186,10 @@ def test_a_colour_between_hides_no_command() -> None:
 def test_one_module_prints_for_all_commands() -> None:
     """So that nothing goes around it: elsewhere there is no `print`, `echo` or `write` to a stream."""
     found = []
-    for path in [*sorted((ROOT / "farm" / "cli").glob("*.py")), ROOT / "farm" / "compiling" / "reproduction.py"]:
+    for path in [
+        *sorted((ROOT / "farm" / "cli").glob("*.py")),
+        ROOT / "farm" / "extras" / "reproduce" / "reproduction.py",
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)

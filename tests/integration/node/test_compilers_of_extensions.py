@@ -70,8 +70,8 @@ def load(request):
 SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
-from farm.compiling import reproduction
-from farm.compiling.reproduction import MachineFile, rerun
+from farm.extras.reproduce import reproduction
+from farm.extras.reproduce.reproduction import MachineFile, rerun
 from tests.support.compiling import PNET, inputs_of
 
 folder = Path(sys.argv[1])

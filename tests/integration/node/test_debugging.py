@@ -11,8 +11,8 @@ import pytest
 
 from farm.compiling.children import Children
 from farm.compiling.pipeline import Steps
-from farm.compiling.reproduction import MachineFile
 from farm.compiling.requests import slice_request
+from farm.extras.reproduce.reproduction import MachineFile
 from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
 from farm.targets.compilers import COMPILERS

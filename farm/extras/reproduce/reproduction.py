@@ -1,8 +1,8 @@
 """Reproduction: writes one attempt as a folder that anybody can run, without the farm, Redis or S3.
 
 The folder has the attempt's inputs, spec and work order, and a copy of the modules of the farm that run it. They need
-the standard library, numpy and the compiler. Inside it, `sh run.sh` (`python -m
-farm.compiling.reproduction`) runs the same children with the same checks, and computes the cache key from `spec.json`.
+the standard library, numpy and the compiler. Inside it, `sh run.sh` runs the same children with the same checks, and
+computes the cache key from `spec.json`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ from typing import Any, TextIO
 
 import typing_extensions
 
-import farm
 from farm import entry_points
-from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
-from farm.jobs.rows import FailureDocument, ReproductionDocument
 from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, FileReference, cache_key
 from farm.targets.compilers import COMPILERS, Compiler
@@ -41,12 +38,11 @@ Bring = Callable[[FileReference, Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
 
 MODULES = (
-    "__init__.py", "compiling", "entry_points.py", "errors.py", "files.py", "inert.py", "jobs", "runner", "spec.py",
+    "__init__.py", "compiling", "entry_points.py", "errors.py", "extras/__init__.py", "extras/reproduce", "files.py",
+    "inert.py", "jobs", "runner", "spec.py",
     "targets/__init__.py", "targets/compilers.py", "targets/environment.py", "wire/__init__.py", "wire/program.py",
 )  # fmt: skip
 """What a folder gets of the farm: these import one another, the standard library and `typing_extensions`, one file."""
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +68,10 @@ class MachineFile:
         return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
 
 
-def describe(
-    attempt: Attempt, *, reference: FileReference | None, ended: FailureDocument | None = None
-) -> ReproductionDocument:
-    """Return everything that decides an attempt, as JSON. A folder is written from it.
-
-    `reference` is the file reference of the reference outputs, if they were made before; `ended` is how the attempt
-    ended.
-    """
-    return {
-        "schema": SCHEMA,
-        "farm": farm.__version__,
-        "job": attempt.job_id,
-        "attempt": attempt.number,
-        "namespace": attempt.namespace,
-        "build": attempt.build,
-        "worker": attempt.worker,
-        "key": attempt.key,
-        "limits": attempt.limits,
-        "previous": list(attempt.previous),
-        "ended": ended,
-        "reference": reference,
-        "order": attempt.order,
-    }
-
-
 # --- writing a folder -------------------------------------------------------------------------------------------
 
 
-def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring: Bring) -> None:
+def write(document: Mapping[str, Any], folder: Path, machine: StepSettings, bring: Bring) -> None:
     """Write the folder that reruns an attempt; `machine` has the defaults for reruns.
 
     Raises OSError, ValueError for a file that would lie outside the folder, and what `bring` raises.
@@ -112,14 +83,14 @@ def write(document: Mapping[str, Any], folder: Path, machine: MachineFile, bring
     _put(folder / "spec.json", order["spec"])
     rest = {name: value for name, value in order.items() if name != "spec"}
     _put(folder / "reproduction.json", {**document, "order": rest})
-    _put(folder / "machine.json", asdict(machine))
-    source = Path(__file__).parent.parent
+    _put(folder / "machine.json", asdict(MachineFile.of(machine)))
+    source = Path(__file__).parents[2]
     for name in MODULES:
         target = folder / "farm" / name
         if (source / name).is_dir():
             shutil.copytree(source / name, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target)
     shutil.copyfile(typing_extensions.__file__, folder / "typing_extensions.py")
     _put_extensions(str(order["target"]), folder)
@@ -197,7 +168,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   echo "$python is not a Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
   exit 2
 fi
-exec "$python" -m farm.compiling.reproduction "$@"
+exec "$python" -m farm.extras.reproduce.reproduction "$@"
 """
 
 _README = """\
@@ -346,7 +317,7 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rerun the attempt of the folder that this copy of the module lies in; return the exit code."""
-    folder = Path(__file__).resolve().parents[2]
+    folder = Path(__file__).resolve().parents[3]
     document = json.loads((folder / "reproduction.json").read_text())
     machine = MachineFile(**json.loads((folder / "machine.json").read_text()))
     parser = argparse.ArgumentParser(prog="run.sh", description="Rerun one attempt, without the farm.")

@@ -1,0 +1,1 @@
+"""`farm reproduce`: an attempt as a folder that runs without a farm."""
