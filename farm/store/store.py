@@ -11,12 +11,26 @@ from farm.store.audit_records import AuditRecords
 from farm.store.build_records import BuildRecords, EventStreams
 from farm.store.index_records import KEPT, History, IndexRecords
 from farm.store.job_records import JobRecords, Wakeups
-from farm.store.leader import Leader
 from farm.store.link import Link
 from farm.store.worker_records import WorkerRecords
 
 EVENTS_KEPT = 50_000
 """About the number of events that the stream of a build keeps."""
+
+
+class Leader:
+    """The leader's lease, which saves the control planes double work. Two leaders do no harm."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def lead(self, process: str, seconds: float) -> bool:
+        """Take or renew the lease for `seconds`; return whether `process` has it."""
+        return bool(self._link.run("lead", process=process, ttl=round(seconds * 1000)))
+
+    def resign(self, process: str) -> None:
+        """Release the lease."""
+        self._link.run("resign", process=process)
 
 
 class Store:
