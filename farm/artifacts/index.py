@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from farm.artifacts import BLOBS, ArtifactStore, artifacts_prefix
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts.keys import BLOBS, artifacts_prefix
+from farm.artifacts.storage import ArtifactStore
 from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import BLOBS, ArtifactStore, ListedObject, blob_key, build_key, builds_prefix
+from farm.artifacts.keys import BLOBS, blob_key, build_key, builds_prefix
 from farm.artifacts.refs import SNAPSHOT_LIMIT
+from farm.artifacts.storage import ArtifactStore, ListedObject
 from farm.errors import ArtifactGone
 
 THREADS = 16

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from farm.artifacts import Artifact, Object, Published, blob_key, sidecar_key, statements_key
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts.keys import blob_key, sidecar_key, statements_key
 from farm.artifacts.moves import until_moved
 from farm.artifacts.s3_bucket import Bucket, SourceBuckets
 from farm.artifacts.s3_uploads import LargeUploads
-from farm.artifacts.storage import Sign
+from farm.artifacts.storage import Artifact, Object, Published, Sign
 from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from farm.artifacts import sidecar_key
+from farm.artifacts.keys import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.order import ConversionRecord

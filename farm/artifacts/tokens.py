@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import ArtifactStore
+from farm.artifacts.storage import ArtifactStore
 from farm.errors import Conflict, NotFound
 
 PREFIX = "config/tokens/"

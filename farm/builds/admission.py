@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from farm.artifacts import build_key, open_key, open_prefix
+from farm.artifacts.keys import build_key, open_key, open_prefix
 from farm.artifacts.s3 import S3Store
 from farm.builds.known import KnownArtifacts
 from farm.builds.plan import is_measured

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
-from farm.artifacts import readable
+from farm.artifacts.keys import readable
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.builds.build_index import BuildIndex, Reach, StandIn
 from farm.builds.known import KnownArtifacts

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from farm.artifacts import build_key, builds_prefix
+from farm.artifacts.keys import build_key, builds_prefix
 from farm.artifacts.s3 import S3Store
 from farm.errors import FarmFault
 from farm.jobs.facts import TurnsFacts

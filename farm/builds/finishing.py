@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 
-from farm.artifacts import build_key, open_key
+from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.admission import Admission

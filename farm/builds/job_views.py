@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from farm.artifacts import reference_key
+from farm.artifacts.keys import reference_key
 from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe, references_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from farm.artifacts import readable
 from farm.artifacts.index import rebuild, without_program
+from farm.artifacts.keys import readable
 from farm.artifacts.s3 import S3Store
 from farm.builds.plan import needed_blobs
 from farm.errors import UsageError

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from farm.artifacts import readable
+from farm.artifacts.keys import readable
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.builds.bucket_models import BucketModels
@@ -19,7 +19,8 @@ from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile, estimate_all
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits
-from farm.manifest import Manifest, parse_manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import Combinations, combine
 from farm.matrix.planned import SubmissionDocument

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from pydantic_core import from_json
 
-from farm.artifacts import build_key, open_key
+from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.s3 import S3Store
 from farm.builds.build_index import BuildIndex, EndedCells
 from farm.builds.follow_up import follow_up_id

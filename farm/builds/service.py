@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from farm.artifacts import build_key, open_key
+from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
@@ -26,7 +26,7 @@ from farm.errors import (
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup
 from farm.logging import get_logger
-from farm.manifest import Concurrency
+from farm.manifest.entries import Concurrency
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.results.report import BuildView
 from farm.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import ManifestError, Problem
-from farm.manifest import read_manifest
+from farm.manifest.parsing import read_manifest
 from farm.models.model import FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 

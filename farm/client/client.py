@@ -104,7 +104,7 @@ def freeze(
     """
     from farm.client.freezing import freeze as freeze_files
     from farm.client.strangers import refused
-    from farm.manifest import load_manifest, manifest_of
+    from farm.manifest.parsing import load_manifest, manifest_of
     from farm.matrix.cells import check
     from farm.matrix.combinations import combine
 

@@ -8,7 +8,8 @@ from typing import Protocol, cast
 
 from farm import entry_points
 from farm.jobs.order import ConversionRecord
-from farm.manifest import ModelEntry, Source
+from farm.manifest.entries import ModelEntry
+from farm.manifest.sources import Source
 
 
 class ModelSource(Protocol):

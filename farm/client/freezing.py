@@ -21,7 +21,8 @@ from farm.client.foreign_models import converter_of, source_of
 from farm.client.known_facts import KnownFacts
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import replacing
-from farm.manifest import Data, EnvFile, Manifest, ModelEntry, Source
+from farm.manifest.entries import Manifest, ModelEntry
+from farm.manifest.sources import Data, EnvFile, Source
 from farm.matrix.combinations import Combinations
 from farm.matrix.lookup import data_key
 from farm.models.data import FrozenData, freeze_data

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from farm.client.freezing import Place, env_files
 from farm.errors import Problem
-from farm.manifest import Data, Manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.sources import Data
 
 
 def refused(manifest: Manifest, folder: Path) -> list[Problem]:

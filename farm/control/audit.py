@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
-from farm.artifacts import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts.keys import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store

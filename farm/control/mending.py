@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from farm.artifacts import ArtifactStore
+from farm.artifacts.storage import ArtifactStore
 from farm.control.wakeups import Send
 from farm.errors import ArtifactGone, FarmFault
 from farm.logging import get_logger

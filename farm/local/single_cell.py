@@ -17,18 +17,9 @@ from farm.client.cache import default_cache
 from farm.client.foreign_models import converter_of
 from farm.client.freezing import FrozenInputs, freeze
 from farm.errors import ManifestError, UsageError, suggestion
-from farm.manifest import (
-    Conversion,
-    Data,
-    InputEntry,
-    Limits,
-    Manifest,
-    ModelEntry,
-    Source,
-    Tuning,
-    Verify,
-    check_manifest,
-)
+from farm.manifest.entries import Conversion, InputEntry, Limits, Manifest, ModelEntry, Tuning, Verify
+from farm.manifest.parsing import check_manifest
+from farm.manifest.sources import Data, Source
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
 from farm.models.model import Dimension, FrozenModel, Tensor, read_model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from farm.errors import suggestion
-from farm.manifest import Manifest
+from farm.manifest.entries import Manifest
 from farm.matrix.combinations import Combination, Complaints, Path
 from farm.models.data import DataError, FrozenData, check_data
 from farm.models.model import FrozenModel, Tensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from farm.errors import ManifestError, Problem
 from farm.jobs.order import WorkOrder, job_key
 from farm.jobs.state import AttemptLimits
-from farm.manifest import ModelEntry
+from farm.manifest.entries import ModelEntry
 from farm.matrix.cell_inputs import Shape
 from farm.matrix.checks import takes_packs
 from farm.matrix.combinations import Combination, Combinations, Complaints

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from farm.manifest import (
-    Budgets,
-    Debug,
-    EnvFile,
-    Gates,
-    Limits,
-    Manifest,
-    Tuning,
-    Verify,
-)
+from farm.manifest.entries import Budgets, Debug, Gates, Limits, Manifest, Tuning, Verify
+from farm.manifest.sources import EnvFile
 from farm.matrix.combinations import Combination
 from farm.matrix.planned import AskedGates
 from farm.spec import OptionValue

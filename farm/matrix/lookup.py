@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-from farm.manifest import Data, EnvFile
+from farm.manifest.sources import Data, EnvFile
 from farm.matrix.cell_inputs import CellInputs
 from farm.matrix.combinations import Combination, Combinations, Complaints
 from farm.models.data import FrozenData

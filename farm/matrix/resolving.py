@@ -10,7 +10,7 @@ from typing import NamedTuple
 from farm.errors import suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras
 from farm.jobs.state import AttemptLimits
-from farm.manifest import Tuning, Verify
+from farm.manifest.entries import Tuning, Verify
 from farm.matrix.checks import check_background, check_model, check_pool, kind_of
 from farm.matrix.combinations import Combination, Path
 from farm.matrix.layers import CellSettings, gates_of, settings_of, tolerances

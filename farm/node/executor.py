@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm.artifacts import readable, reference_key
+from farm.artifacts.keys import readable, reference_key
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import SidecarDocument, facts
 from farm.compiling.attempt import Attempt

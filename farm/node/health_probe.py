@@ -19,7 +19,7 @@ from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.slots import FreeSlots, Slot
 from farm.errors import FarmError
 from farm.jobs.state import AttemptLimits, FailureKind
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.models.model import read_model

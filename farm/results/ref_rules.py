@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from farm.artifacts import sidecar_key
+from farm.artifacts.keys import sidecar_key
 from farm.jobs.state import State
 from farm.targets.pools import begins
 

@@ -30,7 +30,7 @@ from farm.api.auth import LARGEST_BODY
 from farm.api.sites import OwnSite
 from farm.app import Farm
 from farm.errors import UsageError
-from farm.manifest import manifest_schema
+from farm.manifest.schema import manifest_schema
 from farm.pages import page_answers, page_routes
 from farm.serving.gate import Gate
 from farm.serving.health_check import HealthCheck

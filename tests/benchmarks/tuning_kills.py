@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import ArtifactStore
 from farm.compiling.slots import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings

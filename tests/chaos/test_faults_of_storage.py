@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from farm.artifacts import QUARANTINE, blob_key, ownership, sidecar_key
+from farm.artifacts import ownership
+from farm.artifacts.keys import QUARANTINE, blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.s3_bucket import PART
 from farm.control.audit import Auditor

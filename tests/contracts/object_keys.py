@@ -15,11 +15,11 @@ from unittest.mock import MagicMock
 
 from farm import __file__ as FARM
 from farm.app import Farm
-from farm.artifacts import (
+from farm.artifacts.index import rebuild
+from farm.artifacts.keys import (
     BLOBS,
     QUARANTINE,
     UPLOADS,
-    Object,
     artifacts_prefix,
     blob_key,
     readable,
@@ -28,9 +28,9 @@ from farm.artifacts import (
     statements_key,
     upload_key,
 )
-from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import MARKS, documents
 from farm.artifacts.refs import Refs
+from farm.artifacts.storage import Object
 from farm.artifacts.tokens import Role, Tokens
 from farm.builds.follow_up import follow_up_id
 from farm.errors import FarmError

@@ -22,7 +22,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from farm.client.client import freeze
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.models.data import FrozenData

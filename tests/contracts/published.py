@@ -14,7 +14,7 @@ from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
 from farm.client.family import schema as family_schema
 from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
-from farm.manifest import manifest_schema
+from farm.manifest.schema import manifest_schema
 from farm.serving.application import openapi
 from tests.support.command_line import whole_command_line
 

@@ -31,7 +31,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from farm.client.client import freeze
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX
 from tests.support.command_line import whole_command_line

@@ -117,7 +117,7 @@ if __name__ == "__main__":
 
 # --- the worker ------------------------------------------------------------------------------------------------
 
-from farm.artifacts import ArtifactStore  # noqa: E402 - the child has none of it
+from farm.artifacts.storage import ArtifactStore  # noqa: E402
 from farm.compiling.child_process import ChildLimits, run_child  # noqa: E402
 from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402

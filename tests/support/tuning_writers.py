@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, cast
 
-from farm.artifacts import ArtifactStore
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import ArtifactStore
 from farm.errors import FarmFault
 from farm.tuning.database import TuningDatabase
 from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, TuningWork

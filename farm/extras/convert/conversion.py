@@ -19,7 +19,7 @@ from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.files import NotPlain, take
 from farm.jobs.order import ConversionContent, ConversionRecord
-from farm.manifest import ModelEntry
+from farm.manifest.entries import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
 from farm.runner.bounds import Count

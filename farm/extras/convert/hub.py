@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from farm.client.cache import note_use
 from farm.errors import UsageError
 from farm.files import replacing
-from farm.manifest import Source
+from farm.manifest.sources import Source
 
 
 def kept_from_hub(source: Source, cache: Path) -> Path | None:

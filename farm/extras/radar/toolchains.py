@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from farm.artifacts import readable
+from farm.artifacts.keys import readable
 from farm.artifacts.refs import Cells, Ref, Refs, SnapshotCell
 from farm.artifacts.sidecar import facts as facts_of
 from farm.builds.baselines import Baselines

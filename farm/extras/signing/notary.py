@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__, entry_points
-from farm.artifacts import REVOCATIONS, ArtifactStore, Object, sidecar_key, statements_key
+from farm.artifacts.keys import REVOCATIONS, sidecar_key, statements_key
 from farm.artifacts.moves import rewrite
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import Sign
+from farm.artifacts.storage import ArtifactStore, Object, Sign
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import bundles, statements

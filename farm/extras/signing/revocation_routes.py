@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
-from farm.artifacts import REVOCATIONS
+from farm.artifacts.keys import REVOCATIONS
 from farm.errors import NotFound
 from farm.extras.signing.revocations import keep
 

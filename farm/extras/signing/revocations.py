@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts import REVOCATIONS, ArtifactStore
+from farm.artifacts.keys import REVOCATIONS
+from farm.artifacts.storage import ArtifactStore
 from farm.errors import Conflict, UsageError
 from farm.extras.signing import bundles
 from farm.extras.signing.statements import instant, written

@@ -76,7 +76,7 @@ def _lines(checks: Iterable[TrustCheck]) -> list[str]:
 
 
 def _trust(settings: Settings, keys: list[Path], policy: Path | None) -> Trust:
-    from farm.artifacts import MAIN
+    from farm.artifacts.keys import MAIN
     from farm.extras.signing.trust import load_policy, policy_of_keys
     from farm.extras.signing.verifying import Trust
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm import entry_points
-from farm.artifacts import MAIN, readable
+from farm.artifacts.keys import MAIN, readable
 from farm.client.fetching import (
     SignedArtifact,
     program_path,

@@ -38,7 +38,7 @@ class ManifestsApi(Api):
 
         With `version` only if that is the newest one (0: if there is none). Raises Conflict if it is not.
         """
-        from farm.manifest import parse_manifest
+        from farm.manifest.parsing import parse_manifest
 
         content = {name: value for name, value in frozen.submission.items() if name != "build_id"}
         path = f"/v1/manifests/{parse_manifest(frozen.submission['manifest'], frozen.submission['file']).name}"

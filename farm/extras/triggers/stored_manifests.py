@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
-from farm.artifacts import Object
 from farm.artifacts.moves import rewrite
 from farm.artifacts.ownership import lacking
+from farm.artifacts.storage import Object
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
 from farm.extras.triggers.stored import ManifestVersion, ShownManifest, StoredManifest
 from farm.extras.triggers.triggers import TriggerState, shown_trigger, triggers_of
 from farm.logging import get_logger
-from farm.manifest import Manifest, parse_manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.planned import FrozenManifest
 
 if TYPE_CHECKING:

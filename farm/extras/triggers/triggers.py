@@ -13,8 +13,8 @@ from datetime import datetime
 from typing_extensions import TypedDict
 
 from farm.extras.triggers.stored import TriggerRun, TriggerView
-from farm.manifest import Manifest, TriggerEntry
 from farm.manifest.cron import runs_after
+from farm.manifest.entries import Manifest, TriggerEntry
 
 LEASE = 300.0
 """Seconds for which a claimed occasion belongs to the control plane that claimed it."""

@@ -24,7 +24,8 @@ from pydantic import SecretStr
 
 from farm.api import artifact_routes
 from farm.app import Farm
-from farm.artifacts import blob_key, s3_uploads
+from farm.artifacts import s3_uploads
+from farm.artifacts.keys import blob_key
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import ADMINISTRATOR
 from farm.builds import planner

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from farm.app import Farm
-from farm.artifacts import blob_key
+from farm.artifacts.keys import blob_key
 from farm.artifacts.sidecar import facts
 from farm.cli import main
 from farm.client import load

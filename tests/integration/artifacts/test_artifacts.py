@@ -32,8 +32,10 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from farm.artifacts import Published, blob_key, sidecar_key
-from farm.artifacts.s3 import PART, S3Store
+from farm.artifacts.keys import blob_key, sidecar_key
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.s3_bucket import PART
+from farm.artifacts.storage import Published
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import blob_key, index, sidecar_key
+from farm.artifacts import index
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.index import rebuild
+from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
 
 COUNT = 40

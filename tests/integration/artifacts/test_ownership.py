@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import blob_key, ownership
+from farm.artifacts import ownership
+from farm.artifacts.keys import blob_key
 from farm.artifacts.ownership import MARKS, Garbage, collect, lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store

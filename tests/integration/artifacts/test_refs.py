@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import blob_key
+from farm.artifacts.keys import blob_key
 from farm.artifacts.refs import Cells, Ref, Refs
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError

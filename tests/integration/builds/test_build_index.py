@@ -15,7 +15,7 @@ import redis
 from fastapi import FastAPI
 
 from farm.app import Farm
-from farm.artifacts import build_key
+from farm.artifacts.keys import build_key
 from farm.builds import build_index
 from farm.builds.build_index import BuildIndex
 from farm.client.client import FarmClient

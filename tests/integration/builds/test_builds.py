@@ -18,8 +18,8 @@ import redis
 from onnx import TensorProto, helper
 
 from farm.app import Farm
-from farm.artifacts import blob_key
 from farm.artifacts.index import rebuild
+from farm.artifacts.keys import blob_key
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
 from farm.builds.follow_up import follow_up_id

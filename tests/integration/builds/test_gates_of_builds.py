@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.artifacts import sidecar_key
+from farm.artifacts.keys import sidecar_key
 from farm.artifacts.refs import Refs
 from farm.builds.build_index import BuildIndex
 from farm.cli import main

@@ -21,7 +21,7 @@ import pytest
 
 import farm as package
 from farm.app import Farm
-from farm.artifacts import blob_key
+from farm.artifacts.keys import blob_key
 from farm.cli import build_commands, completion, main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome

@@ -17,7 +17,7 @@ import redis
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
-from farm.artifacts import blob_key, sidecar_key
+from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
 from farm.cli import main
 from farm.client.storage_client import StorageClient

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from farm.app import Farm
-from farm.artifacts import reference_key
+from farm.artifacts.keys import reference_key
 from farm.artifacts.sidecar import Measurements
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt

@@ -18,7 +18,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from farm.app import Farm
-from farm.artifacts import sidecar_key
+from farm.artifacts.keys import sidecar_key
 from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageUnavailable

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from farm.artifacts import blob_key
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts.keys import blob_key
 from farm.errors import UsageError
 
 DIGEST = "ab" * 32

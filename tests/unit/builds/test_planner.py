@@ -8,7 +8,7 @@ import pytest
 
 from farm.builds import planner
 from farm.builds.planner import KeptSubmissions, ReadSubmission
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
 from farm.matrix.planned import SubmissionDocument
 

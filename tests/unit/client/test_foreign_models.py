@@ -9,7 +9,7 @@ import pytest
 from farm import entry_points
 from farm.client.freezing import freeze
 from farm.errors import ManifestError
-from farm.manifest import load_manifest
+from farm.manifest.parsing import load_manifest
 from farm.matrix.combinations import combine
 
 MANIFEST = """

@@ -17,7 +17,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 from farm.client.freezing import FrozenInputs, freeze, read_inputs
 from farm.errors import ManifestError
-from farm.manifest import Manifest, parse_manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.spec import Device

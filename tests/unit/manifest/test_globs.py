@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from farm.client.client import freeze
 from farm.errors import ManifestError
-from farm.manifest import load_manifest, parse_manifest
+from farm.manifest.parsing import load_manifest, parse_manifest
 
 TEXT = """\
 version: 1

@@ -15,8 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
-from farm.manifest import Manifest, load_manifest, parse_manifest
 from farm.manifest.cron import runs_after
+from farm.manifest.entries import Manifest
+from farm.manifest.parsing import load_manifest, parse_manifest
 from farm.manifest.yaml import MAX_BYTES, read_document
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
@@ -96,7 +97,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from farm.errors import ManifestError
-from farm.manifest import load_manifest
+from farm.manifest.parsing import load_manifest
 from farm.matrix.cells import check
 from farm.matrix.combinations import combine
 # A document that takes the reader for hours would show here; how fast it is belongs to no test.

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from farm.errors import ManifestError
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
 from farm.models.model import FrozenModel, Tensor

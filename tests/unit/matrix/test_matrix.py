@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from farm.builds.plan import input_files, make_plan
 from farm.errors import ManifestError
 from farm.jobs.order import keys_of
-from farm.manifest import parse_manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, check, expand
 from farm.matrix.combinations import combine
 from farm.models.data import FrozenData

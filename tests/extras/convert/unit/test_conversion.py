@@ -16,7 +16,8 @@ from farm.client.authoring import lint
 from farm.client.cache import trim
 from farm.errors import ManifestError
 from farm.extras.convert.conversion import convert, kind_of
-from farm.manifest import ModelEntry, parse_manifest
+from farm.manifest.entries import ModelEntry
+from farm.manifest.parsing import parse_manifest
 from farm.models.model import UnreadableModel
 from tests.support.helpers import folders_without_end
 from tests.unit.client.test_freezing import write_text

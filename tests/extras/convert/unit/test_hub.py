@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.client.freezing import FrozenInputs, freeze, read_inputs
 from farm.client.strangers import refused
 from farm.errors import ManifestError
-from farm.manifest import Manifest, parse_manifest
+from farm.manifest.entries import Manifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 

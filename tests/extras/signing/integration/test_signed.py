@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from farm.app import Farm
-from farm.artifacts import artifacts_prefix, sidecar_key, statements_key
+from farm.artifacts.keys import artifacts_prefix, sidecar_key, statements_key
 from farm.artifacts.ownership import documents
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from farm.app import Farm
-from farm.artifacts import sidecar, statements_key
+from farm.artifacts import sidecar
+from farm.artifacts.keys import statements_key
 from farm.extras.signing import bundles, statements
 from farm.extras.signing.notary import KEPT, GatesFound, Notary, add
 from tests.support.signed import key_in, sidecar_of

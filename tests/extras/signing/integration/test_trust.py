@@ -18,7 +18,7 @@ import redis
 
 from farm.api.change_log import CHANGES, read_changes
 from farm.app import Farm
-from farm.artifacts import blob_key, sidecar_key
+from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.refs import Refs
 from farm.builds.acknowledged import today
 from farm.client.client import FarmClient, Frozen
