@@ -18,25 +18,21 @@ from typing import TYPE_CHECKING, Any
 from . import onnx_graph, onnxruntime_tuning
 from .onnx_check import DTYPES
 from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
-from .onnxruntime_device import LibraryMissing, cpu_family, device_of
+from .onnxruntime_device import QUIET, LibraryMissing, RuntimeDevice, SessionProgram, cpu_family, described, device_of
 from .onnxruntime_precisions import CONVERSIONS, DENSE
+from .onnxruntime_tuning import Candidate
 from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
     from .documents import (
-        Array,
-        Arrays,
         CompileAnswer,
         ProbeAnswer,
-        ProgramPort,
         Request,
         ToolchainState,
         TuneAnswer,
     )
 
-QUIET = 3
-"""Log severity: errors only."""
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
 RECIPE = 1
 """Number of this module: it goes up when its conversion or quantization changes what comes out."""
@@ -137,10 +133,10 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     else:
         messages.phase("compiling")
         symbolic = _optimise_original(request, scratch, program, level, threads)
-    result = _accept(request, program, quantized, scratch, threads, engine=engine, how=choice)
+    result = _accept(request, device, program, quantized, scratch, threads, engine=engine, how=choice)
     result["symbolic_shapes"] = symbolic
     keep_text(request, "after", lambda: _text(onnx.load_model(program)))
-    if choice and choice.graph and not _replays(request, choice):
+    if choice and not device.takes(choice, request["program"]):
         # An engine is built already, at its level.
         choice = choice._replace(graph=False) if engine else _choice(request, threads, graph=False)
     if choice:
@@ -148,26 +144,10 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     return result
 
 
-def _choice(request: Request, threads: int, *, graph: bool = True) -> onnxruntime_tuning.Candidate | None:
+def _choice(request: Request, threads: int, *, graph: bool = True) -> Candidate | None:
     """Return how the tuning database says that this program is best run; None if it was not tuned."""
     slices = request["tuning"].get("slices")
     return onnxruntime_tuning.choose(Path(request["database"]), slices, threads, graph=graph) if slices else None
-
-
-def _replays(request: Request, how: onnxruntime_tuning.Candidate) -> bool:
-    """Whether a program can be replayed as a CUDA graph: sizes are fixed, every node is on the card, and it runs."""
-    import numpy as np
-
-    try:
-        program = _SessionProgram(request["program"], how, "the program cannot be a CUDA graph", request)
-        ports = [_described(value) for value in program.session.get_inputs()]
-        feeds = {port["name"]: np.zeros([int(size) for size in port["shape"]], port["dtype"]) for port in ports}
-        for _ in range(3):  # Run, capture, replay.
-            program.run(feeds)
-    except RequestFailed as failure:
-        print(f"no CUDA graph: {failure.message}", flush=True)  # noqa: T201 (the log)
-        return False
-    return True
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
@@ -181,18 +161,15 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     }
     compile(plain, messages)
     feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
+    device, threads, mode = device_of(request), int(request.get("threads") or 1), request["tuning"]["mode"]
 
-    def load(candidate: onnxruntime_tuning.Candidate) -> Callable[[], Any] | None:
-        if candidate.graph and not _replays({**request, "program": str(program)}, candidate):
+    def load(candidate: Candidate) -> Callable[[], Any] | None:
+        if not device.takes(candidate, str(program)):
             return None
-        session = _SessionProgram(
-            str(program), candidate, "the slice does not load", request, Path(request["database"])
-        )
-        return lambda: session.run(feeds)
+        loaded = device.load(str(program), candidate, "the slice does not load", Path(request["database"]))
+        return lambda: loaded.run(feeds)
 
-    threads = int(request.get("threads") or 1)
-    mode = request["tuning"]["mode"]
-    tried = device_of(request).candidates(mode, threads)
+    tried = device.candidates(mode, threads)
     seconds = onnxruntime_tuning.time_candidates(mode, tried, load, messages)
     onnxruntime_tuning.add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
@@ -207,13 +184,14 @@ def _text(model: Any) -> str:
 
 def _accept(
     request: Request,
+    device: RuntimeDevice,
     program: Path,
     quantized: dict[str, int],
     scratch: Path,
     threads: int,
     *,
     engine: Path | None = None,
-    how: onnxruntime_tuning.Candidate | None = None,
+    how: Candidate | None = None,
 ) -> CompileAnswer:
     """Load the program the way its users will, and return what is in it.
 
@@ -221,7 +199,7 @@ def _accept(
     """
     import onnx
 
-    precision, device = request["precision"], device_of(request)
+    precision = request["precision"]
     if program.stat().st_size > LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     refusal = f"ONNX Runtime refuses its own {precision} program"
@@ -231,7 +209,7 @@ def _accept(
         session, running = built
     else:
         executed = scratch / "executed.onnx"
-        session = _optimise(program, executed, "all", refusal, threads=threads, request=request)
+        session = _optimise(program, executed, "all", refusal, threads=threads, device=device)
         running = onnx.load_model(executed)
     placement = device.placement(session, running, engine)
     operators = Counter(node.op_type for node in nodes_of(stored.graph))
@@ -241,8 +219,8 @@ def _accept(
     if counted and not sum(quantized.values()):
         raise RequestFailed("nothing_quantized", f"{precision} left every operator of the model as it was")
     return {
-        "inputs": [_described(value) for value in session.get_inputs()],
-        "outputs": [_described(value) for value in session.get_outputs()],
+        "inputs": [described(value) for value in session.get_inputs()],
+        "outputs": [described(value) for value in session.get_outputs()],
         "weight_dtypes": _weight_dtypes(stored),
         "compute_dtypes": compute_dtypes(running),
         "quantized": quantized,
@@ -261,11 +239,11 @@ def _optimise(
     *,
     threads: int,
     fold: bool = True,
-    request: Request | None = None,
+    device: RuntimeDevice | None = None,
 ) -> Any:
     """Run ONNX Runtime's graph optimisation from one file into another and return the session.
 
-    It runs on the CPU, or on the device of a `request`. The stored file is plain ONNX in both cases. `basic` keeps to
+    It runs on the CPU, or on a `device`. The stored file is plain ONNX in both cases. `basic` keeps to
     standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
     import onnxruntime
@@ -275,36 +253,7 @@ def _optimise(
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     disabled = None if fold else ["ConstantFolding"]
-    return session_of(str(source), options, refusal, request, disabled)
-
-
-def session_of(
-    path: str,
-    options: Any,
-    refusal: str,
-    request: Request | None,
-    disabled: list[str] | None = None,
-    provider_options: dict[str, str] | None = None,
-) -> Any:
-    """Return a session on the request's device. What ONNX Runtime cannot load there fails, and runs nowhere else.
-
-    `provider_options` come before the request's own.
-    """
-    import onnxruntime
-
-    device = device_of(request)
-    if device.memory:
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    with blamed_on_compiler(f"{refusal}, {device.where}" if device.where else refusal):
-        session = onnxruntime.InferenceSession(
-            path,
-            options,
-            providers=device.providers(provider_options or {}),
-            disabled_optimizers=disabled,
-            enable_fallback=0,
-        )
-        device.refuse_without(session)
-    return session
+    return (device or RuntimeDevice()).session(str(source), options, refusal, disabled)
 
 
 def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
@@ -420,166 +369,21 @@ def compute_dtypes(model: Any) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-_SESSION_TYPES = {"float": "float32", "double": "float64"}
-
-
-def _described(value: Any) -> ProgramPort:
-    """Return name, dtype, shape and strides (in elements) of a session's input or output."""
-    dtype = value.type.removeprefix("tensor(").removesuffix(")")
-    shape: list[Any] = ["?" if size is None else size for size in value.shape]
-    return {
-        "name": value.name,
-        "dtype": _SESSION_TYPES.get(dtype, dtype),
-        "shape": shape,
-        "strides": _strides(shape) if all(isinstance(size, int) for size in shape) else None,
-    }
-
-
-def _strides(shape: list[int]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    return strides
-
-
 # --- run -------------------------------------------------------------------------------------------------------
 
 
-class _BoundSession:
-    """A session that reads and writes the same memory of the card at every run, as a CUDA graph needs it.
-
-    Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
-    """
-
-    def __init__(self, session: Any, memory: str) -> None:
-        self.session, self.memory = session, memory
-        self.binding = session.io_binding()
-        self.inputs = {value.name: self._memory(value) for value in session.get_inputs()}
-        self.outputs = [self._memory(value) for value in session.get_outputs()]
-        for name, value in self.inputs.items():
-            self.binding.bind_ortvalue_input(name, value)
-        for described, value in zip(session.get_outputs(), self.outputs, strict=True):
-            self.binding.bind_ortvalue_output(described.name, value)
-
-    def _memory(self, value: Any) -> Any:
-        import numpy as np
-        import onnxruntime
-
-        port = _described(value)
-        if port["strides"] is None:
-            raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
-        with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
-            kind = np.dtype(port["dtype"])
-            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], kind, self.memory, 0)
-
-    def bring(self, feeds: Arrays) -> None:
-        """Copy the inputs to the card."""
-        for name, value in self.inputs.items():
-            value.update_inplace(feeds[name])
-
-    def replay(self) -> None:
-        """Run with what was brought; the first run captures the graph."""
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
-
-    def run(self, feeds: Arrays) -> list[Array]:
-        """Run once, with copies."""
-        self.bring(feeds)
-        self.replay()
-        return [value.numpy() for value in self.outputs]
-
-
-class _SessionProgram:
-    """A model or program in an ONNX Runtime session."""
-
-    def __init__(
-        self,
-        path: str,
-        how: onnxruntime_tuning.Candidate,
-        refusal: str,
-        request: Request | None = None,
-        learnt: Path | None = None,
-    ) -> None:
-        """`learnt` is the folder of a tuning database, if the device is to keep there what it learns."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = QUIET
-        options.graph_optimization_level = getattr(
-            onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{how.level.upper()}"
-        )
-        options.intra_op_num_threads = how.threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
-        self.device = device_of(request)
-        chosen = how.provider_options | (self.device.building(None, learnt) if learnt else {})
-        self.session = session_of(path, options, refusal, request, provider_options=chosen)
-        self.outputs = [value.name for value in self.session.get_outputs()]
-        self.bound = _BoundSession(self.session, self.device.memory) if how.graph else None
-
-    def prepare(self, feeds: Arrays) -> Arrays:
-        """Return the arrays themselves."""
-        return feeds
-
-    def run(self, prepared: Arrays) -> list[Array]:
-        """Run once."""
-        import numpy as np
-
-        with blamed_on_compiler(
-            f"ONNX Runtime failed while running{f', {self.device.where}' * bool(self.device.where)}"
-        ):
-            if self.bound:
-                return self.bound.run(prepared)
-            return [np.asarray(value) for value in self.session.run(None, prepared)]
-
-    def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
-        """Return what runs with inputs and outputs that stay on the card; None if host and device are one."""
-        if not self.device.memory:
-            return None
-        if self.bound:
-            self.bound.bring(prepared)
-            return self.bound.replay
-        import onnxruntime
-
-        binding = self.session.io_binding()
-        for value in self.session.get_inputs():
-            if value.type.startswith("tensor(string") or not value.type.startswith("tensor("):
-                return None
-            if value.name in prepared:
-                binding.bind_ortvalue_input(
-                    value.name, onnxruntime.OrtValue.ortvalue_from_numpy(prepared[value.name], self.device.memory, 0)
-                )
-        for name in self.outputs:
-            binding.bind_output(name, self.device.memory)
-
-        def run() -> None:
-            with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
-                self.session.run_with_iobinding(binding)
-                binding.synchronize_outputs()
-
-        return run
-
-
-def load(request: Request) -> _SessionProgram:
+def load(request: Request) -> SessionProgram:
     """Load a compiled program, the way its tuning found best."""
-    session = request.get("session")
-    how = onnxruntime_tuning.Candidate.of_session(session) if session else _untuned(request)
-    return _SessionProgram(request["program"], how, "the program does not load", request)
+    session, device = request.get("session"), device_of(request)
+    how = Candidate.of_session(session) if session else device.default(int(request.get("threads") or 1))
+    return device.load(request["program"], how, "the program does not load")
 
 
-def _untuned(request: Request) -> onnxruntime_tuning.Candidate:
-    return device_of(request).default(int(request.get("threads") or 1))
-
-
-def load_reference(request: Request) -> _SessionProgram:
+def load_reference(request: Request) -> SessionProgram:
     """Load the original model, unchanged; its own precision (fp32) is the reference."""
-    return _SessionProgram(
-        request["model"]["path"],
-        _untuned(request),
-        "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)",
-    )
+    how = device_of(request).default(int(request.get("threads") or 1))
+    refusal = "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)"
+    return RuntimeDevice().load(request["model"]["path"], how, refusal)
 
 
 def output_ranks(request: Request) -> dict[str, int | None]:

@@ -7,16 +7,21 @@ An extension names its module in `DeviceKind.module`; the module has the class u
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import added, onnxruntime_tuning
 from .onnxruntime_providers import providers_of
+from .protocol import blamed_on_compiler
 
 if TYPE_CHECKING:
-    from .documents import Placement, Request
+    from .documents import Array, Arrays, Placement, ProgramPort, Request
     from .onnxruntime_tuning import Candidate
+
+
+QUIET = 3
+"""Log severity: errors only."""
 
 
 class DeviceLibraries(NamedTuple):
@@ -47,7 +52,7 @@ class RuntimeDevice:
     in_bf16 = False
     """Whether a model computes in bf16, and has not only its weights in it."""
 
-    def __init__(self, request: Request | None) -> None:
+    def __init__(self, request: Request | None = None) -> None:
         self.request = request or cast("Request", {})
 
     def find(self) -> DeviceLibraries:
@@ -65,8 +70,39 @@ class RuntimeDevice:
         """
         return providers_of("cpu", "", {}, {})
 
-    def refuse_without(self, session: Any) -> None:
-        """Refuse a session that was made without the device's provider. Raises RequestFailed."""
+    def session(
+        self,
+        path: str,
+        options: Any,
+        refusal: str,
+        disabled: list[str] | None = None,
+        found: dict[str, str] | None = None,
+    ) -> Any:
+        """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else.
+
+        What tuning `found` best of the provider's options comes before the request's own.
+        """
+        import onnxruntime
+
+        with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):
+            return onnxruntime.InferenceSession(
+                path,
+                options,
+                providers=self.providers(found or {}),
+                disabled_optimizers=disabled,
+                enable_fallback=0,
+            )
+
+    def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> SessionProgram:
+        """Load a model or program; `learnt` is the folder of a tuning database, if it is to keep there what it learns.
+
+        Raises RequestFailed, which says what is refused.
+        """
+        return SessionProgram(self, path, how, refusal, learnt)
+
+    def takes(self, how: Candidate, program: str) -> bool:
+        """Whether a program can be run so; the log says why not."""
+        return True
 
     def placement(self, session: Any, executed: Any, engine: Path | None) -> Placement | None:
         """Return which nodes of the `executed` model run where; None if there is only one place.
@@ -110,11 +146,75 @@ class RuntimeDevice:
         return None
 
 
+class SessionProgram:
+    """A model or program in an ONNX Runtime session."""
+
+    def __init__(
+        self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None = None
+    ) -> None:
+        """See `RuntimeDevice.load`."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = QUIET
+        options.graph_optimization_level = getattr(
+            onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{how.level.upper()}"
+        )
+        options.intra_op_num_threads = how.threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
+        self.device = device
+        found = how.provider_options | (device.building(None, learnt) if learnt else {})
+        self.session = device.session(path, options, refusal, found=found)
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def prepare(self, feeds: Arrays) -> Arrays:
+        """Return the arrays themselves."""
+        return feeds
+
+    def run(self, prepared: Arrays) -> list[Array]:
+        """Run once."""
+        import numpy as np
+
+        with blamed_on_compiler(
+            f"ONNX Runtime failed while running{f', {self.device.where}' * bool(self.device.where)}"
+        ):
+            return [np.asarray(value) for value in self.session.run(None, prepared)]
+
+    def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
+        """Return what runs with inputs and outputs that stay on the device; None: host and device are one."""
+        return None
+
+
 def device_of(request: Request | None) -> RuntimeDevice:
     """Return the device of a request; without one the CPU."""
     found = request and added.find("onnxruntime", request.get("device") or "")
     kind: type[RuntimeDevice] = found.DEVICE if found else RuntimeDevice
     return kind(request)
+
+
+_SESSION_TYPES = {"float": "float32", "double": "float64"}
+
+
+def described(value: Any) -> ProgramPort:
+    """Return name, dtype, shape and strides (in elements) of a session's input or output."""
+    dtype = value.type.removeprefix("tensor(").removesuffix(")")
+    shape: list[Any] = ["?" if size is None else size for size in value.shape]
+    return {
+        "name": value.name,
+        "dtype": _SESSION_TYPES.get(dtype, dtype),
+        "shape": shape,
+        "strides": _strides(shape) if all(isinstance(size, int) for size in shape) else None,
+    }
+
+
+def _strides(shape: list[int]) -> list[int]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return strides
 
 
 def cpu_family() -> str:

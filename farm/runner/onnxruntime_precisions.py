@@ -34,8 +34,9 @@ def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> 
     from onnx import helper, numpy_helper
 
     model = onnx.load_model(base)
-    if device_of(request).in_bf16:
-        save(device_of(request).to_bf16(model), target)
+    device = device_of(request)
+    if device.in_bf16:
+        save(device.to_bf16(model), target)
         return {}
     count = 0
     for graph in graphs_of(model.graph):

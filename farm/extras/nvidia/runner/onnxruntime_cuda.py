@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.runner.onnx_graph import nodes_of
-from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing, RuntimeDevice
+from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing, RuntimeDevice, SessionProgram, described
 from farm.runner.onnxruntime_providers import CUDA, ON_CARDS, providers_of
 from farm.runner.onnxruntime_tuning import Candidate
-from farm.runner.protocol import RequestFailed
+from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
-    from farm.runner.documents import Placement
+    from farm.runner.documents import Array, Arrays, Placement
 
 _LIBRARIES = {
     "12": {"cuda": "libcudart.so.12", "cublas": "libcublas.so.12", "cufft": "libcufft.so.11"},
@@ -142,6 +142,92 @@ _SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", 
 _LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
 
 
+class _BoundSession:
+    """A session that reads and writes the same memory of the card at every run, as a CUDA graph needs it.
+
+    Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
+    """
+
+    def __init__(self, session: Any, memory: str) -> None:
+        self.session, self.memory = session, memory
+        self.binding = session.io_binding()
+        self.inputs = {value.name: self._memory(value) for value in session.get_inputs()}
+        self.outputs = [self._memory(value) for value in session.get_outputs()]
+        for name, value in self.inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        for output, value in zip(session.get_outputs(), self.outputs, strict=True):
+            self.binding.bind_ortvalue_output(output.name, value)
+
+    def _memory(self, value: Any) -> Any:
+        import numpy as np
+        import onnxruntime
+
+        port = described(value)
+        if port["strides"] is None:
+            raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
+        with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
+            kind = np.dtype(port["dtype"])
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], kind, self.memory, 0)
+
+    def bring(self, feeds: Arrays) -> None:
+        """Copy the inputs to the card."""
+        for name, value in self.inputs.items():
+            value.update_inplace(feeds[name])
+
+    def replay(self) -> None:
+        """Run with what was brought; the first run captures the graph."""
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+
+    def run(self, feeds: Arrays) -> list[Array]:
+        """Run once, with copies."""
+        self.bring(feeds)
+        self.replay()
+        return [value.numpy() for value in self.outputs]
+
+
+class CardProgram(SessionProgram):
+    """A program on a card: its inputs and outputs can stay there, and it can be replayed as a CUDA graph."""
+
+    def __init__(
+        self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None = None
+    ) -> None:
+        super().__init__(device, path, how, refusal, learnt)
+        self.bound = _BoundSession(self.session, device.memory) if how.graph else None
+
+    def run(self, prepared: Arrays) -> list[Array]:
+        """Run once."""
+        if self.bound is None:
+            return super().run(prepared)
+        with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
+            return self.bound.run(prepared)
+
+    def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
+        """Return what runs with inputs and outputs that stay on the card; None for inputs that cannot."""
+        if self.bound:
+            self.bound.bring(prepared)
+            return self.bound.replay
+        import onnxruntime
+
+        binding = self.session.io_binding()
+        for value in self.session.get_inputs():
+            if value.type.startswith("tensor(string") or not value.type.startswith("tensor("):
+                return None
+            if value.name in prepared:
+                binding.bind_ortvalue_input(
+                    value.name, onnxruntime.OrtValue.ortvalue_from_numpy(prepared[value.name], self.device.memory, 0)
+                )
+        for name in self.outputs:
+            binding.bind_output(name, self.device.memory)
+
+        def run() -> None:
+            with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
+                self.session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+
+        return run
+
+
 class Cuda(RuntimeDevice):
     """A card, by the CUDA provider."""
 
@@ -178,6 +264,41 @@ class Cuda(RuntimeDevice):
         # What only this process knows: folders, sizes, and that it binds memory.
         own = {name: value for name, value in found.items() if name.startswith("trt_") or name == "enable_cuda_graph"}
         return [(first, {**chosen, **own}), *others]
+
+    def session(
+        self,
+        path: str,
+        options: Any,
+        refusal: str,
+        disabled: list[str] | None = None,
+        found: dict[str, str] | None = None,
+    ) -> Any:
+        """Return a session on the card, which says which nodes run there."""
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        session = super().session(path, options, refusal, disabled, found)
+        self.refuse_without(session)
+        return session
+
+    def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> CardProgram:
+        """Load a model or program."""
+        return CardProgram(self, path, how, refusal, learnt)
+
+    def takes(self, how: Candidate, program: str) -> bool:
+        """Whether a CUDA graph, if one is asked for, can be made: sizes are fixed, every node is here, and it runs."""
+        import numpy as np
+
+        if not how.graph:
+            return True
+        try:
+            loaded = self.load(program, how, "the program cannot be a CUDA graph")
+            ports = [described(value) for value in loaded.session.get_inputs()]
+            feeds = {port["name"]: np.zeros([int(size) for size in port["shape"]], port["dtype"]) for port in ports}
+            for _ in range(3):  # Run, capture, replay.
+                loaded.run(feeds)
+        except RequestFailed as failure:
+            print(f"no CUDA graph: {failure.message}", flush=True)  # noqa: T201 (the log)
+            return False
+        return True
 
     def refuse_without(self, session: Any) -> None:
         """Refuse a session that was made without the provider: ONNX Runtime only prints that it could not load it.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.runner.onnx_graph import at_least_opset, graphs_of
-from farm.runner.onnxruntime_compiler import compute_dtypes, session_of
+from farm.runner.onnxruntime_compiler import compute_dtypes
 from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing
 from farm.runner.onnxruntime_providers import TENSORRT, environment_of
 from farm.runner.onnxruntime_tuning import Candidate
@@ -277,7 +277,7 @@ class Tensorrt(Cuda):
         tuned = self.request["tuning"]["mode"] != "off" and self.request.get("database")
         chosen = {**how.provider_options, **self.building(engine, Path(self.request["database"]) if tuned else None)}
         refusal = f"ONNX Runtime refuses its own {precision} program"
-        return session_of(str(program), options, refusal, self.request, provider_options=chosen), running
+        return self.session(str(program), options, refusal, found=chosen), running
 
     def to_bf16(self, model: Any) -> Any:
         """Return a model of fp32 in which all computes in bfloat16."""
