@@ -11,7 +11,6 @@ from farm import entry_points
 from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.paths import build_named, database_named, named
 from farm.client.topic import Api
-from farm.errors import UsageError
 from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
 from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 from farm.wire.checking import checked, parsed
@@ -60,8 +59,6 @@ class JobsApi(Api):
         document = self.reproduction(name, cell)
         write = entry_points.required(entry_points.REPRODUCERS, "folder")
         with into(folder):
-            if any(folder.iterdir()):
-                raise UsageError(f"{folder} is not empty", hint="choose another folder")
             write(document, folder, machine, self._client.artifacts.bring)
         return document
 

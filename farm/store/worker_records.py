@@ -183,7 +183,7 @@ class WorkerRecords:
 
     def _running(self) -> dict[str, Jobs]:
         """Return the jobs that each worker runs, with their namespaces."""
-        jobs = [job for name in ("leases", "kept") for job in self._link.ask("ZRANGE", (name,), 0, -1)]
+        jobs = [job for name in ["leases", "kept"] for job in self._link.ask("ZRANGE", (name,), 0, -1)]
         rows = self._link.ask_many(["HMGET", ("job", job), "worker", "namespace"] for job in jobs)
         running: dict[str, Jobs] = {}
         for job, (worker, namespace) in zip(jobs, rows, strict=True):

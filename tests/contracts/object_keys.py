@@ -39,6 +39,7 @@ from farm.settings import load_settings
 from farm.store.link import key
 from farm.tuning.database import TuningDatabase, databases
 from farm.tuning.records import Snapshot
+from tests.support.places import ROOT
 
 DIGEST = "ab" + "0123456789abcdef" * 3 + "0123456789abcd"
 BUILD = "b-0123456789abcdef"
@@ -197,13 +198,18 @@ def _token() -> Document:
 
 
 def redis() -> Document:
-    """Every sort of key that Python and Lua name; what is not a literal there is `*`."""
+    """Every sort of key that Python (a tuple) and Lua name; what is not a literal there is `*`."""
     folder = Path(FARM).parent
-    python = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    python = "\n".join(path.read_text(encoding="utf-8") for path in (folder / "store").glob("*.py"))
     lua = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.lua"))
     word = partial(re.sub, r'^(?!").*$', "*")
-    calls = re.findall(r'(?<![\w.])key\(("[^()]*)\)', python)
-    sorts = {":".join(word(part.strip()).strip('"') for part in call.split(",")) for call in calls}
+    known = re.findall(r"^\| `([a-z]+)", (ROOT / "docs/job-store.md").read_text(), re.MULTILINE)
+    tuples = re.findall(rf'(?<!\w)\(("(?:nothing|{"|".join(known)})"[^()]*)\)', python)
+    calls = [
+        [part for part in each.split(",") if part] for each in (*tuples, *re.findall(r'\bkey\(("[^()]*)\)', python))
+    ]
+    # A longer one names the fields of a hash.
+    sorts = {":".join(word(part.strip()).strip('"') for part in call) for call in calls if len(call) <= 3}
     term = r'"[^"]*"|\([^()]*\)|[\w.\[\]]+'
     lua = re.sub(r"^local [A-Z, ]+ = FARM.*", "", lua, flags=re.MULTILINE)  # beginnings, not names
     for start, terms in re.findall(rf"\b(FARM|BUILD|JOB|NODE|POOL|WORKER)((?: \.\. (?:{term}))+)", lua):

@@ -89,7 +89,6 @@ FLOORS: dict[str, set[str]] = {
     "farm.compiling": {
         "farm",
         "farm.files",
-        "farm.inert",
         "farm.jobs",
         "farm.runner",
         "farm.spec",
@@ -327,9 +326,9 @@ FLOORS: dict[str, set[str]] = {
         "farm.wire",
     },
     "farm.extras.reproduce": {
-        "farm",
         "farm.compiling",
         "farm.entry_points",
+        "farm.errors",
         "farm.inert",
         "farm.jobs",
         "farm.spec",

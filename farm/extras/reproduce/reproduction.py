@@ -27,6 +27,7 @@ from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
+from farm.errors import UsageError
 from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, Phase
@@ -74,8 +75,11 @@ class MachineFile:
 def write(document: Mapping[str, Any], folder: Path, machine: StepSettings, bring: Bring) -> None:
     """Write the folder that reruns an attempt; `machine` has the defaults for reruns.
 
-    Raises OSError, ValueError for a file that would lie outside the folder, and what `bring` raises.
+    Raises OSError, UsageError for a folder that has other content, ValueError for a file that would lie outside it, and
+    what `bring` raises.
     """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty", hint="choose another folder")
     order = document["order"]
     for _, file, place in _inputs(document, folder / "inputs"):
         place.parent.mkdir(parents=True, exist_ok=True)
