@@ -285,7 +285,7 @@ def _values(field: Mapping[str, Any]) -> str:
 
 def compilers() -> str:
     """Return the page of the compilers: their devices, precisions, options and environment variables."""
-    from farm.targets.compilers import COMPILERS
+    from farm.targets.compilers import compilers
 
     lines = [
         "# Compilers",
@@ -293,7 +293,7 @@ def compilers() -> str:
         f"Generated from `farm/targets`: {AGAIN}. [manifest.md](manifest.md) says how to write options and variables.",
         "A precision with * is computed in a wider type on some devices.",
     ]
-    for compiler in COMPILERS.values():
+    for compiler in compilers().values():
         lines += ["", f"## {compiler.name}", "", *_table("devices", "precisions", "tuning")]
         for kind in compiler.devices:
             precisions = ", ".join(f"{name}{' *' if name in compiler.emulated else ''}" for name in kind.precisions)

@@ -15,7 +15,7 @@ from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.jobs.rows import Listed
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
 from farm.tuning import text
 from farm.tuning.database import TuningDatabase, databases, device_name
@@ -178,7 +178,7 @@ def _pools(farm: Farm) -> list[Pool]:
 
 def _possible(pool: Pool) -> list[tuple[str, str]]:
     """Return the databases that a pool's jobs can tune into: device and mode of each."""
-    compiler = COMPILERS[pool.target.compiler]
+    compiler = compilers()[pool.target.compiler]
     kind = compiler.device(pool.target.device)
     if kind is None or pool.untuned:
         return []

@@ -11,7 +11,7 @@ from farm.artifacts.sidecar import Sidecar
 from farm.errors import NotFound
 from farm.models.shapes import BATCH, PACK
 from farm.results.ref_rules import last, readers_order
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
 
 MOST_REASONS = 5
@@ -108,7 +108,7 @@ def batches(cell: SnapshotCell) -> tuple[int, int]:
 
 
 def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
-    if COMPILERS[pool.target.compiler].maker(pool.target.device) is None:
+    if compilers()[pool.target.compiler].maker(pool.target.device) is None:
         return pool.target.device == device
     here, there = pool.device.arch, cell["device"]
     if device.endswith(":any"):

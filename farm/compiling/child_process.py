@@ -31,7 +31,7 @@ from farm.compiling.conversation import Conversation, OnMessage
 from farm.compiling.outputs import MOST, sweep
 from farm.files import remove_tree
 from farm.runner.documents import ChildError, ChildRequest, GuardEnd, SealPaths
-from farm.targets.compilers import COMPILERS, Maker, with_folder
+from farm.targets.compilers import Maker, child_modules, with_folder
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
@@ -251,7 +251,7 @@ def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPath
 def _modules() -> dict[str, list[str]]:
     """Return the modules that extensions add to children, as `farm.runner.added.add` takes them."""
     others = entry_points.modules(entry_points.CHILDREN)
-    return {**COMPILERS.modules, **{f"{name}/*": with_folder(module) for name, module in others.items()}}
+    return {**child_modules(), **{f"{name}/*": with_folder(module) for name, module in others.items()}}
 
 
 def _granted(path: Path, within: Path | None) -> str:

@@ -37,7 +37,7 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind, Phase
 from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, InputSpec, Request
 from farm.spec import program_name
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.wire.program import Conditions
 
 FALLBACK_SECONDS = 600.0
@@ -74,7 +74,8 @@ class Steps:
         self.sample = children.folder / "sample" / "sample.npz"
         """One sample with its right outputs; `evaluate` leaves it."""
         spec = order["spec"]
-        extension = COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+        self.compiler = compilers()[spec["compiler"]["name"]]
+        extension = self.compiler.program_extension(spec["options"])
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
         self.texts = texts_next_to(self.program)
@@ -96,8 +97,8 @@ class Steps:
     def threads(self) -> int:
         """Threads of a child of this cell: those of the slot, or those of the spec if they change the program."""
         spec = self.order["spec"]
-        compiler = COMPILERS[spec["compiler"]["name"]]
-        return compiler.threads(spec["options"], spec["tuning"]["mode"]) or self.children.settings.threads_per_slot
+        threads = self.compiler.threads(spec["options"], spec["tuning"]["mode"])
+        return threads or self.children.settings.threads_per_slot
 
     def in_slot(self, slot: Slot, folder: Path) -> Steps:
         """Return the steps of the same cell in another slot, for work at the same time; see `Children.in_slot`."""
@@ -163,13 +164,12 @@ class Steps:
         """Check the model if the compiling child cannot, and return it in the form that the compiler reads."""
         if (
             not self._checked
-            and self.order["spec"]["compiler"]["name"] == "migraphx"
+            and self.compiler.name == "migraphx"
             and (self.installation or self.children.settings.migraphx_python)
         ):
             # A compiling child checks the model itself if it can; MIGraphX's own Python may lack onnx.
             self.children.ask(check_request(self.order, model), read=[model.parent])
-        spec = self.order["spec"]
-        if not COMPILERS[spec["compiler"]["name"]].packs(spec["precision"]):
+        if not self.compiler.packs(self.order["spec"]["precision"]):
             return model
         packed = self.children.folder / "packed" / "packed.onnx"
         self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
@@ -225,7 +225,7 @@ class Steps:
                 wish |= {"before": str(texts["before"]), "after": str(texts["after"])}
             request = {**request, "debug": wish}
         start = self.children.log_path.stat().st_size if debug else 0
-        debugging = COMPILERS[self.order["spec"]["compiler"]["name"]].debugging.environment(debug)
+        debugging = self.compiler.debugging.environment(debug)
         answer = self.children.ask(
             request,
             read=[*read, *map(Path, self.env_files.values())],

@@ -24,7 +24,7 @@ from farm.runner.documents import (
     ValueRange,
 )
 from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
-from farm.targets.compilers import COMPILERS, TuningMode, default_equal_share, default_tolerance
+from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance
 
 
 class MadeProgram(NamedTuple):
@@ -208,7 +208,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
-        quantization=COMPILERS[compiler].filled_quantization(spec["precision"], spec["quantization"], device),
+        quantization=compilers()[compiler].filled_quantization(spec["precision"], spec["quantization"], device),
         tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 
@@ -228,7 +228,7 @@ def expected_of(spec: SpecDocument) -> ExpectedToolchain:
 def tuning_mode(order: WorkOrder) -> TuningMode:
     """Return the settings of a work order's tuning mode; none if tuning is off."""
     compiler, _, device = str(order["target"]).partition("/")
-    kind = COMPILERS[compiler].device(device)
+    kind = compilers()[compiler].device(device)
     return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())
 
 
@@ -274,7 +274,7 @@ def bench_request(
         whole["expected"] = {
             **expected_of(order["spec"]),
             "toolchain": toolchain,
-            "recipe": COMPILERS[whole["compiler"]].recipe,
+            "recipe": compilers()[whole["compiler"]].recipe,
             "libraries": {},
             "cpu_family": None,
         }
@@ -306,7 +306,7 @@ def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
         "device": device,
         "inputs": spec["inputs"],
         "batch": spec["batch"],
-        "options": COMPILERS[compiler].filled(spec["options"], device),
+        "options": compilers()[compiler].filled(spec["options"], device),
         **fields,
     }
 

@@ -26,7 +26,7 @@ from farm.models.model import Dimension, FrozenModel, Tensor, read_model
 from farm.models.shapes import BATCH
 from farm.node.survey import Findings, survey
 from farm.settings import Settings
-from farm.targets.compilers import COMPILERS, NATIVE, canonical_precision
+from farm.targets.compilers import NATIVE, canonical_precision, compilers
 from farm.targets.pools import Pool, understand_target
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Planned(NamedTuple):
     def extension(self) -> str:
         """Ending of the program's file."""
         spec = self.cell.order["spec"]
-        return COMPILERS[spec["compiler"]["name"]].program_extension(spec["options"])
+        return compilers()[spec["compiler"]["name"]].program_extension(spec["options"])
 
 
 def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
@@ -106,7 +106,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     if wanted.gpu_memory_limit and not pool.target.maker:
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit limits the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
-    if COMPILERS[pool.target.compiler].threads(wanted.options, wanted.tuning):
+    if compilers()[pool.target.compiler].threads(wanted.options, wanted.tuning):
         # The program is for this machine, so it may use as much of it as a slot has.
         wanted = replace(wanted, options={"threads": settings.threads_per_slot, **wanted.options})
     try:
@@ -187,7 +187,9 @@ def _entry(wanted: Wanted, shapes: Mapping[str, Sequence[int | str]]) -> ModelEn
 def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
     """Return the pool of this machine to compile for, and why this one."""
     # What is only cross-compiled here cannot be run, so neither checked nor measured.
-    pools = [pool for pool in findings.pools if format in COMPILERS[pool.target.compiler].formats and not pool.untuned]
+    pools = [
+        pool for pool in findings.pools if format in compilers()[pool.target.compiler].formats and not pool.untuned
+    ]
     here = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
     gpus = [pool for pool in pools if pool.target.maker]
     by_name = {str(pool.target): pool for pool in pools}
@@ -252,7 +254,7 @@ def title(path: Path) -> str:
 
 
 def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
-    compiler = COMPILERS[pool.target.compiler]
+    compiler = compilers()[pool.target.compiler]
     flags = " ".join(f"--{name}" for name in wanted.precisions)
     if not wanted.precisions:
         precision = NATIVE if model.lowered else "fp32"
@@ -275,11 +277,11 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
 
 
 def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, bool | int | str | tuple[str, ...]]:
-    known = COMPILERS[pool.target.compiler].options_of(pool.target.device)
+    known = compilers()[pool.target.compiler].options_of(pool.target.device)
     for name in wanted.options:
         if name not in known:
             others = ", ".join(
-                name for name, compiler in COMPILERS.items() if wanted.options.keys() <= set(compiler.options)
+                name for name, compiler in compilers().items() if wanted.options.keys() <= set(compiler.options)
             )
             hint = f"leave its flag out, or choose a target of {others}"
             raise UsageError(f"{pool.target.compiler} has no option {name}", hint=hint)

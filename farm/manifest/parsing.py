@@ -29,7 +29,7 @@ from farm.manifest.globs import freeze_globs
 from farm.manifest.sources import Source
 from farm.manifest.values import NAME, SPELLINGS
 from farm.manifest.yaml import Unchecked, Written, YamlDocument, read_document, unwritten_document
-from farm.targets.compilers import COMPILERS, canonical_precision
+from farm.targets.compilers import canonical_precision, compilers
 from farm.targets.pools import understand_target
 
 
@@ -398,7 +398,7 @@ def _target(document: YamlDocument, text: str, path: tuple[str | int, ...]) -> I
 def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     options = option_table()
     refused = next(
-        (compiler.refused_options[name] for compiler in COMPILERS.values() if name in compiler.refused_options), ""
+        (compiler.refused_options[name] for compiler in compilers().values() if name in compiler.refused_options), ""
     )
     if refused:
         yield document.problem(f"`{name}` is not an option here", path, hint=refused, key=True)
@@ -409,9 +409,9 @@ def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int
 
 
 def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    compiler = next((compiler for compiler in COMPILERS.values() if compiler.has_env(name)), None)
+    compiler = next((compiler for compiler in compilers().values() if compiler.has_env(name)), None)
     if compiler is None:
-        known = {known for compiler in COMPILERS.values() for known in compiler.env}
+        known = {known for compiler in compilers().values() for known in compiler.env}
         yield document.problem(
             f"`{name}` is not an environment variable that may be set", path, hint=suggestion(name, known), key=True
         )
@@ -424,7 +424,7 @@ def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | i
 def option_table() -> dict[str, list[Any]]:
     """Return every option of every compiler, and of every quantizer, by name."""
     table: dict[str, list[Any]] = {}
-    for compiler in COMPILERS.values():
+    for compiler in compilers().values():
         for options in (compiler.options, *compiler.quantization.values()):
             for name, option in options.items():
                 table.setdefault(name, []).append(option)

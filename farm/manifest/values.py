@@ -23,7 +23,7 @@ from farm.errors import shown, suggestion
 from farm.jobs.state import FailureKind
 from farm.models.shapes import Extent, Span
 from farm.spec import JsonSchema
-from farm.targets.compilers import COMPILERS, TRACES, canonical_precision
+from farm.targets.compilers import TRACES, canonical_precision, compilers
 from farm.units import DURATION, SHARE, SIZE, parse_duration, parse_share, parse_size
 
 MAX_SELECTORS = 256
@@ -55,7 +55,7 @@ _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
 PRECISIONS: tuple[str, ...] = tuple(
     dict.fromkeys(
-        precision for compiler in COMPILERS.values() for kind in compiler.devices for precision in kind.precisions
+        precision for compiler in compilers().values() for kind in compiler.devices for precision in kind.precisions
     )
 )
 """Every precision that some compiler has on some device, spelt as in identifiers."""

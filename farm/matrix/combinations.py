@@ -22,7 +22,7 @@ from farm.models.shapes import (
     Extent,
     shape_label,
 )
-from farm.targets.compilers import COMPILERS, Compiler
+from farm.targets.compilers import Compiler, compilers
 from farm.targets.pools import Choice, understand_target
 
 MAX_CELLS = 50_000
@@ -230,7 +230,7 @@ class MatrixRules:
     def _check_size(self) -> None:
         total = 0
         for index, model in enumerate(self.manifest.models):
-            targets = sum(len(self._toolchains(COMPILERS[each.target.compiler])) for _, each in self._targets(index))
+            targets = sum(len(self._toolchains(compilers()[each.target.compiler])) for _, each in self._targets(index))
             precisions = len(model.precisions or self.manifest.precisions)
             count = targets * precisions * _count(model, model.sizes)
             total += count
@@ -257,7 +257,7 @@ class MatrixRules:
         """Yield each combination of a model's; `added` is the place of the entry of `include` that adds it."""
         model, own = self.manifest.models[index], added or ("models", index)
         for (target_place, choice), (precision_place, precision) in product(targets, precisions):
-            slug, compiler = choice.slug, COMPILERS[choice.target.compiler]
+            slug, compiler = choice.slug, compilers()[choice.target.compiler]
             cell = added or (*own, "name")
             places = {"cell": cell, "target": target_place, "precision": precision_place, "sizes": own}
             for toolchain_place, toolchain in toolchains or self._toolchains(compiler):

@@ -23,7 +23,7 @@ from farm.node.rocm import Rocm, find_rocm
 from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
 from farm.spec import Device
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.pools import Pool, Target, understand_target
 
 __all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
@@ -80,7 +80,7 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
     makers = {gpu.maker for gpu in gpus}
     added = [
         (compiler.name, kind.pattern)
-        for compiler in COMPILERS.values()
+        for compiler in compilers().values()
         for kind in compiler.devices
         if kind.module and (kind.maker is None or kind.maker in makers)
     ]
@@ -88,7 +88,7 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
         found = probe(name, settings.model_copy(update={"migraphx_path": path}), rocm=rocm, device=device)
         if not found.get("available"):
             # A node without GPUs need not have what compiles for them.
-            kind = COMPILERS[name].device(device) if device else None
+            kind = compilers()[name].device(device) if device else None
             broken = not kind.optional if kind else name == "migraphx" and "amd" in makers
             subject = f"{name}/{device}" if device else name
             findings.notes.append(
@@ -188,7 +188,7 @@ def probe(
 def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Pool]:
     gpus = [gpu for gpu in findings.gpus if gpu.maker == "amd"]
     for name in found["targets"]:
-        if Target(compiler, name).module and COMPILERS[compiler].maker(name):
+        if Target(compiler, name).module and compilers()[compiler].maker(name):
             yield from _card_pools(compiler, found, name, findings)
         elif name != "gpu":
             yield _pool(compiler, found, name, Device(arch=name))
@@ -205,7 +205,7 @@ def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Po
 
 def _card_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
     """Yield pools for the GPUs of an extension's device, without GPUs that are older than the libraries support."""
-    maker = COMPILERS[compiler].maker(name)
+    maker = compilers()[compiler].maker(name)
     for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():
         capability = int(short_arch(gpu.arch).removeprefix("sm_"))
         if capability < found.get("lowest", 0):
@@ -252,7 +252,7 @@ def _pool(
         target=Target(compiler, name),
         toolchain=f"{label}{CROSS}-{build}" if untuned else found["toolchain"],
         device=device,
-        recipe=COMPILERS[compiler].recipe,
+        recipe=compilers()[compiler].recipe,
         libraries=found["libraries"],
         features=tuple(found["features"]),
         cpu_family=found["cpu_family"],

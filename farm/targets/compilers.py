@@ -7,10 +7,10 @@ conversion or quantization changes what comes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -613,36 +613,26 @@ MIGRAPHX = Compiler(
 )
 
 
-class KnownCompilers(Mapping[str, Compiler]):
-    """The farm's own compilers and those of extensions, by name. Extensions are looked for at the first question."""
+@cache
+def compilers() -> Mapping[str, Compiler]:
+    """Return the farm's own compilers and those of extensions, by name. Extensions are looked for at the first call."""
+    known = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
+    for _, added in entry_points.load(entry_points.COMPILERS):
+        for name, kinds in ({} if isinstance(added, Compiler) else added).items():
+            known[name] = known[name].adding(kinds)
+        known |= {added.name: added} if isinstance(added, Compiler) else {}
+    return known
 
-    @cached_property
-    def _known(self) -> dict[str, Compiler]:
-        known = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
-        for _, added in entry_points.load(entry_points.COMPILERS):
-            for name, kinds in ({} if isinstance(added, Compiler) else added).items():
-                known[name] = known[name].adding(kinds)
-            known |= {added.name: added} if isinstance(added, Compiler) else {}
-        return known
 
-    def __getitem__(self, name: str) -> Compiler:
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    @cached_property
-    def modules(self) -> dict[str, list[str]]:
-        """What `farm.runner.added.add` takes: the module of each added device, and the folder of its package."""
-        return {
-            f"{compiler.name}/{kind.pattern}": with_folder(kind.module)
-            for compiler in self.values()
-            for kind in compiler.devices
-            if kind.module
-        }
+@cache
+def child_modules() -> Mapping[str, list[str]]:
+    """Return what `farm.runner.added.add` takes: the module of each added device, and the folder of its package."""
+    return {
+        f"{compiler.name}/{kind.pattern}": with_folder(kind.module)
+        for compiler in compilers().values()
+        for kind in compiler.devices
+        if kind.module
+    }
 
 
 def with_folder(module: str) -> list[str]:
@@ -650,9 +640,6 @@ def with_folder(module: str) -> list[str]:
     spec = find_spec(module.rpartition(".")[0])
     return [module, next(iter(spec.submodule_search_locations or ()), "") if spec else ""]
 
-
-COMPILERS = KnownCompilers()
-"""Every compiler that the farm knows, by name."""
 
 TRACES: tuple[str, ...] = tuple(MIGRAPHX.debugging.traces)
 """Everything that some compiler can trace."""

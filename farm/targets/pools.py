@@ -13,7 +13,7 @@ from typing import Any
 from farm.errors import suggestion
 from farm.jobs.rows import PoolDocument
 from farm.spec import Device, digest_of
-from farm.targets.compilers import COMPILERS, Maker
+from farm.targets.compilers import Maker, compilers
 from farm.targets.devices import Profile, bare, profiles, same_arch
 
 _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
@@ -61,13 +61,13 @@ class Target:
     @property
     def maker(self) -> Maker | None:
         """The maker of the GPUs that it needs; None if it needs no GPU."""
-        compiler = COMPILERS.get(self.compiler)
+        compiler = compilers().get(self.compiler)
         return compiler.maker(self.device) if compiler else None
 
     @property
     def module(self) -> str:
         """The module of the extension that adds it; empty for the farm's own."""
-        kind = compiler.device(self.device) if (compiler := COMPILERS.get(self.compiler)) else None
+        kind = compiler.device(self.device) if (compiler := compilers().get(self.compiler)) else None
         return kind.module if kind else ""
 
     @property
@@ -121,7 +121,7 @@ class Pool:
     @property
     def keyed_libraries(self) -> dict[str, str]:
         """Versions of the libraries that are in keys of the target, at some precision."""
-        compiler = COMPILERS.get(self.target.compiler)
+        compiler = compilers().get(self.target.compiler)
         keyed = {name for names in compiler.libraries.values() for name in names} if compiler else set()
         return {name: self.libraries[name] for name in sorted(keyed & self.libraries.keys())}
 
@@ -131,7 +131,7 @@ class Pool:
 
     def _other_facts(self) -> Iterator[str]:
         """Yield the facts that keys use and that target, compute units and toolchain do not imply."""
-        compiler = COMPILERS.get(self.target.compiler)
+        compiler = compilers().get(self.target.compiler)
         yield from _device_facts(self.device)
         if self.recipe != 1:
             yield f"recipe{self.recipe}"
@@ -303,7 +303,7 @@ def understand_target(text: str) -> Choice:
     compiler, slash, device = text.partition("/")
     if not slash and (text in _cards() or _SM.fullmatch(text) or _SLICE.fullmatch(text)):
         compiler, device, slash = "onnxruntime", f"cuda:{text}", "/"
-    if (known := COMPILERS.get(compiler)) and known.maker(device.partition(":")[0]) == "nvidia":
+    if (known := compilers().get(compiler)) and known.maker(device.partition(":")[0]) == "nvidia":
         return _nvidia(text, compiler, device)
     if not slash:
         compiler, device = "migraphx", text
@@ -312,12 +312,12 @@ def understand_target(text: str) -> Choice:
     if device.partition(":")[0] in _ON_CARDS:
         said = f"`{text}` needs the extension nvidia, which is not installed"
         raise ValueError(f"{said}: the package migraphx-farm has it in farm/extras/nvidia")
-    if compiler not in COMPILERS:
-        raise ValueError(f"unknown compiler `{compiler}`: {suggestion(compiler, COMPILERS)}")
+    if compiler not in compilers():
+        raise ValueError(f"unknown compiler `{compiler}`: {suggestion(compiler, compilers())}")
     profile = profiles().get(device)
     name = bare(profile.device.arch) if profile else device.removesuffix(_ANY)
     any_device = device.endswith(_ANY) and _GFX.fullmatch(name) is not None
-    if (not any_device and ":" in device) or COMPILERS[compiler].device(name) is None:
+    if (not any_device and ":" in device) or compilers()[compiler].device(name) is None:
         raise ValueError(f"{compiler} has no device `{device}`: {suggestion(text, _known())}")
     if name.startswith("gfx") and not _GFX.fullmatch(name):
         raise ValueError(f"`{device}` is not the name of a GPU architecture (gfx90a, gfx942, gfx1100, …)")
@@ -414,7 +414,7 @@ def _age(pool: Pool, libraries: Sequence[str]) -> tuple[Any, ...]:
 def _known() -> list[str]:
     fixed = [
         f"{compiler.name}/{kind.pattern}"
-        for compiler in COMPILERS.values()
+        for compiler in compilers().values()
         for kind in compiler.devices
         if kind.maker is None
     ]

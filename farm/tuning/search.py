@@ -25,7 +25,7 @@ from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger
 from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedModel, SlicePart
 from farm.spec import SpecDocument, digest_of
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.tuning.collecting import Collector
 from farm.tuning.database import Learning, restore
 from farm.tuning.fan_out import FanOut
@@ -59,7 +59,7 @@ def slice_key(spec: SpecDocument, signature: str, threads: int) -> str:
     """
     fields = {name: spec[name] for name in ("precision", "options", "quantization", "env")}
     extra: dict[str, object] = {name: value for name, value in spec["tuning"].items() if name != "mode"}
-    if COMPILERS[spec["compiler"]["name"]].tuning_binds:
+    if compilers()[spec["compiler"]["name"]].tuning_binds:
         extra["threads"] = threads
     return digest_of({"schema": 1, "signature": signature, **fields, **extra})
 
@@ -136,7 +136,7 @@ class Search:
         """Operations that were left untuned then."""
         self.slices: list[SlicePart] = []
         """The model's slices, `{key, count}`."""
-        compiler = COMPILERS[self.spec["compiler"]["name"]]
+        compiler = steps.compiler
         enforce = self.spec["tuning"].get("miopen_find_enforce")
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
         self._budget = budget

@@ -19,7 +19,7 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from tests.chaos.report import Fault
 from tests.support.compiling import search
 from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs, model
@@ -30,7 +30,7 @@ PROMISED, HANGS = 30.0, 300.0
 REFUSALS = {FailureKind.BAD_MODEL, FailureKind.UNSUPPORTED_OPERATOR}
 
 
-def compilers(fault: str) -> list[Any]:
+def both_compilers(fault: str) -> list[Any]:
     """Both, each with a row of its own in the report."""
     on_migraphx = [pytest.mark.migraphx, pytest.mark.fault(f"{fault}-migraphx")]
     return [
@@ -64,7 +64,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
             "model": {"path": str(model), "format": "onnx", "outputs": []},
             "inputs": {"x": {"dtype": "float32", "shape": [1, 3]}},
             "batch": None,
-            "options": COMPILERS[compiler].filled({}, device),
+            "options": compilers()[compiler].filled({}, device),
             "precision": "fp32",
             "quantization": {},
             "tuning": {"mode": "off"},
@@ -108,7 +108,7 @@ def ask_all(cases: Iterable[T], folder: Path, ask_one: Callable[[T, Path], Answe
         yield from pool.map(in_folder, enumerate(cases))
 
 
-@pytest.mark.parametrize(("compiler", "device"), compilers("20"))
+@pytest.mark.parametrize(("compiler", "device"), both_compilers("20"))
 def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: str, device: str) -> None:
     """What the check refuses is refused there with the same kind; what it lets through ends in a failure of its own."""
     corpus = list(malformed(mutations=fault.count.mutations))
@@ -167,7 +167,7 @@ def test_damaged_programs_in_migraphxs_child(fault: Fault, tmp_path: Path) -> No
     assert slowest < max(before, longest(tmp_path / "after", "migraphx", "ref")), what
 
 
-@pytest.mark.parametrize(("compiler", "device"), compilers("21"))
+@pytest.mark.parametrize(("compiler", "device"), both_compilers("21"))
 def test_escapes_in_a_compilers_child(fault: Fault, tmp_path: Path, compiler: str, device: str) -> None:
     """Refused before the compiler is imported, and the secret is in no program, log or answer."""
     names = random.Random(1).sample(sorted(ESCAPES), min(fault.count.escapes, len(ESCAPES)))

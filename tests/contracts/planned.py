@@ -28,7 +28,7 @@ from farm.matrix.combinations import combine
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.spec import Device
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.pools import FEATURES, Pool, Target
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,7 +62,7 @@ def pools() -> list[Pool]:
             target,
             rocm if target.compiler == "migraphx" else "onnxruntime1.31.1-1a2b3c4d",
             device,
-            COMPILERS[target.compiler].recipe,
+            compilers()[target.compiler].recipe,
             libraries,
             features if target.compiler == "migraphx" else ("CPUExecutionProvider",),
             cpu_family="x86-64-v3" if device.arch == "cpu" else "",

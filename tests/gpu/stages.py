@@ -28,7 +28,7 @@ from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
 from farm.settings import Settings, load_settings
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from tests.gpu.card_sampler import Sampler
 from tests.gpu.larger_nets import NETS, left_out
 from tests.support.places import ROOT
@@ -150,7 +150,7 @@ class Run:
         folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
         device = device or self.device
-        known = [each for each in precisions if each in COMPILERS["onnxruntime"].precisions(device)]
+        known = [each for each in precisions if each in compilers()["onnxruntime"].precisions(device)]
         lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{device}]"]
         lines += [f"precisions: [{', '.join(known)}]", "models:"]
         for copy in range(copies):

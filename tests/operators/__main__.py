@@ -26,7 +26,7 @@ from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, Ended
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from tests.support.compiling import search
 
 SCRIPT = Path(__file__).with_name("child.py")
@@ -37,7 +37,7 @@ CASE_SECONDS = 60.0
 def main() -> int:
     """Run the cases and print how they ended; 0 unless one killed its child."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compiler", default="onnxruntime", choices=sorted(COMPILERS))
+    parser.add_argument("--compiler", default="onnxruntime", choices=sorted(compilers()))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="*", help="pattern of case names")
     parser.add_argument("--batch", type=int, default=200, help="cases per child")
@@ -148,7 +148,7 @@ def run(
                 "device": device,
                 "threads": 1,
                 "search": search(compiler),
-                "options": COMPILERS[compiler].resolve_options({}, device),
+                "options": compilers()[compiler].resolve_options({}, device),
                 "cases": lot,
             },
             log_path=folder / "log.txt",

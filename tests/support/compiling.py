@@ -10,7 +10,7 @@ from typing import Any
 
 from farm.compiling.child_process import ChildEnd, ChildLimits, run_child
 from farm.compiling.failures import Failure, classify
-from farm.targets.compilers import COMPILERS, default_equal_share, default_tolerance
+from farm.targets.compilers import compilers, default_equal_share, default_tolerance
 
 
 def package_file(package: str, path: str) -> Path:
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def program(self) -> Path:
-        return self.folder / f"program{COMPILERS[self.compiler].program_extension(self.options)}"
+        return self.folder / f"program{compilers()[self.compiler].program_extension(self.options)}"
 
     def run(self, action: str, **fields: Any) -> dict[str, Any]:
         request = {
@@ -82,7 +82,7 @@ class Case:
             "model": {"path": str(self.path), "format": self.format, "outputs": list(self.outputs)},
             "inputs": self.inputs,
             "batch": self.batch,
-            "options": COMPILERS[self.compiler].filled(self.options, self.device),
+            "options": compilers()[self.compiler].filled(self.options, self.device),
             **fields,
         }
         end = run_child(
@@ -119,7 +119,7 @@ class Case:
     def pack(self, precision: str, **quantization: Any) -> dict[str, int]:
         """Give the model int4 weights; the later steps take that one."""
         packed = self.folder / "packed.onnx"
-        options = COMPILERS[self.compiler].filled_quantization(precision, quantization, self.device)
+        options = compilers()[self.compiler].filled_quantization(precision, quantization, self.device)
         found = self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
         self.path = packed
         return dict(found["quantized"])
@@ -136,7 +136,7 @@ class Case:
             "compile",
             expected=expected,
             precision=precision,
-            quantization=COMPILERS[self.compiler].filled_quantization(precision, quantization, self.device),
+            quantization=compilers()[self.compiler].filled_quantization(precision, quantization, self.device),
             tuning={"mode": "off"},
             calibration=calibration or {"generate": 16, "seed": 0, "ranges": self.ranges},
             program=str(self.program),

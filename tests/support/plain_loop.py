@@ -14,7 +14,7 @@ from farm.compiling.failures import classify
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.spec import digest_of
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 
 
 def work_orders(client: FarmClient, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def plain_loop(
             if recipe not in references:
                 references[recipe] = folder / f"{recipe}.npz"
                 child(reference_request(order, model, data["samples"], references[recipe]))
-            program = folder / f"{number}{COMPILERS[order['spec']['compiler']['name']].extension}"
+            program = folder / f"{number}{compilers()[order['spec']['compiler']['name']].extension}"
             compiled = child(compile_request(order, model, data["calibration"], program))
             if compiled:
                 sample = folder / f"{number}.npz"

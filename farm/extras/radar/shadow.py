@@ -10,7 +10,7 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits
 from farm.matrix.planned import CellGates, CellPlan
 from farm.spec import CompileSpec, DeviceDocument, SpecDocument, cache_key
-from farm.targets.compilers import COMPILERS, OFF
+from farm.targets.compilers import OFF, compilers
 from farm.targets.pools import Pool, version_of
 
 LIMITS: Mapping[str, float] = {"latency": 0.05, "size": 0.1, "memory": 0.25, "load": 1.0, "compile_time": 1.0}
@@ -60,7 +60,7 @@ def _is_device(pool: Pool, device: DeviceDocument) -> bool:
 
 def lacking(spec: SpecDocument, pool: Pool) -> str:
     """Return why a pool's compiler cannot make what a spec asks for, as far as that is known before it tries."""
-    lacks = COMPILERS[spec["compiler"]["name"]].lacks(pool.features, spec["precision"], spec["options"])
+    lacks = compilers()[spec["compiler"]["name"]].lacks(pool.features, spec["precision"], spec["options"])
     return "; ".join(f"{pool.toolchain} has no {feature}, which {what} needs" for feature, what in lacks.items())
 
 
@@ -70,7 +70,7 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
     Without `defaults` it has no limits and budgets of its own.
     """
     compiler = work.order["spec"]["compiler"]
-    named = COMPILERS[compiler["name"]].libraries_of(work.order["spec"]["precision"])
+    named = compilers()[compiler["name"]].libraries_of(work.order["spec"]["precision"])
     spec: SpecDocument = {
         **work.order["spec"],
         "toolchain": pool.toolchain,

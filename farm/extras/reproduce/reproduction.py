@@ -32,7 +32,7 @@ from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, Phase
 from farm.spec import CompileSpec, FileReference, cache_key
-from farm.targets.compilers import COMPILERS, Compiler
+from farm.targets.compilers import Compiler, child_modules, compilers
 
 Document = dict[str, Any]
 Bring = Callable[[FileReference, Path], object]
@@ -118,7 +118,7 @@ def _put_extensions(target: str, folder: Path) -> None:
         _copy_module(entry.module, folder)
         for kind in kinds:
             package = kind.module.rpartition(".")[0]
-            for path in Path(COMPILERS.modules[f"{compiler}/{kind.pattern}"][1]).glob("*.py"):
+            for path in Path(child_modules()[f"{compiler}/{kind.pattern}"][1]).glob("*.py"):
                 _copy_module(f"{package}.{path.stem}", folder)
     if lines:
         # The copies are found as installed packages are.
@@ -267,7 +267,7 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
 def _slot(gpu: str, target: str) -> Slot:
     """Return the slot of the children: the named GPU, else the first GPU of the target's maker."""
     compiler, _, device = target.partition("/")
-    maker = COMPILERS[compiler].maker(device)
+    maker = compilers()[compiler].maker(device)
     return Slot(gpu or "0", maker=maker) if maker else Slot(gpu)
 
 

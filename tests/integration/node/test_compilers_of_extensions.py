@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.pools import understand_target
 from tests.support.places import ROOT
 
@@ -145,7 +145,7 @@ def test_it_compiles_in_sealed_children_and_again_without_the_package(installed:
 def test_a_farm_without_the_extension_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(understand_target("onnxruntime/cuda").served) == "onnxruntime/cuda"
     monkeypatch.setattr("farm.entry_points.load", lambda _: [])
-    monkeypatch.delitem(COMPILERS.__dict__, "_known")
+    monkeypatch.setattr("farm.targets.pools.compilers", compilers.__wrapped__)
     for text in ("onnxruntime/cuda", "onnxruntime/tensorrt:h200", "h200", "sm_90"):
         with pytest.raises(ValueError, match="needs the extension nvidia, which is not installed"):
             understand_target(text)

@@ -15,7 +15,7 @@ from farm.compiling.requests import slice_request
 from farm.extras.reproduce.reproduction import MachineFile
 from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
@@ -35,7 +35,7 @@ def steps_of(
     """Return the steps of a small net for the CPU, and its spec."""
     spec = {
         "compiler": {"name": compiler},
-        "options": COMPILERS[compiler].resolve_options({}, "cpu"),
+        "options": compilers()[compiler].resolve_options({}, "cpu"),
         "inputs": inputs_of(PNET, input_1=[1, 24, 24, 3]),
         "batch": 1,
         "toolchain": "onnxruntime",

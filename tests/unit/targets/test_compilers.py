@@ -11,10 +11,10 @@ import pytest
 
 from farm.runner.samples import make_samples
 from farm.targets.compilers import (
-    COMPILERS,
     MIGRAPHX,
     ONNXRUNTIME,
     canonical_precision,
+    compilers,
     default_equal_share,
     default_tolerance,
 )
@@ -40,7 +40,7 @@ def test_precisions_have_one_spelling(given: str, canonical: str) -> None:
 
 
 def test_every_precision_has_a_tolerance() -> None:
-    for compiler in COMPILERS.values():
+    for compiler in compilers().values():
         for kind in compiler.devices:
             assert all(default_tolerance(precision) > 0 for precision in kind.precisions)
     assert default_tolerance("int8-fp16") == 2e-1
@@ -185,7 +185,7 @@ def test_what_a_device_computes_in_a_wider_type_is_known(device: str, precision:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_onnx_runtime_widens_weights_of_bf16(device: str) -> None:
-    known = COMPILERS["onnxruntime"]
+    known = compilers()["onnxruntime"]
     assert known.emulates(device, "bf16") == ("bf16",)
     assert {part for each in known.precisions(device) for part in known.emulates(device, each)} == {"bf16"}
 
@@ -241,7 +241,7 @@ def test_the_page_of_the_cache_key_lists_the_younger_options() -> None:
     listed = page.partition("A **younger option**")[2].partition("\n\n")[0]
     younger = {
         name
-        for compiler in COMPILERS.values()
+        for compiler in compilers().values()
         for table in (compiler.options, *compiler.quantization.values())
         for name, option in table.items()
         if option.newer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from farm.spec import Device
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import compilers
 from farm.targets.devices import profiles
 from farm.targets.pools import NoPool, Pool, Target, choose_pools, understand_target
 
@@ -21,7 +21,7 @@ H200 = Pool(
 H100 = replace(H200, device=Device("sm_90:h100-80gb-hbm3", 132))
 SLICE = replace(H200, device=Device("sm_90:h200-mig-1g.18gb", 16))
 
-ONNXRUNTIME = COMPILERS["onnxruntime"]
+ONNXRUNTIME = compilers()["onnxruntime"]
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from farm.extras.nvidia.runner.onnxruntime_tensorrt import Tensorrt
 from farm.runner import added, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
 from farm.runner.onnxruntime_device import RuntimeDevice
 from farm.runner.protocol import Messages
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
 
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    added.add(COMPILERS.modules)
+    added.add(child_modules())
 
 
 class StandInSession:

@@ -23,7 +23,7 @@ from farm.compiling.failures import classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
 from farm.runner import added, onnx_graph, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
 from farm.runner.protocol import Messages, RequestFailed
-from farm.targets.compilers import COMPILERS
+from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
 
 _SESSION = onnxruntime.InferenceSession
@@ -31,7 +31,7 @@ _SESSION = onnxruntime.InferenceSession
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    added.add(COMPILERS.modules)
+    added.add(child_modules())
 
 
 class StandInOnTensorrt:
