@@ -110,7 +110,7 @@ class Farm:
     @cached_property
     def celery(self) -> Celery:
         """The Celery application that carries messages to workers."""
-        from farm.broker import make_celery
+        from farm.store.broker import make_celery
 
         return make_celery(self.settings)
 

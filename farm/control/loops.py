@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from farm import broker
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.control import retention
@@ -28,7 +27,7 @@ from farm.errors import FarmFault
 from farm.extension import Loop
 from farm.logging import get_logger
 from farm.settings import Settings
-from farm.store import Store
+from farm.store import Store, broker
 
 log = get_logger(__name__)
 

@@ -26,10 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm import broker  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
-from farm.store import Store  # noqa: E402
+from farm.store import Store, broker  # noqa: E402
 from tests.support.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
 
 bare = broker.make_celery(load_settings())

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm import broker
 from farm.control.loops import ControlPlane, job_loops
 from farm.jobs.state import Outcome
 from farm.settings import Settings
-from farm.store import Claim, Store
+from farm.store import Claim, Store, broker
 from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
 from tests.support.scripted_pool import POOL

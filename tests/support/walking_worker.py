@@ -19,12 +19,11 @@ from typing import Any
 
 import redis
 
-from farm import broker
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
-from farm.store import Claim
+from farm.store import Claim, broker
 from farm.targets.pools import Pool
 
 TTL = 5.0

@@ -111,7 +111,6 @@ FLOORS: dict[str, set[str]] = {
         "farm.wire",
     },
     "farm.store": {"farm.errors", "farm.jobs", "farm.metrics", "farm.settings"},
-    "farm.broker": {"farm.errors", "farm.settings"},
     # who runs it
     "farm.node": {
         "farm.extension",
@@ -177,7 +176,6 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.app": {
         "farm.artifacts",
-        "farm.broker",
         "farm.builds",
         "farm.errors",
         "farm.extension",
@@ -188,7 +186,6 @@ FLOORS: dict[str, set[str]] = {
     "farm.control": {
         "farm.app",
         "farm.artifacts",
-        "farm.broker",
         "farm.errors",
         "farm.extension",
         "farm.logging",
@@ -410,8 +407,8 @@ HOMES = {
     "redis": ["farm/store/"],
     "boto3": ["farm/artifacts/s3_bucket.py"],
     "botocore": ["farm/artifacts/s3_bucket.py"],
-    "celery": ["farm/broker.py", "tasks/", "farm/app.py"],
-    "kombu": ["farm/broker.py", "tasks/"],
+    "celery": ["farm/store/broker.py", "tasks/", "farm/app.py"],
+    "kombu": ["farm/store/broker.py", "tasks/"],
     "onnxruntime": ["farm/runner/", "farm/extras/nvidia/runner/", "farm/extras/packs/runner/"],
     "migraphx": ["farm/runner/"],
     "fastapi": ["farm/api/", "farm/pages/", "farm/serving/", "farm/extras/"],

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from farm import broker
 from farm.app import Farm
 from farm.cli import main
 from farm.control.loops import ControlPlane, job_loops
@@ -25,6 +24,7 @@ from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
 from farm.settings import Settings
+from farm.store import broker
 from tests.support.api_farm import freeze_manifest
 from tests.support.helpers import in_a_thread, wait_until
 from tests.support.places import TESTS

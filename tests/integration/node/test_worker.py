@@ -19,13 +19,12 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm import broker
 from farm.compiling.slots import AWAY, CONSUME, PAUSE
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.local import servers
 from farm.settings import Settings
-from farm.store import Store
+from farm.store import Store, broker
 from tests.chaos.proxy import Proxy
 from tests.support.helpers import alive, wait_until
 from tests.support.jobs import (
