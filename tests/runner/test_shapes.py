@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.matrix.dynamic import REFUSED, REFUSED_ON_CPU
+from farm.matrix.checks import REFUSED, REFUSED_ON_CPU
 from tests.support.compiling import PNET, Case, Refused
 from tests.support.kv_cache import HEAD, HEADS, HIDDEN, write_block
 
