@@ -15,7 +15,7 @@ from farm.app import Farm
 from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
-from farm.artifacts.s3_uploads import client_parts
+from farm.artifacts.s3 import client_parts
 from farm.artifacts.storage import Artifact, Missing, Put, SignedSidecar, Upload
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import entries

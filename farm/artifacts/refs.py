@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 from typing_extensions import TypedDict
 
 from farm.artifacts.keys import MAIN
-from farm.artifacts.moves import until_moved
-from farm.artifacts.storage import ArtifactStore, Object
+from farm.artifacts.storage import ArtifactStore, Object, until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.runner.bounds import Default

@@ -1,21 +1,136 @@
-"""S3Store: artifacts in one bucket."""
+"""S3Store: artifacts in one bucket, and the blobs that clients bring in parts, which go on after an interruption."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.keys import blob_key, sidecar_key, statements_key
-from farm.artifacts.moves import until_moved
-from farm.artifacts.s3_bucket import Bucket, SourceBuckets
-from farm.artifacts.s3_uploads import LargeUploads
-from farm.artifacts.storage import Artifact, Object, Published, Sign
+from farm.artifacts.keys import BLOBS, QUARANTINE, UPLOADS, blob_key, sidecar_key, statements_key, upload_key
+from farm.artifacts.s3_bucket import Bucket, FinalStatus, SourceBuckets
+from farm.artifacts.storage import Artifact, Object, PresignedPut, Published, Sign, until_moved
 from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import CopySourceTypeDef, MultipartUploadTypeDef, PartTypeDef
+
+CLIENT_PART = 128 << 20
+"""Fewest bytes of one part of a client's upload: this much is sent again after an interruption."""
+
+CLIENT_PARTS = 1000
+"""Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB."""
+
+UPLOAD_SECONDS = 43_200
+"""How long URLs for the parts of a large upload are valid: a slow line needs hours."""
+
+
+class LargeUploads:
+    """The uploads of large blobs to one bucket, by clients."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store = store
+
+    def begin(self, namespace: str, digest: str, size: int) -> list[PresignedPut]:
+        """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
+
+        Nothing signs the bytes of a part: the blob is there once `finish` has hashed the whole.
+        """
+        key = upload_key(namespace, digest)
+        upload = self._begun(key)
+        if not upload:
+            begin = partial(self._store.s3.create_multipart_upload, Bucket=self._store.name, Key=key)
+            upload = self._store.ask("write", key, begin)["UploadId"]
+        there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
+        part_size = _client_part(size)
+        puts = []
+        for number, start in enumerate(range(0, size, part_size), 1):
+            length = min(part_size, size - start)
+            if there.get(number) == length:
+                continue
+            parameters = {"Bucket": self._store.name, "Key": key, "UploadId": upload, "PartNumber": number}
+            url = self._store.public.generate_presigned_url(
+                "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=UPLOAD_SECONDS
+            )
+            puts.append(PresignedPut(url, {"content-length": str(length)}, start, length))
+        return puts
+
+    def finish(self, namespace: str, digest: str, size: int) -> None:
+        """Put a large blob's parts together, hash them, and make them the blob. Repeating it is harmless.
+
+        Raises UsageError when parts are missing, or the bytes are not those of the digest (which are deleted).
+        """
+        key = upload_key(namespace, digest)
+        if upload := self._begun(key):
+            parts = self._parts(key, upload)
+            brought = sum(part["Size"] for part in parts)
+            if brought != size:
+                hint = "upload the missing parts, then finish again"
+                raise UsageError(f"{brought} of {size} bytes of blob {digest} are there", hint=hint)
+            listed = [{"PartNumber": part["PartNumber"], "ETag": part["ETag"]} for part in parts]
+            self._store.complete(key, upload, listed, lambda: self._store.head(key) is not None)
+        found = self._store.head(key)
+        if found is None:
+            if not self._store.has_blob(digest, size):
+                raise UsageError(f"no upload of blob {digest} was started here", hint="submit again")
+            return
+        actual = self._store.hash_of(found)
+        if actual == digest:
+            source: CopySourceTypeDef = {"Bucket": self._store.name, "Key": key}
+            what_was_hashed = {"CopySourceIfMatch": found.etag}
+            copy = partial(self._store.s3.copy, source, self._store.name, blob_key(digest), ExtraArgs=what_was_hashed)
+            self._store.ask("copy", key, copy)
+        self._store.delete_object(key)
+        if actual != digest:
+            hint = "did the file change while it was uploaded?"
+            raise UsageError(f"the uploaded bytes have the SHA-256 {actual}, not {digest}", hint=hint)
+
+    def abort(self, older_than: timedelta) -> int:
+        """End large uploads that were begun longer ago and never became blobs; return how many."""
+        before = datetime.now(UTC) - older_than
+        ours = (BLOBS, UPLOADS, QUARANTINE)  # The bucket may have other users.
+        old = [upload for prefix in ours for upload in self._open(prefix) if upload["Initiated"] < before]
+        for upload in old:
+            key = upload["Key"]
+            abort = partial(
+                self._store.s3.abort_multipart_upload, Bucket=self._store.name, Key=key, UploadId=upload["UploadId"]
+            )
+            with suppress(FinalStatus):  # Completed or ended meanwhile.
+                self._store.ask("end an upload to", key, abort, final={404})
+        stale = [entry for entry in self._store.list_entries(UPLOADS) if entry.modified < before]
+        for entry in stale:
+            self._store.delete_object(entry.key)
+        return len(old) + len(stale)
+
+    def _begun(self, key: str) -> str | None:
+        """Return the id of the newest multipart upload to a key that is neither completed nor ended."""
+        ours = [upload for upload in self._open(key) if upload["Key"] == key]
+        return max(ours, key=lambda upload: upload["Initiated"])["UploadId"] if ours else None
+
+    def _open(self, prefix: str) -> list[MultipartUploadTypeDef]:
+        """Return the multipart uploads under a prefix that are neither completed nor ended."""
+        pages = self._store.s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._store.name, Prefix=prefix)
+        return self._store.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
+
+    def _parts(self, key: str, upload: str) -> list[PartTypeDef]:
+        """Return the parts of an upload that are there, in order."""
+        pages = self._store.s3.get_paginator("list_parts").paginate(Bucket=self._store.name, Key=key, UploadId=upload)
+        return self._store.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
+
+
+def client_parts(size: int) -> int:
+    """Return in how many parts a client sends a large blob."""
+    return -(-size // _client_part(size))
+
+
+def _client_part(size: int) -> int:
+    return max(CLIENT_PART, -(-size // CLIENT_PARTS))
+
 
 log = get_logger(__name__)
 

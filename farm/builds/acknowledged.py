@@ -12,8 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.moves import rewrite
-from farm.artifacts.storage import ArtifactStore, Object
+from farm.artifacts.storage import ArtifactStore, Object, rewrite
 from farm.errors import NotFound, UsageError
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger

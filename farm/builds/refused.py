@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.moves import until_moved
-from farm.artifacts.storage import ArtifactStore
+from farm.artifacts.storage import ArtifactStore, until_moved
 from farm.builds.acknowledged import AcknowledgedFailures, today
 from farm.errors import Conflict
 from farm.logging import get_logger

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__, entry_points
 from farm.artifacts.keys import REVOCATIONS, sidecar_key, statements_key
-from farm.artifacts.moves import rewrite
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import ArtifactStore, Object, Sign
+from farm.artifacts.storage import ArtifactStore, Object, Sign, rewrite
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import bundles, statements

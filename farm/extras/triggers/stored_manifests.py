@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.moves import rewrite
 from farm.artifacts.ownership import lacking
-from farm.artifacts.storage import Object
+from farm.artifacts.storage import Object, rewrite
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
 from farm.extras.triggers.stored import ManifestVersion, ShownManifest, StoredManifest
 from farm.extras.triggers.triggers import TriggerState, shown_trigger, triggers_of

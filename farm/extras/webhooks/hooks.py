@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.moves import rewrite
-from farm.artifacts.storage import Object
+from farm.artifacts.storage import Object, rewrite
 from farm.errors import Conflict, NotFound, UsageError
 from farm.logging import get_logger
 

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 
 from farm.api import artifact_routes
 from farm.app import Farm
-from farm.artifacts import s3_uploads
+from farm.artifacts import s3
 from farm.artifacts.keys import blob_key
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import ADMINISTRATOR
@@ -414,7 +414,7 @@ def test_a_large_blob_is_sent_in_parts_and_goes_on_where_it_broke_off(
 ) -> None:
     """Parts that an earlier try has brought are not sent again; the blob is there once the whole was hashed."""
     monkeypatch.setattr(artifact_routes, "MAX_PUT", 10 << 20)
-    monkeypatch.setattr(s3_uploads, "CLIENT_PART", 5 << 20)
+    monkeypatch.setattr(s3, "CLIENT_PART", 5 << 20)
     monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", ())
     file = tmp_path / "weights.bin"
     file.write_bytes(secrets.token_bytes(17 << 20))
@@ -438,8 +438,8 @@ def test_promised_sizes_cost_nothing_before_they_are_summed(
 ) -> None:
     """Each part of an upload takes a signature: what one request asks for is counted before the first is made."""
     begun: list[int] = []
-    begin = s3_uploads.LargeUploads.begin
-    monkeypatch.setattr(s3_uploads.LargeUploads, "begin", lambda *given: begun.append(given[-1]) or begin(*given))
+    begin = s3.LargeUploads.begin
+    monkeypatch.setattr(s3.LargeUploads, "begin", lambda *given: begun.append(given[-1]) or begin(*given))
     api = client.transport._api
 
     def ask(size: int, count: int) -> httpx.Response:
@@ -461,7 +461,7 @@ def test_the_client_asks_for_as_many_blobs_as_the_farm_answers() -> None:
     assert [digest for lot in asked for digest in lot] == list(sizes)
     for lot in asked:
         assert len(lot) <= BLOBS_AT_ONCE
-        large = sum(s3_uploads.client_parts(sizes[digest]) for digest in lot if sizes[digest] > artifact_routes.MAX_PUT)
+        large = sum(s3.client_parts(sizes[digest]) for digest in lot if sizes[digest] > artifact_routes.MAX_PUT)
         assert large <= artifact_routes.MAX_PERMISSIONS
 
 

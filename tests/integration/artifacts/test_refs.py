@@ -208,7 +208,7 @@ def test_a_ref_that_cannot_be_read_is_named(refs: Refs, store: S3Store) -> None:
 
 
 def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.artifacts.moves.MOVES", 5)
+    monkeypatch.setattr("farm.artifacts.storage.MOVES", 5)
     count = 0
 
     def update(there: Cells) -> Cells:

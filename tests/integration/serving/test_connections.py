@@ -20,7 +20,7 @@ import pytest
 
 from farm.api import auth, build_routes
 from farm.app import Farm
-from farm.artifacts.s3_uploads import LargeUploads
+from farm.artifacts.s3 import LargeUploads
 from farm.client.client import FarmClient, Frozen
 from farm.errors import UsageError
 from farm.logging import Folding

@@ -14,8 +14,7 @@ from farm.matrix.combinations import combine
 from farm.models.model import FrozenModel, Tensor
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
-from farm.targets.devices import profiles
-from farm.targets.pools import Pool, Target, in_use
+from farm.targets.pools import Pool, Target, in_use, profiles
 
 MODEL = FrozenModel(
     digest="0" * 64,

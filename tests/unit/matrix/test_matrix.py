@@ -24,8 +24,7 @@ from farm.models.model import FrozenModel, Tensor
 from farm.models.shapes import Span, shape_label, sum_of
 from farm.spec import CompileSpec, Device, cache_key
 from farm.targets.compilers import MIGRAPHX
-from farm.targets.devices import profiles
-from farm.targets.pools import Pool, Target, begins, understand_target
+from farm.targets.pools import Pool, Target, begins, profiles, understand_target
 
 CPU = Pool(
     Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1,

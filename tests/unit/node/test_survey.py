@@ -22,8 +22,7 @@ from farm.node.slot_shares import share_out
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
-from farm.targets.devices import profiles
-from farm.targets.pools import Pool, Target
+from farm.targets.pools import Pool, Target, profiles
 from tests.support.helpers import wait_until
 from tests.support.recorded import NODES, program, recorded
 from tests.support.undying import undying

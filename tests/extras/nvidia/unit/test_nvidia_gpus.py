@@ -18,8 +18,7 @@ from farm.node.slot_shares import share_out
 from farm.runner.documents import ProbeAnswer
 from farm.settings import Settings, load_settings
 from farm.spec import Device
-from farm.targets.devices import profiles
-from farm.targets.pools import Pool, Target
+from farm.targets.pools import Pool, Target, profiles
 from tests.support.recorded_nvml import RecordedMachine
 
 FIRST, SECOND = "GPU-2d70c2d2-6b17-db57-003a-3d13949e1b2a", "GPU-a206ff02-7a3b-e748-1ea4-8c11839c5912"

@@ -8,8 +8,7 @@ import pytest
 
 from farm.spec import Device
 from farm.targets.compilers import compilers
-from farm.targets.devices import profiles
-from farm.targets.pools import NoPool, Pool, Target, choose_pools, understand_target
+from farm.targets.pools import NoPool, Pool, Target, choose_pools, profiles, understand_target
 
 H200 = Pool(
     Target("onnxruntime", "cuda"),
