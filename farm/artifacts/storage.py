@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from typing_extensions import TypedDict
 
-from farm.errors import StorageUnavailable
+from farm.errors import Conflict, StorageUnavailable
 
 if TYPE_CHECKING:
     from farm.artifacts.sidecar import Sidecar, SidecarDocument

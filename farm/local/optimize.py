@@ -32,6 +32,7 @@ from farm.settings import Settings
 from farm.spec import FileReference, SpecDocument
 from farm.targets.compilers import NATIVE, OFF, default_equal_share
 from farm.tuning.database import ForOneRun
+from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
 
 SAVED_MODELS = Path("saved_models")
@@ -72,7 +73,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         children = Children(work, settings, limits, on_phase, cancelled, slot, conditions=look)
         steps = Steps(order, children)
         tunes = order["spec"]["tuning"]["mode"] != OFF
-        pipeline = Pipeline(steps, inputs, Tuner(steps, ForOneRun(), session="optimize") if tunes else None)
+        pipeline = Pipeline(steps, inputs, Tuner(Search(steps, ForOneRun(), session="optimize")) if tunes else None)
         pipeline.reference()  # Before the GPU is watched, since references do not use it.
         with watch(gpu) as usage:
             record = pipeline.run()

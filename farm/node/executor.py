@@ -45,6 +45,7 @@ from farm.settings import Settings
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
+from farm.tuning.search import Search
 from farm.tuning.text import pack
 from farm.tuning.tuner import PublishedProgram, Tuner
 
@@ -365,7 +366,7 @@ class _AttemptRun:
             database_of(artifacts, attempt.namespace, self.order) for artifacts in (self.impatient, self.artifacts)
         )
         self.database = patient
-        return Tuner(
+        search = Search(
             self.steps,
             impatient,
             patient=patient,
@@ -374,9 +375,9 @@ class _AttemptRun:
             job=attempt.job_id,
             budget=self.order.get("budget") or 0.0,
             free=attempt.free,
-            # With a limit, the program that is published takes the turns: `_in_turns`.
-            published=self._published() if self.order.get("limit") is None else None,
         )
+        # With a limit, the program that is published takes the turns: `_in_turns`.
+        return Tuner(search, published=self._published() if self.order.get("limit") is None else None)
 
     def _published(self) -> PublishedProgram | None:
         """Bring the program to compare with: a follow-up's, or a gate's baseline. Without it nothing can be shown."""

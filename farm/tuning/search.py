@@ -108,18 +108,18 @@ class Search:
         self,
         steps: Steps,
         database: Learning,
-        free: FreeSlots,
         *,
-        patient: Learning,
         session: str,
-        worker: str,
-        job: str,
-        budget: float,
-        collect_seconds: float,
+        patient: Learning | None = None,
+        worker: str = "",
+        job: str = "",
+        budget: float = 0.0,
+        collect_seconds: float = COLLECT_SECONDS,
+        free: FreeSlots | None = None,
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 means none. Slots that are `free` help.
 
-        `patient` is the same database for when nothing else can be done than to wait for storage that is away.
+        `patient` is the same database, but its requests wait while storage is away.
         """
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
@@ -142,12 +142,12 @@ class Search:
         self._budget = budget
         self._deadline: float | None = None
         self._database = database
-        self._patient = patient
+        self._patient = patient or database
         self._unsaved = False
         """Whether the last commit is yet to come."""
         self._session = {"session": session, "worker": worker, "job": job}
         self._collect_seconds = collect_seconds
-        self._fan_out = FanOut(free, self.children.slot, self._tune_slice, self.children.cancelled)
+        self._fan_out = FanOut(free or FreeSlots(), self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
         self._lock = threading.RLock()
         """Held while work is counted, or the collector is used."""

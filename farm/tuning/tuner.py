@@ -17,20 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
-from farm.compiling.pipeline import Steps, inputs_of
+from farm.compiling.pipeline import inputs_of
 from farm.compiling.program_record import ProgramRecord, ProgramSpeed, RecordedTuning, TurnFigures, is_shared
 from farm.compiling.requests import MadeProgram, bench_request, compile_request
-from farm.compiling.slots import FreeSlots
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
 from farm.runner.documents import BenchAnswer, CompileAnswer, Request, TimedProgram, TuningWish
 from farm.targets.compilers import OFF
-from farm.tuning.database import Learning
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
-from farm.tuning.search import COLLECT_SECONDS, REFUSED, Search
+from farm.tuning.search import REFUSED, Search
 from farm.wire.program import Conditions, Latency
 
 log = get_logger(__name__)
@@ -56,44 +54,16 @@ class PublishedProgram(NamedTuple):
 class Tuner:
     """Tunes and compiles the model of one cell against the database of its pool, device and mode."""
 
-    def __init__(
-        self,
-        steps: Steps,
-        database: Learning,
-        *,
-        patient: Learning | None = None,
-        session: str,
-        worker: str = "",
-        job: str = "",
-        budget: float = 0.0,
-        collect_seconds: float = COLLECT_SECONDS,
-        published: PublishedProgram | None = None,
-        free: FreeSlots | None = None,
-    ) -> None:
-        """`session` names this attempt, for ever; `budget` is in seconds, 0 means none.
-
-        `patient` is the same database, but its requests wait while storage is away. `published` is a program that takes
-        turns with this one too. Slots that are `free` help to tune.
-        """
-        self.steps, self.children, self.order = steps, steps.children, steps.order
-        self.spec = steps.order["spec"]
-        self.search = Search(
-            steps,
-            database,
-            free or FreeSlots(),
-            patient=patient or database,
-            session=session,
-            worker=worker,
-            job=job,
-            budget=budget,
-            collect_seconds=collect_seconds,
-        )
+    def __init__(self, search: Search, *, published: PublishedProgram | None = None) -> None:
+        """`published` is a program that takes turns with this one too."""
+        self.search = search
+        self.steps, self.children, self.order, self.spec = search.steps, search.children, search.order, search.spec
         self.mode, self.folder = self.search.mode, self.search.folder
         self.proof = self.children.folder / "proof"
         """Empty databases, with which the tuned program is measured: it must need none, and leave none."""
         self.measuring = self.mode.reading(str(self.proof))
         """The environment of the children that measure."""
-        self.untuned = self.children.folder / "untuned" / steps.program.name
+        self.untuned = self.children.folder / "untuned" / self.steps.program.name
         self.untuned_compiled: CompileAnswer | None = None
         self.measured: Sequence[TimedProgram] = []
         self.comparison: Comparison | None = None

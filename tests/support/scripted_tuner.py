@@ -125,7 +125,8 @@ from farm.compiling.pipeline import Steps  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
 from farm.settings import Settings  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
-from farm.tuning.tuner import Tuner  # noqa: E402
+from farm.tuning.search import Search  # noqa: E402
+from farm.tuning.tuner import PublishedProgram, Tuner  # noqa: E402
 
 SPEC: Mapping[str, Any] = {
     "compiler": {"name": "migraphx"},
@@ -227,6 +228,7 @@ def tuner_for(
     mode: str = "exhaustive",
     slot: Slot = ANYWHERE,
     on_phase: OnPhase = lambda *_: None,
+    published: PublishedProgram | None = None,
     **options: Any,
 ) -> Tuner:
     """Return what tunes one model in a slot; `name` is the attempt's, and that of its folder."""
@@ -239,4 +241,5 @@ def tuner_for(
         "model": {"format": "onnx"},
         "spec": {**SPEC, "tuning": {"mode": mode}},
     }
-    return Tuner(ScriptedSteps(order, children), database(artifacts, mode), session=name, **options)
+    search = Search(ScriptedSteps(order, children), database(artifacts, mode), session=name, **options)
+    return Tuner(search, published=published)

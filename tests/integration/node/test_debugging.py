@@ -18,7 +18,7 @@ from farm.results.speed import Comparison
 from farm.targets.compilers import compilers
 from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
-from farm.tuning.search import slice_key
+from farm.tuning.search import Search, slice_key
 from farm.tuning.tuner import Tuner
 from tests.support.compiling import PNET, inputs_of
 
@@ -92,7 +92,7 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
         RecordStore.SLICES: '{"operations":1,"seconds":1.0}',
     }
     monkeypatch.setattr("farm.tuning.tuner.compare", lambda *_: Comparison(0.5, 0.4, 0.6, "slower"))
-    tuner = Tuner(steps, Knows(known, keys), session="one")
+    tuner = Tuner(Search(steps, Knows(known, keys), session="one"))
     made = tuner.compile(PNET, None)
     tuned = steps.texts["after"].read_text()
     assert tuner.choose(made, None, runs=True) == tuner.untuned_compiled
