@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .onnx_graph import nodes_of, subgraphs
+
 if TYPE_CHECKING:
     from .documents import CheckAnswer, TensorInfo
 
@@ -233,7 +235,7 @@ class _Check:
             raise BadModel(f"function {_name(key[1])} calls itself, or functions nest deeper than {MAX_DEPTH}")
         if key not in self.expanded:
             total = 0
-            for node in _all_nodes(self.functions[key].node):
+            for node in nodes_of(self.functions[key]):
                 inner = _called(node)
                 total += self.expansion(inner, [*calls, key]) if inner in self.functions else 1
                 if total > MAX_NODES:
@@ -456,7 +458,7 @@ def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozens
 def _needs(node: Any) -> Iterator[str]:
     """Yield the names that a node and its subgraphs read."""
     yield from filter(None, node.input)
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
         own.update(name for inner in graph.node for name in inner.output)
         for inner in graph.node:
@@ -465,20 +467,6 @@ def _needs(node: Any) -> Iterator[str]:
 
 def _called(node: Any) -> _Key:
     return node.domain, node.op_type, node.overload
-
-
-def _subgraphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _all_nodes(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        yield node
-        for graph in _subgraphs(node):
-            yield from _all_nodes(graph.node)
 
 
 def _typed_counts(tensor: Any, dtype: str, bits: int, count: int) -> tuple[int, int]:

@@ -83,11 +83,11 @@ def graphs_of(graph: Any) -> Iterator[Any]:
     """Yield a graph and every graph inside its nodes."""
     yield graph
     for node in graph.node:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             yield from graphs_of(inner)
 
 
-def _subgraphs(node: Any) -> Iterator[Any]:
+def subgraphs(node: Any) -> Iterator[Any]:
     """Yield the graphs right inside a node."""
     for attribute in node.attribute:
         yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
@@ -139,5 +139,5 @@ def random_outputs(model: Any) -> dict[str, str]:
 
 def _inner(node: Any) -> Iterator[Any]:
     """Yield the nodes of a node's subgraphs."""
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         yield from nodes_of(graph)

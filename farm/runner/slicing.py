@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_check import DTYPES
-from .onnx_graph import drop_overridable_constants, fix_shapes, graphs_of
+from .onnx_graph import RANDOM, drop_overridable_constants, fix_shapes, graphs_of, save
 
 if TYPE_CHECKING:
     from .documents import InputSpec, SliceAnswer, SlicedModel
@@ -30,14 +30,9 @@ PER_SLICE = 4
 """Tunable operations that a slice has at most, if it can be cut: a child that dies loses one slice."""
 MAX_FOLDED = 65_536
 """Elements of a constant that are computed here, to learn shapes from; weights are left alone."""
-MAX_ONE_FILE = 2**31 - 1
 _ROUNDS = 20
 _LEADING = frozenset({"DequantizeLinear", "Cast"})
 """Operators that belong to the operation behind them: compilers look for them there."""
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
-
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Not computed in advance, since that would undo the quantization."""
 
@@ -62,8 +57,6 @@ def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> Sl
     Returns `slices`, a list of `{path, signature, operations, count, inputs}` in the model's order, and `operations`,
     the tunable ones of the whole model.
     """
-    import onnx
-
     distinct: dict[str, SlicedModel] = {}
     total = 0
     for piece in cut(path, inputs):
@@ -72,8 +65,7 @@ def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> Sl
             distinct[piece.signature]["count"] += 1
             continue
         file = folder / f"slice-{len(distinct):04}.onnx"
-        large = piece.model.ByteSize() > MAX_ONE_FILE
-        onnx.save_model(piece.model, file, save_as_external_data=large, location=f"{file.name}.data" if large else None)
+        save(piece.model, file)
         distinct[piece.signature] = {
             "path": str(file),
             "signature": piece.signature,
@@ -147,7 +139,7 @@ def _result(node: Any, known: Mapping[str, Any], types: Mapping[str, Type], mode
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-    if node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM | _QUANTIZED:
+    if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM | _QUANTIZED:
         return None
     if node.op_type == "Constant" and node.attribute[0].HasField("t"):
         return {node.output[0]: onnx.TensorProto.FromString(node.attribute[0].t.SerializeToString())}
@@ -217,7 +209,7 @@ class _Graph:
         self.nodes = []
         for node in self._used():
             used = _reads(node)
-            if node.op_type not in _RANDOM and all(name in self.constants for name in used):
+            if node.op_type not in RANDOM and all(name in self.constants for name in used):
                 self.constants |= dict.fromkeys((name for name in node.output if name), node)
             else:
                 self.nodes.append(node)
