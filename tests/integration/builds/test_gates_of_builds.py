@@ -154,7 +154,7 @@ def test_a_mistyped_baseline_is_refused_with_a_suggestion(
 ) -> None:
     (tmp_path / "farm.yaml").write_text(ONE)
     with commands(farm, url, tmp_path, monkeypatch):
-        for command in (["submit"], ["submit", "--dry-run"]):
+        for command in (["submit", "--detach"], ["submit", "--dry-run"]):
             assert main([*command, "farm.yaml", "--baseline", "prd", "--gate", "latency=5%"]) == ExitCode.USAGE
             said = capsys.readouterr().err
             assert "the tag prd does not exist in namespace main" in said
