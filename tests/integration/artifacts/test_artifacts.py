@@ -429,7 +429,7 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
 def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
     store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.artifacts.s3_uploads.CLIENT_PART", 5 << 20)
+    monkeypatch.setattr("farm.artifacts.s3.CLIENT_PART", 5 << 20)
     data = random.Random(1).randbytes((11 << 20) + 3)
     digest = hashlib.sha256(data).hexdigest()
 
