@@ -13,10 +13,10 @@ from farm.errors import FarmFault, UsageError
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
-    from farm.artifacts.sidecar import Sidecar
     from farm.artifacts.storage import ArtifactStore, Sign
     from farm.results.report import Report
     from farm.settings import Settings
+    from farm.wire.program import Sidecar
 
 SIGNING = ("signing_key", "trust_policy")
 """Settings without whose reader a farm must not go on: programs would be neither signed nor refused."""

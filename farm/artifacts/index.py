@@ -79,7 +79,7 @@ def _read(artifacts: ArtifactStore, key: str) -> Known | None:
     if facts["sidecar"] != key:
         log.warning("sidecar misplaced", key=key)
         return None
-    return Known(found.etag, facts, [(blob.digest, blob.size) for blob in sidecar.blobs.required()])
+    return Known(found.etag, facts, [(blob["digest"], blob["size"]) for blob in sidecars.required(sidecar["blobs"])])
 
 
 def _blob_sizes(

@@ -16,6 +16,7 @@ from farm.artifacts.storage import Artifact, Object, PresignedPut, Published, Si
 from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CopySourceTypeDef, MultipartUploadTypeDef, PartTypeDef
@@ -168,27 +169,26 @@ class S3Store(Bucket):
         Raises UsageError if this sidecar is not valid or its own blobs are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
-        key = sidecar_key(namespace, ours.key)
+        key = sidecar_key(namespace, ours["key"])
         if absent := self._first_absent(ours):
             raise UsageError(f"{self.place(key)} cannot be published: {self.place(blob_key(absent))} is not there")
         data = sidecars.text(ours)
-        document = sidecars.document(ours)
         if sign:
             sign(self, ours, data)
 
         def attempt() -> Published | None:
             with suppress(Conflict):
                 self.put_object(key, data, create=True)
-                return Published(document, adopted=False)
+                return Published(ours, adopted=False)
             there = self.get_object(key)
             if there is None:  # Retention took it in between.
                 return None
-            if theirs := self._whole(namespace, ours.key, there):
+            if theirs := self._whole(namespace, ours["key"], there):
                 return Published(theirs.sidecar, adopted=True)
             with suppress(Conflict):
                 self.put_object(key, data, if_match=there.etag)
                 log.warning("artifact repaired", key=key)
-                return Published(document, adopted=False)
+                return Published(ours, adopted=False)
             return None
 
         return until_moved(self.place(key), attempt)
@@ -213,13 +213,13 @@ class S3Store(Bucket):
         except ValueError:
             log.warning("sidecar unreadable", key=found.key)
             return None
-        if (sidecar.namespace, sidecar.key) != (namespace, key) or self._first_absent(sidecar):
+        if (sidecar["namespace"], sidecar["key"]) != (namespace, key) or self._first_absent(sidecar):
             log.warning("artifact broken", key=found.key)
             return None
-        return Artifact(namespace, key, sidecars.document(sidecar), found.etag)
+        return Artifact(namespace, key, sidecar, found.etag)
 
-    def _first_absent(self, sidecar: sidecars.Sidecar) -> str | None:
-        blobs = sidecar.blobs.required()
+    def _first_absent(self, sidecar: Sidecar) -> str | None:
+        blobs = sidecars.required(sidecar["blobs"])
         with ThreadPoolExecutor(len(blobs)) as pool:
-            there = pool.map(lambda blob: self.has_blob(blob.digest, blob.size), blobs)
-            return next((blob.digest for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)
+            there = pool.map(lambda blob: self.has_blob(blob["digest"], blob["size"]), blobs)
+            return next((blob["digest"] for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from farm.artifacts.sidecar import Sidecar
 from farm.runner.onnxruntime_providers import device_of, environment_of, providers_of
+from farm.wire.program import Sidecar
 
 
 class Serving(NamedTuple):
@@ -23,9 +24,9 @@ class Serving(NamedTuple):
 
 def serving_of(sidecar: Sidecar) -> Serving:
     """Return how to run a program of ONNX Runtime's."""
-    found: dict[str, Any] = sidecar.tuning.session or {}
-    precision, options = sidecar.spec.get("precision", ""), sidecar.spec.get("options", {})
-    device = device_of(sidecar.device.arch, sidecar.toolchain)
+    found: Mapping[str, Any] = sidecar["tuning"]["session"] or {}
+    precision, options = sidecar["spec"].get("precision", ""), sidecar["spec"].get("options", {})
+    device = device_of(sidecar["device"]["arch"], sidecar["toolchain"])
     return Serving(
         providers_of(device, precision, options, found),
         environment_of(device, precision),

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from farm.errors import Conflict, StorageUnavailable
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import Sidecar, SidecarDocument
+    from farm.wire.program import Sidecar
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Artifact:
 
     namespace: str
     key: str
-    sidecar: SidecarDocument
+    sidecar: Sidecar
     etag: str
 
 
@@ -51,7 +51,7 @@ class Artifact:
 class Published:
     """Result of publishing. `adopted`: another attempt was first, and `sidecar` is its sidecar."""
 
-    sidecar: SidecarDocument
+    sidecar: Sidecar
     adopted: bool
 
 

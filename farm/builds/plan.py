@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from farm.artifacts.refs import SnapshotCell
 from farm.jobs.estimate import Estimate
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import ConversionRecord, WorkOrder
+from farm.jobs.order import WorkOrder
 from farm.matrix.cells import Cell
 from farm.matrix.planned import CellPlan, ShownCell
 from farm.results.accuracy import judge_fallback
 from farm.spec import FileReference, SpecDocument, changes
+from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50
 """Number of misses in one plan for which the last artifact's spec is read, to say what changed."""

@@ -16,13 +16,13 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.speed import ComparisonDocument, MeasuredDocument
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.client.client import FarmClient
     from farm.compiling.children import OnPhase
     from farm.local.bench import Contestant, Measured
     from farm.node.gpu_usage import Usage
     from farm.node.survey import Findings
     from farm.settings import Settings
+    from farm.wire.program import Sidecar
 
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
@@ -54,7 +54,7 @@ class BenchedProgram(NamedTuple):
     """A program on this machine with its sidecar; `stored` if it came from a farm."""
 
     program: Path
-    sidecar: SidecarDocument
+    sidecar: Sidecar
     stored: bool = False
 
 
@@ -153,7 +153,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         return sorted((_brought(client, each) for each in described), key=lambda one: _batch(one.sidecar))
 
 
-def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
+def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
     """Download a stored artifact's program and sample to the cache, unless they are there and complete."""
     from farm.client.cache import default_cache, note_use, trim
 
@@ -167,7 +167,7 @@ def _brought(client: FarmClient, sidecar: SidecarDocument) -> BenchedProgram:
     return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
-def _cache(sidecar: SidecarDocument) -> Path:
+def _cache(sidecar: Sidecar) -> Path:
     from farm.client.cache import default_cache
 
     return default_cache() / "artifacts" / str(sidecar["key"])
@@ -201,7 +201,7 @@ def _is_whole(path: Path, digest: str) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
-def _batch(sidecar: SidecarDocument) -> int:
+def _batch(sidecar: Sidecar) -> int:
     batch = sidecar["spec"]["batch"]
     return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 

@@ -17,11 +17,11 @@ from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import Blob, FoundDevice, Measurements, SidecarDocument, TuningFacts, Verification
     from farm.client.client import FarmClient
     from farm.jobs.facts import TuningCounts
     from farm.runner.mxr import ProgramContent
-    from farm.wire.program import Port
+    from farm.spec import FileReference
+    from farm.wire.program import FoundDevice, Measurements, Port, Sidecar, TuningFacts, Verification
 
 
 def inspect(
@@ -86,7 +86,7 @@ def key_of(client: FarmClient, what: str) -> str:
 _LARGEST_SIDECAR = 16 << 20
 
 
-def sidecar_and_program(path: Path) -> tuple[SidecarDocument | None, Path | None]:
+def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
     from farm.client.fetching import program_path, sidecar_path
 
@@ -125,12 +125,12 @@ def _only_sidecar(folder: Path) -> Path:
     return found[0] if found else folder / _SIDECAR
 
 
-def _read_sidecar(path: Path) -> SidecarDocument:
+def _read_sidecar(path: Path) -> Sidecar:
     try:
         read = json.loads(path.read_bytes())
         if not isinstance(read["blobs"]["program"]["path"], str):
             raise TypeError
-        sidecar: SidecarDocument = read
+        sidecar: Sidecar = read
     except FileNotFoundError:
         raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -138,7 +138,7 @@ def _read_sidecar(path: Path) -> SidecarDocument:
     return sidecar
 
 
-def _show_inspected(sidecar: SidecarDocument | None, file: Path | None, *, as_json: bool) -> None:
+def _show_inspected(sidecar: Sidecar | None, file: Path | None, *, as_json: bool) -> None:
     from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 
     found, wrong = None, []
@@ -165,7 +165,7 @@ def _show_inspected(sidecar: SidecarDocument | None, file: Path | None, *, as_js
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
 
-def describe(document: SidecarDocument) -> list[str]:
+def describe(document: Sidecar) -> list[str]:
     """Return a sidecar for people. Raises ArtifactGone if it is not valid."""
     from farm.artifacts import sidecar as sidecars
 
@@ -173,108 +173,109 @@ def describe(document: SidecarDocument) -> list[str]:
         sidecar = sidecars.validate(document)
     except UsageError as error:
         raise ArtifactGone(error.message, hint="fetch it again") from None
-    spec, blobs, measured, checked = document["spec"], sidecar.blobs, sidecar.measurements, sidecar.verification
+    spec, blobs, measured = sidecar["spec"], sidecar["blobs"], sidecar["measurements"]
+    checked = sidecar["verification"]
     rows = [
-        ("program", f"{blobs.program.path}, {render.size(blobs.program.size)}"),
-        ("sha256", blobs.program.digest),
-        ("key", sidecar.key),
+        ("program", f"{blobs['program']['path']}, {render.size(blobs['program']['size'])}"),
+        ("sha256", blobs["program"]["digest"]),
+        ("key", sidecar["key"]),
         ("model", f"{spec['model'].get('format', '')} {spec['model'].get('digest', '')}".strip()),
-        ("compiler", f"{spec['compiler'].get('name', '')}, {sidecar.toolchain}"),
-        ("device", _device(sidecar.device)),
+        ("compiler", f"{spec['compiler'].get('name', '')}, {sidecar['toolchain']}"),
+        ("device", _device(sidecar["device"])),
         ("precision", spec["precision"]),
-        *[("input", _port(port)) for port in sidecar.inputs],
-        *[("output", _port(port)) for port in sidecar.outputs],
+        *[("input", _port(port)) for port in sidecar["inputs"]],
+        *[("output", _port(port)) for port in sidecar["outputs"]],
     ]
-    if sidecar.quantized:
-        rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar.quantized.items()))))
-    if measured.latency:
-        tail = f", 99 % within {render.duration(measured.latency['p99'])}" if measured.latency["p99"] else ""
-        shared = ", not measured alone" if measured.shared else ""
-        rows.append(("latency", f"{render.duration(measured.latency['median'])}{tail}{shared}"))
-    if sidecar.tuning.operations is not None:
-        rows += _tuning_rows(sidecar.tuning, measured)
-    rows += render.not_alone(sidecar.tuning.conditions, "tuning")
-    rows += render.not_alone(measured.conditions, "measuring")
-    if measured.load is not None:
-        rows.append(("load", render.duration(measured.load)))
+    if sidecar["quantized"]:
+        rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar["quantized"].items()))))
+    if measured["latency"]:
+        tail = f", 99 % within {render.duration(measured['latency']['p99'])}" if measured["latency"]["p99"] else ""
+        shared = ", not measured alone" if measured["shared"] else ""
+        rows.append(("latency", f"{render.duration(measured['latency']['median'])}{tail}{shared}"))
+    if sidecar["tuning"]["operations"] is not None:
+        rows += _tuning_rows(sidecar["tuning"], measured)
+    rows += render.not_alone(sidecar["tuning"]["conditions"], "tuning")
+    rows += render.not_alone(measured["conditions"], "measuring")
+    if measured["load"] is not None:
+        rows.append(("load", render.duration(measured["load"])))
     if runs := _first_runs(measured):
         rows.append(("first run", runs))
     rows += _checked_rows(checked) if checked else [("verified", "no")]
-    if sidecar.peak_memory:
-        rows.append(("memory", f"{render.size(sidecar.peak_memory)} to compile"))
-    for name, seconds in list(sidecar.passes.items())[:PASS_ROWS]:
+    if sidecar["peak_memory"]:
+        rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
+    for name, seconds in list(sidecar["passes"].items())[:PASS_ROWS]:
         rows.append(("pass", f"{render.duration(seconds)}  {name}"))
-    texts = {"before": blobs.before, "after": blobs.after}
+    texts = {"before": blobs["before"], "after": blobs["after"]}
     rows += [(f"text {when}", _text_of(blob)) for when, blob in texts.items() if blob]
-    build = f", build {sidecar.build}" if sidecar.build else ""
-    rows.append(("made", f"{sidecar.created} in {render.duration(sidecar.seconds)}{build}"))
-    return [sidecar.identifier, *render.align([(name, one_line(text)) for name, text in rows], "  ")]
+    build = f", build {sidecar['build']}" if sidecar["build"] else ""
+    rows.append(("made", f"{sidecar['created']} in {render.duration(sidecar['seconds'])}{build}"))
+    return [sidecar["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
 
 
 def _checked_rows(checked: Verification) -> list[tuple[str, str]]:
     """Return what the program was compared with, and how it compares."""
-    weak = ", weak evidence" if checked.weak else ""
-    who = ", ".join(dict.fromkeys(checked.origin.values())) or checked.reference or "a reference"
+    weak = ", weak evidence" if checked["weak"] else ""
+    who = ", ".join(dict.fromkeys(checked["origin"].values())) or checked["reference"] or "a reference"
     rows = []
-    if checked.errors or checked.equal or not checked.unverified:
-        rows.append(("checked", f"against {who}, {render.plural(checked.samples, 'sample')}{weak}"))
-    rows += [("refused", f"{name}: {why}") for name, why in checked.refused.items()]
-    rows += [("unverified", f"{name}: {why}") for name, why in checked.unverified.items()]
-    rows += [("error", f"{name}: {error:.2e}") for name, error in checked.errors.items()]
-    rows += [("equal", f"{name}: {share:.2%}") for name, share in checked.equal.items()]
+    if checked["errors"] or checked["equal"] or not checked["unverified"]:
+        rows.append(("checked", f"against {who}, {render.plural(checked['samples'], 'sample')}{weak}"))
+    rows += [("refused", f"{name}: {why}") for name, why in checked["refused"].items()]
+    rows += [("unverified", f"{name}: {why}") for name, why in checked["unverified"].items()]
+    rows += [("error", f"{name}: {error:.2e}") for name, error in checked["errors"].items()]
+    rows += [("equal", f"{name}: {share:.2%}") for name, share in checked["equal"].items()]
     return rows
 
 
 def _device(device: FoundDevice) -> str:
     """Return a device as one line: `AMD Instinct MI300X, gfx942:sramecc+:xnack-, 304 CUs, SPX, 206 GB, driver 6.12`."""
     words = [
-        device.model,
-        device.arch,
-        f"{device.compute_units} CUs" if device.compute_units else "",
-        device.partition,
-        render.size(device.memory) if device.memory else "",
-        f"driver {device.driver}" if device.driver else "",
+        device["model"],
+        device["arch"],
+        f"{device['compute_units']} CUs" if device["compute_units"] else "",
+        device["partition"],
+        render.size(device["memory"]) if device["memory"] else "",
+        f"driver {device['driver']}" if device["driver"] else "",
     ]
     return ", ".join(filter(None, words))
 
 
 def _first_runs(measured: Measurements) -> str:
     """Return the times of the first run without and with kernel binaries: `8.2 s cold, 40 ms warm`."""
-    found = {"cold": measured.first_run_cold, "warm": measured.first_run_warm}
+    found = {"cold": measured["first_run_cold"], "warm": measured["first_run_warm"]}
     return ", ".join(f"{render.duration(seconds)} {how}" for how, seconds in found.items() if seconds is not None)
 
 
 def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str, str]]:
     """Describe what was tuned, and the gain."""
     counts: TuningCounts = {
-        "operations": tuning.operations,
-        "known": tuning.known,
-        "tuned": tuning.tuned,
-        "untunable": tuning.untunable,
-        "seconds": tuning.seconds,
-        "saved": tuning.saved,
+        "operations": tuning["operations"],
+        "known": tuning["known"],
+        "tuned": tuning["tuned"],
+        "untunable": tuning["untunable"],
+        "seconds": tuning["seconds"],
+        "saved": tuning["saved"],
     }
-    ended = "" if tuning.finished else ", cut short by its budget"
-    rows = [("tuning", f"{tuning.mode}: {render.tuned(counts)}{ended}")]
-    if measured.ratio and measured.interval:
-        low, high = measured.interval
-        published = "" if tuning.published == "tuned" else "; the untuned program is published"
-        rows.append(("gain", f"{measured.ratio:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
-    if alone := tuning.alone:
+    ended = "" if tuning["finished"] else ", cut short by its budget"
+    rows = [("tuning", f"{tuning['mode']}: {render.tuned(counts)}{ended}")]
+    if measured["ratio"] and measured["interval"]:
+        low, high = measured["interval"]
+        published = "" if tuning["published"] == "tuned" else "; the untuned program is published"
+        rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
+    if alone := tuning["alone"]:
         low, high = alone["interval"]
-        text = f"{'yes' if tuning.carried else 'no'}: with empty databases {alone['ratio']:.2f}x its speed with them"
-        rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning.written} records written"))
-    if against := measured.against:
+        text = f"{'yes' if tuning['carried'] else 'no'}: with empty databases {alone['ratio']:.2f}x its speed with them"
+        rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning['written']} records written"))
+    if against := measured["against"]:
         low, high = against["interval"]
         text = f"{against['ratio']:.2f}x the program {against['key'][:12]} ({low:.2f} to {high:.2f})"
         rows.append(("against", f"{text}: {against['verdict']}"))
-    if tuning.session:
-        rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning.session.items())))
+    if tuning["session"]:
+        rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning["session"].items())))
     return rows
 
 
-def _text_of(blob: Blob) -> str:
-    return f"{blob.path}, {render.size(blob.size)}; `farm fetch --log` downloads it"
+def _text_of(blob: FileReference) -> str:
+    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
 
 
 PASS_ROWS = 10

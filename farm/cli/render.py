@@ -15,7 +15,7 @@ from farm import units
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.client.family import FamilyIndex
+    from farm.client.family import Family
     from farm.jobs.estimate import OutlookDocument, RangeDocument
     from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
     from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
@@ -395,7 +395,7 @@ def _baselines(cells: Sequence[JudgedCell]) -> dict[tuple[str, str, str], Artifa
     return {_sibling(cell): facts for cell in cells if cell["precision"] == "fp32" and (facts := cell.get("facts"))}
 
 
-def family(index: FamilyIndex) -> list[str]:
+def family(index: Family) -> list[str]:
     """Return the members of a family from its index."""
     rows = [("shape", "program", "latency", "throughput")]
     for member in index["members"]:

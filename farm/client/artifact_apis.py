@@ -20,11 +20,11 @@ from farm.units import by_number
 from farm.wire.checking import checked, parsed
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.client.family import FamilyMember
     from farm.client.fetching import SignedArtifact
     from farm.jobs.rows import ReproductionDocument
     from farm.spec import FileReference
+    from farm.wire.program import Sidecar
 
 
 class RefsApi(Api):
@@ -91,14 +91,14 @@ class ArtifactsApi(Api):
     def _downloads(self) -> Downloads:
         return Downloads(self._client.cache)
 
-    def get(self, key: str) -> SidecarDocument:
+    def get(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
         return self._transport.sidecar(key)
 
-    def sidecar_of(self, cell: SnapshotCell) -> SidecarDocument:
+    def sidecar_of(self, cell: SnapshotCell) -> Sidecar:
         """Return the sidecar of a ref's cell, kept as `client.refs.cells` does it. Raises ArtifactGone."""
         try:
-            found: SidecarDocument = self._client.kept.ask(f"artifact {cell['key']}", lambda: self.get(cell["key"]))
+            found: Sidecar = self._client.kept.ask(f"artifact {cell['key']}", lambda: self.get(cell["key"]))
             return found
         except NotFound as error:
             raise ArtifactGone(f"{cell['identifier']}: {error.message}", hint=error.hint) from None
@@ -110,7 +110,7 @@ class ArtifactsApi(Api):
             raise NotFound(f"the artifact {key} was published without a log")
         return self._read(blob)
 
-    def work_order(self, sidecar: SidecarDocument) -> ReproductionDocument:
+    def work_order(self, sidecar: Sidecar) -> ReproductionDocument:
         """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept."""
         from farm.jobs.order import WorkOrder
 
@@ -157,7 +157,7 @@ class ArtifactsApi(Api):
 
     def described(
         self, member: FamilyMember, ref: str, needs: tuple[str, ...] = ()
-    ) -> tuple[SidecarDocument, SignedArtifact | None]:
+    ) -> tuple[Sidecar, SignedArtifact | None]:
         """Return the sidecar of a ref's cell, the signed one if there is one, and what is signed, as `signed`.
 
         Raises ArtifactGone if it describes other bytes than the ref names.
@@ -169,7 +169,7 @@ class ArtifactsApi(Api):
             signed = self.signed(cell["key"], tag=ref, needs=needs)
         except Untrusted as error:
             raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
-        sidecar = signed.document if signed else sidecar
+        sidecar = signed.sidecar if signed else sidecar
         require_named(cell, sidecar, ref)
         return sidecar, signed
 

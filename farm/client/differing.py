@@ -12,11 +12,11 @@ from farm.results.lines import CellEnd, CellLine
 from farm.spec import CompileSpec, changes
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.results.report import CellDifference, Differences, JudgedCell, Report
+    from farm.wire.program import Sidecar
 
 
-def differences(left: Report, right: Report, sidecar: Callable[[str], SidecarDocument]) -> Differences:
+def differences(left: Report, right: Report, sidecar: Callable[[str], Sidecar]) -> Differences:
     """Return in what two builds differ; `sidecar` returns that of a cache key."""
     before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in (left, right))
     moved = {name: change(_end(before[name]), _end(after[name])) for name in before if name in after}

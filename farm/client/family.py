@@ -6,41 +6,31 @@ The index is published as JSON Schema (`schema()`); readers ignore fields that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from farm.artifacts.sidecar import Digest, Seconds, Sidecar, SidecarDocument
+from farm.artifacts.sidecar import of_cell
 from farm.client.fetching import SIDECAR_SUFFIX
 from farm.models.shapes import BATCH
+from farm.runner.bounds import Amount, Bound, Digest
+from farm.runner.documents import TensorInfo
 from farm.spec import JsonSchema, PlainSize
-from farm.wire.program import MeasuredPoint
+from farm.wire.program import MeasuredPoint, Sidecar
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
 
 
-class _FamilyPart(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class Batches(_FamilyPart):
+class BatchRange(TypedDict):
     """The batches that a program takes."""
 
-    min: int = Field(ge=1)
-    max: int = Field(ge=1)
+    min: Annotated[int, Bound(least=1)]
+    max: Annotated[int, Bound(least=1)]
 
 
-class MemberInput(_FamilyPart):
-    """An input, as the sidecar of the program has it."""
-
-    name: str
-    dtype: str
-    shape: list[int | str]
-
-
-class Member(_FamilyPart):
+class Member(TypedDict):
     """A program of the family; `program` and `sidecar` are paths relative to the index.
 
     `sizes` are those of the named dimensions, `{"min", "max", "optimals"}` of a range, which was measured at several
@@ -48,76 +38,32 @@ class Member(_FamilyPart):
     """
 
     shape: str
-    sizes: dict[str, int | dict[str, Any]]
-    batch: Batches
-    program: str
-    sidecar: str
-    key: Digest
-    inputs: list[MemberInput]
-    latency: Seconds | None
-    throughput: float | None
-    points: list[MeasuredPoint]
-    shared: bool
-
-
-class Family(_FamilyPart):
-    """`family.json`: the members by the largest batch that they take, all of one toolchain and device."""
-
-    schema_: Literal[1] = Field(alias="schema")
-    ref: str
-    model: str
-    target: str
-    precision: str
-    device: str
-    toolchain: str
-    members: list[Member] = Field(min_length=1)
-
-
-class BatchRange(TypedDict):
-    """`Batches` as plain JSON."""
-
-    min: int
-    max: int
-
-
-class MemberPort(TypedDict):
-    """An input of a member."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int | str]
-
-
-class MemberDocument(TypedDict):
-    """A `Member` as plain JSON."""
-
-    shape: str
     sizes: Mapping[str, PlainSize]
     batch: BatchRange
     program: str
     sidecar: str
-    key: str
-    inputs: list[MemberPort]
-    latency: float | None
+    key: Digest
+    inputs: Sequence[TensorInfo]
+    latency: Amount | None
     throughput: float | None
-    points: list[MeasuredPoint]
+    points: Sequence[MeasuredPoint]
     shared: bool
 
 
-class FamilyIndex(TypedDict):
-    """A `Family` as plain JSON."""
+class Family(TypedDict):
+    """`family.json`: the members by the largest batch that they take, all of one toolchain and device."""
 
-    schema: int
+    schema: Literal[1]
     ref: str
     model: str
     target: str
     precision: str
     device: str
     toolchain: str
-    members: list[MemberDocument]
+    members: Annotated[Sequence[Member], Bound(shortest=1)]
 
 
-FamilyMember = tuple["SnapshotCell", SidecarDocument]
+FamilyMember = tuple["SnapshotCell", Sidecar]
 """A cell of a ref, and its sidecar."""
 
 
@@ -125,12 +71,12 @@ def schema() -> JsonSchema:
     """Return the index's JSON Schema (draft 2020-12)."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Family.model_json_schema(by_alias=True),
+        **TypeAdapter(Family).json_schema(),
         "title": "Family index of the MIGraphX compile farm",
     }
 
 
-def family_index(ref: str, members: Iterable[FamilyMember]) -> FamilyIndex:
+def family_index(ref: str, members: Iterable[FamilyMember]) -> Family:
     """Return the index of a family whose members are (a ref's cell, its sidecar), all of one toolchain and device.
 
     The members are in the order in which a serving program asks them: by the largest batch that they take.
@@ -149,10 +95,9 @@ def family_index(ref: str, members: Iterable[FamilyMember]) -> FamilyIndex:
     }
 
 
-def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
-    sidecar = Sidecar.model_validate(document)
-    measured = sidecar.measurements
-    program = f"{cell['shape']}/{sidecar.of_cell(cell['identifier']).blobs.program.path}"
+def _member(cell: SnapshotCell, sidecar: Sidecar) -> Member:
+    measured, own = sidecar["measurements"], of_cell(sidecar, cell["identifier"])
+    program = f"{cell['shape']}/{own['blobs']['program']['path']}"
     return {
         "shape": cell["shape"],
         "sizes": cell["sizes"],
@@ -160,11 +105,13 @@ def _member(cell: SnapshotCell, document: SidecarDocument) -> MemberDocument:
         "program": program,
         "sidecar": f"{program}{SIDECAR_SUFFIX}",
         "key": cell["key"],
-        "inputs": [{"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar.inputs],
-        "latency": measured.latency["median"] if measured.latency else None,
-        "throughput": measured.throughput,
-        "points": measured.points,
-        "shared": measured.shared,
+        "inputs": [
+            {"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar["inputs"]
+        ],
+        "latency": measured["latency"]["median"] if measured["latency"] else None,
+        "throughput": measured["throughput"],
+        "points": measured["points"],
+        "shared": measured["shared"],
     }
 
 

@@ -27,11 +27,11 @@ from farm.units import by_number
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
-    from farm.artifacts.sidecar import Sidecar, SidecarDocument
-    from farm.client.family import FamilyIndex, FamilyMember
+    from farm.client.family import Family, FamilyMember
     from farm.client.packs import Pack
     from farm.client.transport import Transport
     from farm.jobs.order import WorkOrder
+    from farm.wire.program import Sidecar
 
 Bring = Callable[[FileReference, Path], None]
 """Writes a blob to a place whose folder exists, checked byte by byte."""
@@ -61,7 +61,7 @@ class Fetched:
     program: Path
     sidecar: Path
     log: Path | None
-    artifact: SidecarDocument
+    artifact: Sidecar
     texts: tuple[Path, ...] = ()
     """The program's text before and after compilation, if the log was requested and a manifest's `debug` kept it."""
     kernels: Path | None = None
@@ -78,7 +78,7 @@ class FetchedFamily:
 
     folder: Path
     index: Path
-    document: FamilyIndex
+    document: Family
     left_out: list[str]
     """Cells that the ref names too, but of another model file or toolchain."""
 
@@ -183,7 +183,7 @@ def _plain(precision: str) -> str:
 def write_artifact(
     bring: Bring,
     cell: SnapshotCell,
-    sidecar: SidecarDocument,
+    sidecar: Sidecar,
     folder: Path,
     *,
     log: bool,
@@ -224,7 +224,7 @@ def write_artifact(
     return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
 
 
-def require_named(cell: SnapshotCell, sidecar: SidecarDocument, ref: str) -> None:
+def require_named(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
     """Refuse a sidecar of other bytes than a ref's cell names. Raises ArtifactGone."""
     if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
         raise ArtifactGone(
@@ -239,13 +239,6 @@ class SignedArtifact:
 
     text: bytes
     statements: Sequence[bytes]
-
-    @property
-    def document(self) -> SidecarDocument:
-        """The sidecar as plain JSON."""
-        from farm.artifacts.sidecar import document
-
-        return document(self.sidecar)
 
     @property
     def sidecar(self) -> Sidecar:
@@ -320,13 +313,13 @@ def file_name(name: object) -> str:
     return str(name)
 
 
-def _blobs_of(sidecar: SidecarDocument) -> dict[str, FileReference]:
+def _blobs_of(sidecar: Sidecar) -> dict[str, FileReference]:
     """Return all blobs of a sidecar, also those that only a newer farm knows."""
     blobs = cast(Mapping[str, FileReference | None], sidecar["blobs"])
     return {kind: blob for kind, blob in blobs.items() if blob}
 
 
-def _places(folder: Path, cell: SnapshotCell, sidecar: SidecarDocument) -> dict[str, Path]:
+def _places(folder: Path, cell: SnapshotCell, sidecar: Sidecar) -> dict[str, Path]:
     """Return where the blobs of a cell's artifact go. Raises ArtifactGone for names that no artifact has.
 
     All names are checked, not only those of files that are written now: the next fetch takes files that the sidecar
@@ -367,9 +360,9 @@ def _are_statements(path: Path) -> bool:
 def require_model(order: WorkOrder, sidecar: Sidecar) -> None:
     """Compare the model that a work order names with that of a sidecar, which is signed. Raises ArtifactGone."""
     digest = model_digest({file["path"]: file["digest"] for file in order["model"]["files"]})
-    wanted = sidecar.spec["model"].get("digest", digest)
+    wanted = sidecar["spec"]["model"].get("digest", digest)
     if digest != wanted:
-        raise ArtifactGone(f"the work order of {sidecar.identifier} names another model than its sidecar")
+        raise ArtifactGone(f"the work order of {sidecar['identifier']} names another model than its sidecar")
 
 
 def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
@@ -397,7 +390,7 @@ def write_family(
     log: bool,
     force: bool = False,
     signed: Mapping[str, SignedArtifact | None] | None = None,
-) -> tuple[Path, FamilyIndex]:
+) -> tuple[Path, Family]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
     from farm.client.family import family_index
 
@@ -458,7 +451,7 @@ def into(folder: Path) -> Iterator[None]:
         raise UsageError(message, hint="choose another folder") from None
 
 
-def _require_room(sidecar: SidecarDocument, places: Mapping[str, Path]) -> None:
+def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
     """Refuse to overwrite files that no fetch has written."""
     document = sidecar_path(places["program"])
     if not _is_document(document, "blobs"):

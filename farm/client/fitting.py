@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.sidecar import Sidecar
 from farm.errors import NotFound
 from farm.models.shapes import BATCH, PACK
 from farm.results.ref_rules import last, readers_order
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
+from farm.wire.program import Sidecar
 
 MOST_REASONS = 5
 
@@ -121,8 +121,8 @@ def _against(cell: SnapshotCell, sidecar: Sidecar, pool: Pool) -> str:
     """Return what the sidecar says against a pool of the right device; empty if nothing."""
     if why_not(cell, [pool]):
         return ""
-    device = sidecar.spec.get("device") or {}
-    units, family = device.get("compute_units"), device.get("cpu_family")
+    device = sidecar["spec"].get("device")
+    units, family = (device.get("compute_units"), device.get("cpu_family")) if device else (None, None)
     if units and pool.device.compute_units and units != pool.device.compute_units:
         return f"it is tuned for {units} compute units, here are {pool.device.compute_units}"
     if family and family != pool.cpu_family:
@@ -133,7 +133,7 @@ def _against(cell: SnapshotCell, sidecar: Sidecar, pool: Pool) -> str:
 def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None, given: SnapshotCell) -> Fit:
     toolchain = _toolchain_rank(cell["toolchain"], pool.toolchain) or 0
     smallest, largest = batches(cell)
-    latency = sidecar.measurements.latency["median"] if sidecar.measurements.latency else None
+    latency = sidecar["measurements"]["latency"]["median"] if sidecar["measurements"]["latency"] else None
     on_gpu = pool.target.maker is not None
     takes = batch is not None and largest >= batch
     rank = (

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from farm import entry_points
-from farm.jobs.order import ConversionRecord
 from farm.manifest.entries import ModelEntry
 from farm.manifest.sources import Source
+from farm.wire.program import ConversionRecord
 
 
 class ModelSource(Protocol):

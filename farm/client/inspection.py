@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from farm.artifacts.sidecar import SidecarDocument
 from farm.errors import NotFound, UsageError
 from farm.runner import mxr
 from farm.runner.documents import TensorInfo
 from farm.runner.mxr import ProgramContent, StoredPort
-from farm.wire.program import Port
+from farm.wire.program import Port, Sidecar
 
 
 class TooLarge(UsageError):
@@ -74,7 +73,7 @@ def faults(program: ProgramContent) -> list[str]:
     return found
 
 
-def disagreements(sidecar: SidecarDocument, program: ProgramContent | None, path: Path) -> list[str]:
+def disagreements(sidecar: Sidecar, program: ProgramContent | None, path: Path) -> list[str]:
     """Return how a program's file (None if it cannot be read) differs from its sidecar, one sentence each."""
     blob = sidecar["blobs"]["program"]
     found = []
@@ -91,7 +90,7 @@ def disagreements(sidecar: SidecarDocument, program: ProgramContent | None, path
     return found
 
 
-def _migraphx(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str]:
+def _migraphx(sidecar: Sidecar, program: ProgramContent) -> Iterator[str]:
     device = sidecar.get("device")
     arch = device["arch"] if device else ""
     wanted = "gpu" if arch.startswith("gfx") else arch
@@ -110,7 +109,7 @@ def _migraphx(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str
         yield f"version: the sidecar says MIGraphX {said[1]}, the file {version}"
 
 
-def _ports(sidecar: SidecarDocument, program: ProgramContent) -> Iterator[str]:
+def _ports(sidecar: Sidecar, program: ProgramContent) -> Iterator[str]:
     said = {port["name"]: port for port in sidecar.get("inputs", ())}
     there = {port.get("name", ""): port for port in program["inputs"]}
     for name in said.keys() | there.keys():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts.serving import serving_of
-from farm.artifacts.sidecar import Sidecar, SidecarDocument, validate
 from farm.client.cache import default_cache
 from farm.client.client import FarmClient
 from farm.client.fetching import require_one
@@ -19,6 +18,7 @@ from farm.client.inspection import TooLarge, disagreements, faults, inspect_prog
 from farm.client.paths import split_ref
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.settings import load_settings
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.node.survey import Findings
@@ -74,7 +74,7 @@ def fitting(
     possible = [cell for cell in there if not why_not(cell, pools)]
     if not possible:
         raise nothing_fits({cell["identifier"]: why_not(cell, pools) for cell in there})
-    return best_fit([(cell, validate(client.artifacts.sidecar_of(cell))) for cell in possible], pools, batch)
+    return best_fit([(cell, client.artifacts.sidecar_of(cell)) for cell in possible], pools, batch)
 
 
 def load(
@@ -101,17 +101,16 @@ def load(
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
         cell = fits.best.cell
-        document, _ = own.artifacts.described((cell, own.artifacts.sidecar_of(cell)), ref or "latest")
-        sidecar = validate(document)
-        if (sidecar.device, sidecar.toolchain) != (fits.best.sidecar.device, fits.best.sidecar.toolchain):
-            raise ArtifactGone(f"{sidecar.identifier}: the farm describes it in two ways", hint="fetch it again")
+        sidecar, _ = own.artifacts.described((cell, own.artifacts.sidecar_of(cell)), ref or "latest")
+        if (sidecar["device"], sidecar["toolchain"]) != (fits.best.sidecar["device"], fits.best.sidecar["toolchain"]):
+            raise ArtifactGone(f"{sidecar['identifier']}: the farm describes it in two ways", hint="fetch it again")
         folder = default_cache() / "artifacts" / cell["key"]
         folder.mkdir(parents=True, exist_ok=True)
-        path = own.artifacts.download(document["blobs"]["program"], folder)
+        path = own.artifacts.download(sidecar["blobs"]["program"], folder)
     finally:
         if client is None:
             own.close()
-    require_as_described(document, path)
+    require_as_described(sidecar, path)
     program = _load(sidecar, path, found.migraphx_path)
     return Loaded(program, path, sidecar, fits.best.why, said(fits))
 
@@ -121,7 +120,7 @@ def said(fits: Fits) -> str:
     return f"{fits.next.cell['identifier']} ({fits.next.why})" if fits.next else ""
 
 
-def require_as_described(document: SidecarDocument, path: Path) -> None:
+def require_as_described(document: Sidecar, path: Path) -> None:
     """Compare a program's file with its sidecar before anything loads it. Raises ArtifactGone."""
     try:
         inside = inspect_program(path)
@@ -136,14 +135,14 @@ def require_as_described(document: SidecarDocument, path: Path) -> None:
 
 def _load(sidecar: Sidecar, path: Path, migraphx_path: str) -> Any:
     # By name: a client is installed without them, and a user who loads a program has its runtime.
-    if sidecar.spec["compiler"]["name"] == "migraphx":
+    if sidecar["spec"]["compiler"]["name"] == "migraphx":
         if migraphx_path and migraphx_path not in sys.path:
             sys.path.append(migraphx_path)
         return _runtime("migraphx").load(str(path), format="json" if path.suffix == ".json" else "msgpack")
     onnxruntime = _runtime("onnxruntime")
     options, how = onnxruntime.SessionOptions(), serving_of(sidecar)
     os.environ.update(how.environment)
-    if sidecar.device.arch.startswith("sm_") and hasattr(onnxruntime, "preload_dlls"):
+    if sidecar["device"]["arch"].startswith("sm_") and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # CUDA's libraries from the wheels `nvidia-*`, if they are installed.
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{how.level.upper()}")
     if how.threads:

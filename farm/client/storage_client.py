@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -20,9 +20,9 @@ from farm.wire.checking import checked
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView, ShownRef
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.artifacts.storage import SignedSidecar
     from farm.client.fetching import ReaderTrust
+    from farm.wire.program import Sidecar
 
 LARGEST_DOCUMENT = 256 << 20
 """Bytes of a ref, a snapshot, a report or a sidecar that are read at most: room for half a million cells."""
@@ -114,14 +114,12 @@ class _StorageTransport(Transport):
         view: RefView = {"tag": name, "generation": 0, "snapshot": "", "previous": None, "moved": ""}
         return {**view, "namespace": self._namespace, "schema": 1, "cells": cells}
 
-    def sidecar(self, key: str) -> SidecarDocument:
+    def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
         absent = f"no artifact has the key {key} in {self._here}"
         for namespace in readable(self._namespace):
             with suppress(NotFound):
-                found: SidecarDocument = self._document(sidecar_key(namespace, key), absent)
-                _require_sidecar(found, key)
-                return found
+                return _sidecar(self._document(sidecar_key(namespace, key), absent), key)
         raise NotFound(absent, hint="`farm submit` compiles it")
 
     def statements(self, key: str) -> SignedSidecar:
@@ -170,11 +168,11 @@ class _StorageTransport(Transport):
         return bytes(data)
 
 
-def _require_sidecar(found: SidecarDocument, key: str) -> None:
+def _sidecar(found: Mapping[str, Any], key: str) -> Sidecar:
     from farm.artifacts.sidecar import validate
 
     try:
-        validate(found)
+        return validate(found)
     except UsageError as error:
         raise ArtifactGone(f"the artifact {key}: {error.message}") from None
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.request import getproxies
 
 from farm import __version__, errors
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import httpx
 
     from farm.artifacts.refs import ShownRef
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.artifacts.storage import Put, SignedSidecar
+    from farm.wire.program import Sidecar
 
 T = TypeVar("T")
 
@@ -288,16 +288,15 @@ class Transport:
 
         return self.get(f"/v1/refs/{named('ref', tag)}", ShownRef)
 
-    def sidecar(self, key: str) -> SidecarDocument:
+    def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
         from farm.artifacts.sidecar import validate
 
         found = self.get(f"/v1/artifacts/{named('artifact', key)}", dict[str, Any])
         try:
-            validate(found)
+            return validate(found)
         except UsageError as error:
             raise unexpected(self.url, error.message) from None
-        return cast("SidecarDocument", found)
 
     def statements(self, key: str) -> SignedSidecar:
         """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""

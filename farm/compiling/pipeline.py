@@ -21,7 +21,7 @@ import farm
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation
-from farm.compiling.program_record import ProgramRecord, RecordedEvidence, is_shared, outputs_of, speed_of
+from farm.compiling.program_record import is_shared, outputs_of, speed_of
 from farm.compiling.requests import (
     EXPECTED,
     check_request,
@@ -38,7 +38,7 @@ from farm.jobs.state import FailureKind, Phase
 from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, InputSpec, Request
 from farm.spec import program_name
 from farm.targets.compilers import compilers
-from farm.wire.program import Conditions
+from farm.wire.program import Conditions, ProgramRecord, Verification
 
 FALLBACK_SECONDS = 600.0
 """Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
@@ -249,7 +249,7 @@ class Steps:
         shared = shared or self.children.shared or any(map(is_shared, self.conditions))
         speed = speed_of(evaluated["measurements"] if evaluated else {}, shared=shared)
         speed["conditions"] = self.conditions
-        evidence: RecordedEvidence | None = None
+        evidence: Verification | None = None
         if spec["verification"] and evaluated:
             evidence = {
                 "reference": spec["verification"]["reference"],

@@ -2,113 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NotRequired
-
-from typing_extensions import TypedDict
-
-from farm.compiling.slots import GpuFields
-from farm.jobs.order import ConversionRecord
-from farm.runner.documents import (
-    CompileAnswer,
-    DeviceLatency,
-    Placement,
-    ProgramTimes,
-    RunTimes,
-    SessionChoice,
-    VerifiedProgram,
-)
-from farm.spec import SpecDocument
-from farm.wire.program import Against, Alone, Conditions, Latency, MeasuredPoint, Port
-
-
-class TurnFigures(TypedDict, total=False):
-    """What programs that took turns came to: the tuned one, the one without tuning, and a published one."""
-
-    tuned: Latency
-    baseline: Latency
-    ratio: float
-    interval: Sequence[float]
-    against: Against
-
-
-class ProgramSpeed(TurnFigures):
-    """Speed of a program; seconds, and samples a second."""
-
-    load: float | None
-    first_run_cold: float | None
-    first_run_warm: float | None
-    latency: Latency | None
-    device_latency: DeviceLatency | None
-    throughput: float | None
-    shared: bool
-    points: Sequence[MeasuredPoint]
-    conditions: NotRequired[Sequence[Conditions]]
-
-
-class RecordedEvidence(VerifiedProgram):
-    """How a program compares with the reference that was asked for, and which references could not run the model."""
-
-    reference: str
-    refused: Mapping[str, str]
-
-
-class RecordedTuning(TypedDict, total=False):
-    """What tuning came to, in operations of the model and in seconds."""
-
-    mode: str
-    session: SessionChoice | None
-    operations: int
-    known: int
-    tuned: int
-    untunable: int
-    seconds: float
-    saved: float
-    finished: bool
-    published: str
-    written: int
-    carried: bool
-    alone: Alone
-    conditions: Sequence[Conditions]
-
-
-class RecordedDevice(GpuFields):
-    """The device of a program."""
-
-    arch: str
-    compute_units: int | None
-
-
-class ProgramRecord(TypedDict):
-    """What an attempt knows of its program, and of how it was made."""
-
-    schema: int
-    identifier: str
-    spec: SpecDocument
-    conversion: ConversionRecord | None
-    model_size: int
-    toolchain: str
-    device: RecordedDevice
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
-    weight_dtypes: Sequence[str]
-    compute_dtypes: Sequence[str]
-    quantized: Mapping[str, int]
-    emulated: Sequence[str]
-    offload_copy: bool | None
-    symbolic_shapes: str
-    placement: Placement | None
-    tuning: RecordedTuning
-    verification: RecordedEvidence | None
-    measurements: ProgramSpeed
-    passes: Mapping[str, float]
-    peak_memory: int
-    phases: Mapping[str, float]
-    seconds: float
-    node: str
-    started: str
-    created: str
-    farm_version: str
+from farm.runner.documents import CompileAnswer, ProgramTimes, RunTimes
+from farm.wire.program import Conditions, Latency, Measurements, Port
 
 
 def outputs_of(compiled: CompileAnswer) -> list[Port]:
@@ -120,14 +15,15 @@ def outputs_of(compiled: CompileAnswer) -> list[Port]:
     ]
 
 
-def speed_of(measured: ProgramTimes, *, shared: bool) -> ProgramSpeed:
+def speed_of(measured: ProgramTimes, *, shared: bool) -> Measurements:
     """Return what the sidecar says about a program's speed, from what its child measured."""
+    found = measured.get("device_latency")
     return {
         "load": measured.get("load"),
         "first_run_cold": measured.get("cold_run"),
         "first_run_warm": measured.get("warm_run"),
         "latency": _latency(measured),
-        "device_latency": measured.get("device_latency"),
+        "device_latency": {"median": found["median"], "repeats": found["repeats"]} if found else None,
         "throughput": measured.get("throughput"),
         "shared": shared,
         "points": [

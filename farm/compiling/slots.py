@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from typing_extensions import TypedDict
-
 from farm.compiling.alone import lock_folder, open_lock
 from farm.targets.compilers import Maker
+from farm.wire.program import GpuFields
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
@@ -35,15 +34,6 @@ MISMATCH = b"m"
 """An attempt found the wrong toolchain."""
 FAULT = b"f"
 """A GPU failed under an attempt; no job is taken until `CONSUME` comes again."""
-
-
-class GpuFields(TypedDict, total=False):
-    """What sidecars say about a GPU in addition to the cache key's fields; memory in bytes, null is unknown."""
-
-    model: str | None
-    partition: str | None
-    memory: int | None
-    driver: str | None
 
 
 @dataclass(frozen=True, slots=True)

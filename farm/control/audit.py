@@ -16,9 +16,8 @@ from farm.artifacts.keys import BLOBS, artifacts_prefix, build_key, builds_prefi
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.sidecar import Blob
 from farm.errors import ArtifactGone
-from farm.spec import canonical_fields, key_of_fields
+from farm.spec import FileReference, canonical_fields, key_of_fields
 from farm.store import Store
 
 SETTLED = timedelta(minutes=2)
@@ -100,17 +99,19 @@ class Auditor:
         key = key_of_fields(canonical_fields(json.loads(found.data)["spec"]))
         if sidecar_key(namespace, key) != found.key:
             return f"its spec has another cache key, {key}"
-        return next((problem for blob in sidecar.blobs.required() if (problem := self._damage(blob, sizes))), "")
+        return next(
+            (problem for blob in sidecars.required(sidecar["blobs"]) if (problem := self._damage(blob, sizes))), ""
+        )
 
-    def _damage(self, blob: Blob, sizes: Mapping[str, int]) -> str:
-        size = sizes.get(blob.digest)
-        if size is None and not self._artifacts.has_blob(blob.digest):  # it may be younger than the listing
-            return f"the blob of {blob.path} is missing: {blob.digest}"
-        damaged = self._deep and not self._artifacts.verify_blob(blob.digest, blob.size)  # goes into quarantine
-        if size is not None and size != blob.size:
-            return f"the blob of {blob.path} has {size} bytes instead of {blob.size}"
+    def _damage(self, blob: FileReference, sizes: Mapping[str, int]) -> str:
+        size = sizes.get(blob["digest"])
+        if size is None and not self._artifacts.has_blob(blob["digest"]):  # it may be younger than the listing
+            return f"the blob of {blob['path']} is missing: {blob['digest']}"
+        damaged = self._deep and not self._artifacts.verify_blob(blob["digest"], blob["size"])  # goes into quarantine
+        if size is not None and size != blob["size"]:
+            return f"the blob of {blob['path']} has {size} bytes instead of {blob['size']}"
         if damaged:
-            return f"the blob of {blob.path} is damaged: {blob.digest}"
+            return f"the blob of {blob['path']} is damaged: {blob['digest']}"
         return ""
 
     def _index_of(self, namespace: str, whole: set[str]) -> Iterator[Finding]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NotRequired
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Bound, Digest, Word
-from farm.runner.documents import ConvertedInput, GpuElsewhere
+from farm.runner.documents import GpuElsewhere
 from farm.spec import (
     CompileSpec,
     DeviceDocument,
@@ -19,25 +18,7 @@ from farm.spec import (
     cut_short,
     whole_seconds,
 )
-
-
-class ConversionContent(TypedDict):
-    """What decides the outcome of a conversion."""
-
-    recipe: int
-    converter: Word
-    libraries: Annotated[Mapping[Word, Word], Bound(longest=16)]
-    kind: Word
-    options: Annotated[Mapping[Word, int | Word], Bound(longest=16)]
-    inputs: Annotated[Sequence[ConvertedInput], Bound(longest=1000)]
-    source: Digest
-
-
-class ConversionRecord(ConversionContent):
-    """How a model was made from one of another format; `key` is the digest of what decided it, `name` a file's."""
-
-    key: Digest
-    name: Word
+from farm.wire.program import ConversionRecord
 
 
 class OrderedModel(TypedDict):

@@ -11,9 +11,8 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from farm.artifacts.sidecar import SidecarDocument
 from farm.client.freezing import FrozenInputs
 from farm.compiling.children import LARGEST, Children, OnPhase
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
@@ -34,6 +33,7 @@ from farm.targets.compilers import NATIVE, OFF, default_equal_share
 from farm.tuning.database import ForOneRun
 from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
+from farm.wire.program import Sidecar, Verification
 
 SAVED_MODELS = Path("saved_models")
 """The default folder of programs."""
@@ -154,7 +154,7 @@ def destination(wanted: Wanted, extension: str) -> Path:
     return place
 
 
-def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
+def store(made: Made, place: Path) -> tuple[Path, Sidecar]:
     """Write the program to its place, and its sidecar next to it; each is written whole or not at all.
 
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
@@ -169,14 +169,15 @@ def store(made: Made, place: Path) -> tuple[Path, SidecarDocument]:
         blob = {"path": place.name, "digest": digest, "size": size}
         document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
         described.write_bytes(sidecars.text(document))
-    return described_at, sidecars.document(document)
+    return described_at, document
 
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:
     """Return the report on a program: sizes in bytes, times in seconds, errors by output."""
     from farm.artifacts import sidecar as sidecars
 
-    cell, checked = planned.cell, made.sidecar["verification"] or {}
+    cell = planned.cell
+    checked = cast(Verification, made.sidecar["verification"] or {})
     errors = {
         name: {"error": error, "tolerance": tolerance_of(name, cell.gates["tolerance"])}
         for name, error in checked.get("errors", {}).items()
@@ -196,7 +197,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "size": {"before": planned.model.size, "after": made.program.stat().st_size},
         "accuracy": {
             "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
-            "unverified": sidecars.unverified_of(sidecars.Verification.model_validate(checked)),
+            "unverified": sidecars.unverified_of(checked) if checked else "",
             "samples": checked.get("samples", 0),
             "outputs": {**errors, **equal},
             "weak": checked.get("weak", False),

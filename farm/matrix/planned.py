@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from farm.jobs.estimate import EstimateDocument, OutlookDocument
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
-from farm.jobs.order import ConversionRecord, WorkOrder
+from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.models.data import FrozenDataDocument
@@ -18,6 +18,7 @@ from farm.models.model import FrozenModelDocument
 from farm.runner.bounds import Default
 from farm.spec import PlainSize, model_digest
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels
+from farm.wire.program import ConversionRecord
 
 
 def _is_what_it_says(model: FrozenModelDocument) -> FrozenModelDocument:

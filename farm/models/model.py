@@ -13,10 +13,10 @@ from typing_extensions import TypedDict
 
 from farm.errors import UsageError
 from farm.files import hash_file
-from farm.jobs.order import ConversionRecord
 from farm.runner.bounds import Bound, Digest, Size
 from farm.runner.documents import TensorInfo
 from farm.spec import FileReference, model_digest
+from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
     from farm.runner.documents import CheckAnswer

@@ -22,13 +22,12 @@ from typing import Any
 
 from farm.artifacts.keys import readable, reference_key
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.sidecar import SidecarDocument, facts
+from farm.artifacts.sidecar import facts
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation, by_toolchain
 from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone
-from farm.compiling.program_record import ProgramRecord
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
 from farm.extension import publishing
@@ -48,6 +47,7 @@ from farm.tuning.database import TuningDatabase, database_of
 from farm.tuning.search import Search
 from farm.tuning.text import pack
 from farm.tuning.tuner import PublishedProgram, Tuner
+from farm.wire.program import ProgramRecord, Sidecar
 
 log = get_logger(__name__)
 
@@ -280,7 +280,7 @@ class _AttemptRun:
                 return self._of_a_hit(found.sidecar)
         return None
 
-    def _of_a_hit(self, sidecar: SidecarDocument) -> Outcome:
+    def _of_a_hit(self, sidecar: Sidecar) -> Outcome:
         """Return how an attempt ends that found its program: if its build's gate asks for it, after turns."""
         outcome = Outcome.success(facts(sidecar), hit=True)
         if self.order.get("limit") is None:
@@ -330,7 +330,7 @@ class _AttemptRun:
             log.warning("no turns with the baseline", reason=why)
         return self._with_log(replace(outcome, fences=fences))
 
-    def _samples_of(self, sidecar: SidecarDocument) -> Path | None:
+    def _samples_of(self, sidecar: Sidecar) -> Path | None:
         """Bring what a hit is measured with; None: its samples are generated. Raises ArtifactGone.
 
         The order's samples may be gone, since the program exists; the program's own sample is kept with it.
@@ -389,7 +389,7 @@ class _AttemptRun:
             return None
         return PublishedProgram(key, self._placed(found.sidecar, "published"), found.sidecar["toolchain"])
 
-    def _placed(self, sidecar: SidecarDocument, folder: str) -> MadeProgram:
+    def _placed(self, sidecar: Sidecar, folder: str) -> MadeProgram:
         """Bring an artifact's program to a folder of the attempt. Raises ArtifactGone."""
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / folder)[0]
         return MadeProgram(program, [output["name"] for output in sidecar["outputs"]], sidecar["tuning"]["session"])

@@ -8,11 +8,10 @@ from functools import cache
 from typing import Protocol, cast
 
 from farm import entry_points
-from farm.compiling.slots import GpuFields
 from farm.node.machine import Machine
 from farm.spec import Device
 from farm.targets.compilers import Maker
-from farm.wire.program import Conditions
+from farm.wire.program import Conditions, GpuFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.sidecar import SidecarDocument, facts
+from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageAway, StorageUnavailable, UsageError
@@ -26,6 +26,7 @@ from farm.jobs.state import Outcome
 from farm.logging import get_logger
 from farm.spec import FileReference
 from farm.tuning.database import PACKED
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.artifacts.s3 import S3Store
@@ -220,7 +221,7 @@ class Parcel:
             except (StorageUnavailable, OSError) as error:
                 log.warning("what the tuning learnt is lost", job=self.job, error=str(error))
 
-    def _outcome(self, there: SidecarDocument, log_digest: str = "") -> Outcome:
+    def _outcome(self, there: Sidecar, log_digest: str = "") -> Outcome:
         """Return the outcome with the sidecar that the artifact has now: ours, or that of a faster attempt."""
         ours = all(there.get(name) == self._document["sidecar"][name] for name in ("job", "attempt"))
         if ours and not log_digest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
@@ -20,7 +20,7 @@ from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_pag
 from farm.results.changes import BAND
 from farm.results.lines import CellLine
 from farm.results.report import BuildView
-from farm.spec import CompileSpec, SpecDocument, changes
+from farm.spec import CompileSpec, changes
 
 router = APIRouter()
 
@@ -276,7 +276,7 @@ def _why_other_key(visit: Visit, before: CellLine, after: CellLine) -> str:
     old, new = (sidecar_of(visit, line.key) if line.published else None for line in (before, after))
     if old is None or new is None:
         return ""
-    before_spec, after_spec = (cast("SpecDocument", each.spec) for each in (old, new))
-    drivers = [each.device.driver for each in (old, new)]
+    before_spec, after_spec = (each["spec"] for each in (old, new))
+    drivers = [each["device"]["driver"] for each in (old, new)]
     driver = [f"driver: {drivers[0]} -> {drivers[1]}"] if all(drivers) and drivers[0] != drivers[1] else []
     return "; ".join([*changes(before_spec, CompileSpec.from_dict(after_spec)), *driver])

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from farm.artifacts.sidecar import Sidecar, validate
+from farm.artifacts.sidecar import validate
 from farm.artifacts.tokens import Role
 from farm.builds.acknowledged import LONGEST, today
 from farm.builds.build_index import KEPT
@@ -23,6 +23,7 @@ from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
 from farm.pages.page_answers import BASE, Here, JobName, KeyName, Text, Visit
 from farm.results.lines import CellLine, Look
+from farm.wire.program import Sidecar
 
 router = APIRouter()
 
@@ -114,7 +115,7 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
         ],
         ways=ways,
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
-        ingredients=job_view.ingredients_of(made.spec),
+        ingredients=job_view.ingredients_of(made["spec"]),
     )
 
 
@@ -129,7 +130,7 @@ def artifact_log(
     made = known_sidecar(visit, key)
     text = _artifact_log(visit, made).decode(errors="replace")
     here = f"{BASE}/ns/{visit.namespace}/artifacts/{key}"
-    return _log_page(visit, text, made.identifier, here, start=start, search=q)
+    return _log_page(visit, text, made["identifier"], here, start=start, search=q)
 
 
 @router.get("/ns/{namespace}/artifacts/{key}/log/raw")
@@ -207,7 +208,7 @@ def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
             job = visit.farm.jobs.get(visit.namespace, cell.job)
     joined: CellOfBuild = {"build": view.build["id"], "identifier": cell.identifier}
     sidecar = sidecar_of(visit, cell.key) if cell.published else None
-    spec = job["order"].get("spec") if job else sidecar.spec if sidecar else None
+    spec = job["order"].get("spec") if job else sidecar["spec"] if sidecar else None
     return JobPage(
         title=cell.identifier,
         namespace=visit.namespace,
@@ -274,6 +275,6 @@ def sidecar_of(visit: Visit, key: str) -> Sidecar | None:
 
 
 def _artifact_log(visit: Visit, made: Sidecar) -> bytes:
-    if made.blobs.log is None:
+    if made["blobs"]["log"] is None:
         raise NotFound("this artifact has no log")
-    return visit.farm.artifacts.read_blob(made.blobs.log.digest, limit=LOG_LIMIT)
+    return visit.farm.artifacts.read_blob(made["blobs"]["log"]["digest"], limit=LOG_LIMIT)

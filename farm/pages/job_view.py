@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.artifacts.sidecar import Sidecar
 from farm.jobs.rows import JobView
 from farm.jobs.state import FailureKind
 from farm.pages.drawing import Bar, Spread
 from farm.results.lines import CellLine
-from farm.wire.program import Latency
+from farm.wire.program import Latency, Sidecar
 
 DIGEST = 64
 
@@ -99,7 +98,7 @@ class JobPage:
     @property
     def has_log(self) -> bool:
         """Whether there is a log to look at."""
-        return bool(self.job or (self.sidecar and self.sidecar.blobs.log))
+        return bool(self.job or (self.sidecar and self.sidecar["blobs"]["log"]))
 
     @property
     def has_error(self) -> bool:
@@ -171,19 +170,19 @@ def _fields(path: str, value: object) -> Iterator[tuple[str, str]]:
 
 def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
     """Return how each output compares with the reference, worst first."""
-    found = sidecar.verification
+    found = sidecar["verification"]
     if found is None:
         return []
-    names = dict.fromkeys([*found.errors, *found.equal, *found.unverified])
+    names = dict.fromkeys([*found["errors"], *found["equal"], *found["unverified"]])
     rows = [
         OutputLine(
             name,
-            found.errors.get(name),
-            found.rms.get(name),
-            found.equal.get(name),
-            found.spread.get(name),
-            found.origin.get(name) or found.reference,
-            found.unverified.get(name) or ("not finite" if name in found.nonfinite else ""),
+            found["errors"].get(name),
+            found["rms"].get(name),
+            found["equal"].get(name),
+            found["spread"].get(name),
+            found["origin"].get(name) or found["reference"],
+            found["unverified"].get(name) or ("not finite" if name in found["nonfinite"] else ""),
         )
         for name in names
     ]
@@ -192,12 +191,12 @@ def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
 
 def spreads_of(sidecar: Sidecar) -> list[Spread]:
     """Return the distributions of runs that were measured often enough to have one."""
-    measured = sidecar.measurements
+    measured = sidecar["measurements"]
     kinds: list[tuple[str, Latency | None]] = [
-        ("whole run", measured.latency),
-        ("device only", measured.device_latency),
-        ("tuned", measured.tuned),
-        ("untuned", measured.baseline),
+        ("whole run", measured["latency"]),
+        ("device only", measured["device_latency"]),
+        ("tuned", measured["tuned"]),
+        ("untuned", measured["baseline"]),
     ]
     return [
         Spread(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from farm.artifacts.serving import serving_of
-from farm.artifacts.sidecar import Sidecar
+from farm.wire.program import Sidecar
 
 _WAYS = {
     ".mxr": ["fetch", "curl", *(f"migraphx-{way}" for way in ("python", "cpp", "driver", "triton", "onnxruntime"))],
@@ -42,23 +42,23 @@ class Way(NamedTuple):
 
 def ways(sidecar: Sidecar, url: str) -> list[Way]:
     """Return the ways that fit the artifact's kind of program; `url` is the farm's."""
-    model, target, precision, *shape = sidecar.identifier.split("/")
-    program, how = sidecar.blobs.program, serving_of(sidecar)
-    target = sidecar.spec.get("target") or target.replace("-", "/", 1)
+    model, target, precision, *shape = sidecar["identifier"].split("/")
+    program, how = sidecar["blobs"]["program"], serving_of(sidecar)
+    target = target.replace("-", "/", 1)
     options = ["--target", target, "--precision", precision, *(["--shape", "/".join(shape)] if shape else [])]
     known = {
         "made": sidecar,
         "model": model,
         "name": shlex.join([model, *options]),
-        "path": program.path,
-        "digest": program.digest,
+        "path": program["path"],
+        "digest": program["digest"],
         "url": url.rstrip("/"),
-        "arch": sidecar.device.arch,
+        "arch": sidecar["device"]["arch"],
         "how": how,
         "chosen": how.providers[0][1],
     }
     found = []
-    for name in next(names for end, names in _WAYS.items() if program.path.endswith(end)):
+    for name in next(names for end, names in _WAYS.items() if program["path"].endswith(end)):
         title, words, text = _texts().get_template(f"{name}.txt").render(known).split("\n", 2)
         found.append(Way(name.rpartition("-")[2], title, words, text.rstrip("\n")))
     return found

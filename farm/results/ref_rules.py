@@ -12,11 +12,11 @@ from farm.targets.pools import begins
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import Cells, SnapshotCell
-    from farm.artifacts.sidecar import SidecarDocument
     from farm.jobs.facts import ArtifactFacts
     from farm.jobs.rows import PlannedBuild
     from farm.matrix.planned import PlanDocument
     from farm.results.report import JudgedCell, Report
+    from farm.wire.program import Sidecar
 
 LATEST = "latest"
 """The ref that a finished build moves to the cells that passed."""
@@ -205,9 +205,9 @@ def given(cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
     return {cell["identifier"]: cell for cell in sorted(cells, key=readers_order) if not cell.get("superseded")}
 
 
-def family(members: Iterable[tuple[SnapshotCell, SidecarDocument]]) -> list[tuple[SnapshotCell, SidecarDocument]]:
+def family(members: Iterable[tuple[SnapshotCell, Sidecar]]) -> list[tuple[SnapshotCell, Sidecar]]:
     """Return the members of one model file and one toolchain: those of the entry that readers get last."""
-    families: dict[tuple[str, str], list[tuple[SnapshotCell, SidecarDocument]]] = {}
+    families: dict[tuple[str, str], list[tuple[SnapshotCell, Sidecar]]] = {}
     for cell, sidecar in members:
         made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
         families.setdefault(made_of, []).append((cell, sidecar))

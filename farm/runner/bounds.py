@@ -51,7 +51,17 @@ class Default:
         """Return pydantic's schema of the field."""
         from pydantic_core import core_schema
 
-        return core_schema.with_default_schema(handler(source), default=self.value)
+        return core_schema.with_default_schema(handler(source), default=self.value, validate_default=True)
+
+
+class Unchecked:
+    """An object that pydantic takes as it is: releases before wrote other fields, and whoever reads it knows which."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> object:
+        """Return pydantic's schema of the field."""
+        from pydantic_core import core_schema
+
+        return core_schema.dict_schema(core_schema.str_schema())
 
 
 def relative(path: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from farm.compiling.children import StepEnded
 from farm.compiling.pipeline import inputs_of
-from farm.compiling.program_record import ProgramRecord, ProgramSpeed, RecordedTuning, TurnFigures, is_shared
+from farm.compiling.program_record import is_shared
 from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
@@ -29,7 +29,7 @@ from farm.targets.compilers import OFF
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
 from farm.tuning.search import REFUSED, Search
-from farm.wire.program import Conditions, Latency
+from farm.wire.program import Conditions, Latency, Measurements, ProgramRecord, TuningFacts
 
 log = get_logger(__name__)
 
@@ -116,7 +116,7 @@ class Tuner:
         """Add to the record of the chosen program what the tuning found, and how the two programs compare."""
         record["tuning"] |= self.report(published=self._is_faster)
         record["tuning"]["conditions"] = self._conditions
-        measured: ProgramSpeed = {**record["measurements"], **self.figures()}
+        measured: Measurements = {**record["measurements"], **self.figures()}
         measured["shared"] = measured["shared"] or self.children.shared
         record["measurements"] = measured
         if self._turns:
@@ -216,7 +216,7 @@ class Tuner:
                 part.unlink()
         return path
 
-    def report(self, *, published: bool) -> RecordedTuning:
+    def report(self, *, published: bool) -> TuningFacts:
         """Return the sidecar's entry for the tuning; `published` is whether the tuned program is published."""
         work = self.search.work
         return {
@@ -233,7 +233,7 @@ class Tuner:
             **self._carried(),
         }
 
-    def _carried(self) -> RecordedTuning:
+    def _carried(self) -> TuningFacts:
         """Return whether the file carries its tuning: as fast with empty databases, and nothing written into them."""
         if self._alone is None:
             return {}
@@ -245,9 +245,9 @@ class Tuner:
             "alone": {"ratio": self._alone.ratio, "interval": [self._alone.low, self._alone.high]},
         }
 
-    def figures(self) -> TurnFigures:
+    def figures(self) -> Measurements:
         """Return the sidecar's figures of the programs that took turns."""
-        figures: TurnFigures = {}
+        figures: Measurements = {}
         if self._published and self._against:
             compared = self._against
             figures["against"] = {

@@ -1,4 +1,4 @@
-"""What is known about a program and how it was measured: parts of sidecars, as attempts write and readers get them.
+"""The sidecar: what is known about a program and how it was made, as attempts write it and readers get it.
 
 A field with a default may be left out, and whoever reads a sidecar gets the default.
 """
@@ -6,12 +6,13 @@ A field with a default may be left out, and whoever reads a sidecar gets the def
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NotRequired
+from typing import Annotated, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Amount, Bound, Count, Default, Digest
-from farm.runner.documents import ProgramPort
+from farm.runner.bounds import Amount, Bound, Count, Default, Digest, Unchecked, Word
+from farm.runner.documents import ConvertedInput, Placement, ProgramPort, SessionChoice
+from farm.spec import FileReference, SpecDocument
 
 Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]
 """The ends of a 99 % confidence interval."""
@@ -94,3 +95,195 @@ class Against(TypedDict):
     ratio: float
     interval: Interval
     verdict: str
+
+
+class ConversionContent(TypedDict):
+    """What decides the outcome of a conversion."""
+
+    recipe: int
+    converter: Word
+    libraries: Annotated[Mapping[Word, Word], Bound(longest=16)]
+    kind: Word
+    options: Annotated[Mapping[Word, int | Word], Bound(longest=16)]
+    inputs: Annotated[Sequence[ConvertedInput], Bound(longest=1000)]
+    source: Digest
+
+
+class ConversionRecord(ConversionContent):
+    """How a model was made from one of another format; `key` is the digest of what decided it, `name` a file's."""
+
+    key: Digest
+    name: Word
+
+
+class Blobs(TypedDict, total=False):
+    """What belongs to an artifact. All but the kernel cache must be there for the artifact to be whole."""
+
+    program: Required[FileReference]
+    log: Annotated[FileReference | None, Default(None)]
+    reproduction: Annotated[FileReference | None, Default(None)]
+    sample: Annotated[FileReference | None, Default(None)]
+    """One sample input with its expected output: an `.npz` with arrays by input and output name."""
+    before: Annotated[FileReference | None, Default(None)]
+    """The program's text before compilation, where `debug: {print: true}` asked."""
+    after: Annotated[FileReference | None, Default(None)]
+    """The program's text after compilation, likewise."""
+    kernel_cache: Annotated[FileReference | None, Default(None)]
+    """MIOpen's kernel binaries (`.ukdb`, in a zip), which are not in the program file; without them the first run is
+    slower."""
+
+
+class GpuFields(TypedDict, total=False):
+    """What sidecars say about a GPU in addition to the cache key's fields; null is unknown.
+
+    `partition` is a mode such as `SPX` or a MIG profile, `memory` in bytes, `driver` the version of the kernel's.
+    """
+
+    model: Annotated[str | None, Default(None)]
+    partition: Annotated[str | None, Default(None)]
+    memory: Annotated[int | None, Default(None)]
+    driver: Annotated[str | None, Default(None)]
+
+
+class FoundDevice(GpuFields):
+    """The device as the worker found it; how it was just then is in `conditions`."""
+
+    arch: str
+    compute_units: NotRequired[Annotated[int | None, Default(None)]]
+
+
+class TuningFacts(TypedDict, total=False):
+    """What tuning came to, in the model's operations (its convolutions and matrix products) and in seconds.
+
+    `known` came from the tuning database, `tuned` were tuned now, `untunable` left nothing to keep; `saved` is what the
+    known ones took when they were tuned. `finished` is false where the budget ended first. `published` says which of
+    the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
+    `level`, `threads`, `spinning`; on CUDA also its provider's options). `written` counts the records that it left in
+    the empty databases it was measured with. `carried` is whether the file carries its tuning: nothing written, and as
+    fast `alone` within noise; null where the compiler has no databases to do without.
+    """
+
+    mode: Annotated[str, Default("off")]
+    operations: Annotated[int | None, Default(None)]
+    known: Annotated[int, Default(0)]
+    tuned: Annotated[int | None, Default(None)]
+    untunable: Annotated[int, Default(0)]
+    seconds: Annotated[Amount, Default(0.0)]
+    saved: Annotated[Amount, Default(0.0)]
+    finished: Annotated[bool, Default(True)]
+    published: Annotated[Literal["tuned", "untuned"] | None, Default(None)]
+    session: Annotated[Annotated[SessionChoice, Unchecked()] | None, Default(None)]
+    written: Annotated[int, Default(0)]
+    conditions: Annotated[Sequence[Conditions], Default([])]
+    """Before and after tuning, where the device tells."""
+    carried: Annotated[bool | None, Default(None)]
+    alone: Annotated[Alone | None, Default(None)]
+
+
+class Verification(TypedDict, total=False):
+    """How the program compares with the reference; everything by output name. Judged by builds, not here.
+
+    `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
+    (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
+    or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
+    `reference` names what was asked for the right outputs, `origin` what gave them: `expected` means the samples.
+    """
+
+    reference: Annotated[str, Default("")]
+    origin: Annotated[Mapping[str, str], Default({})]
+    refused: Annotated[Mapping[str, str], Default({})]
+    """References that could not run the model and why, by their names, in the order in which they were asked."""
+    unverified: Annotated[Mapping[str, str], Default({})]
+    """Outputs that were compared with nothing, and why."""
+    samples: Annotated[Count, Default(0)]
+    runs: Annotated[Count, Default(0)]
+    errors: Annotated[Mapping[str, Amount], Default({})]
+    rms: Annotated[Mapping[str, Amount], Default({})]
+    equal: Annotated[Mapping[str, Amount], Default({})]
+    nonfinite: Annotated[Sequence[str], Default([])]
+    spread: Annotated[Mapping[str, Amount], Default({})]
+    weak: Annotated[bool, Default(False)]
+
+
+class Measurements(TypedDict, total=False):
+    """Speed of the program, in seconds.
+
+    `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
+    second. Where tuning ran, the `tuned` program and the untuned `baseline` took turns in one process: `ratio` is the
+    baseline's median over the tuned one's, `interval` its 99 % confidence interval; `against` is how a program that was
+    tuned in the background compares with the one published before. `shared`: others ran on the host meanwhile,
+    or other processes used the GPU. A dynamic program was measured at several `points`; the other figures are of its
+    largest sizes.
+    """
+
+    load: Annotated[Amount | None, Default(None)]
+    first_run_cold: Annotated[Amount | None, Default(None)]
+    first_run_warm: Annotated[Amount | None, Default(None)]
+    latency: Annotated[Latency | None, Default(None)]
+    device_latency: Annotated[Latency | None, Default(None)]
+    throughput: Annotated[float | None, Default(None)]
+    tuned: Annotated[Latency | None, Default(None)]
+    baseline: Annotated[Latency | None, Default(None)]
+    ratio: Annotated[float | None, Default(None)]
+    interval: Annotated[Interval | None, Default(None)]
+    against: Annotated[Against | None, Default(None)]
+    points: Annotated[Sequence[MeasuredPoint], Default([])]
+    conditions: Annotated[Sequence[Conditions], Default([])]
+    """Before and after measuring, and after the turns with other programs, where the device tells."""
+    shared: Annotated[bool, Default(False)]
+
+
+class ProgramRecord(TypedDict, total=False):
+    """What the sidecar says about a program and about how it was made, wherever that was."""
+
+    schema: Required[Literal[1]]
+    identifier: Required[str]
+    spec: Required[Annotated[SpecDocument, Unchecked()]]
+    conversion: Annotated[Annotated[ConversionRecord, Unchecked()] | None, Default(None)]
+    """How the model was made from one of another format, with what; null where it came as it was compiled."""
+    model_size: Annotated[int, Default(0)]
+    """Bytes of the model as it was submitted, with its external data; 0 if not known."""
+    toolchain: Required[str]
+    device: Required[FoundDevice]
+    inputs: Annotated[Sequence[Port], Default([])]
+    outputs: Annotated[Sequence[Port], Default([])]
+    weight_dtypes: Annotated[Sequence[str], Default([])]
+    compute_dtypes: Annotated[Sequence[str], Default([])]
+    quantized: Annotated[Mapping[str, int], Default({})]
+    """How many operators of each type were quantized; with int4 how many weights."""
+    emulated: Annotated[Sequence[str], Default([])]
+    """Parts of the precision that the device rounds to and computes in a wider type."""
+    offload_copy: Annotated[bool | None, Default(None)]
+    symbolic_shapes: Annotated[str, Default("")]
+    """Why the compiler refused the static shapes that were asked for, if the program keeps the model's own."""
+    placement: Annotated[Placement | None, Default(None)]
+    """Null where a program is not a graph of nodes to be assigned, or runs on the CPU."""
+    tuning: Annotated[TuningFacts, Default({})]
+    verification: Annotated[Verification | None, Default(None)]
+    """Null where the manifest turned verification off."""
+    measurements: Annotated[Measurements, Default({})]
+    passes: Annotated[Mapping[str, Amount], Default({})]
+    """How long each of the compiler's passes took in all, where `debug: {timings: true}` asked."""
+    peak_memory: Annotated[int | None, Default(None)]
+    """Bytes that the compiling child held at most."""
+    phases: Annotated[Mapping[str, Amount], Default({})]
+    seconds: Annotated[Amount, Default(0.0)]
+    """The whole attempt."""
+    node: Annotated[str, Default("")]
+    started: Annotated[str, Default("")]
+    created: Required[str]
+    """ISO 8601, UTC."""
+    farm_version: Annotated[str, Default("")]
+
+
+class Sidecar(ProgramRecord, total=False):
+    """The commit record of one success: `ns/<namespace>/artifacts/<first two digits>/<key>.json`."""
+
+    key: Required[Digest]
+    """The cache key: SHA-256 of the canonical JSON of `spec`."""
+    namespace: Required[str]
+    blobs: Required[Blobs]
+    build: Annotated[str, Default("")]
+    job: Annotated[str, Default("")]
+    attempt: Annotated[int, Default(0)]
+    worker: Annotated[str, Default("")]

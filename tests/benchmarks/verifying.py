@@ -62,7 +62,7 @@ def main() -> None:
 def prepared(folder: Path, content: bytes) -> Path:
     """Write a program with its sidecar and statements, and the policy of who trusts them; return the program."""
     signed = Signed(sidecar_of(content), key_in(folder, "farm"))
-    program = folder / signed.sidecar.blobs.program.path
+    program = folder / signed.sidecar["blobs"]["program"]["path"]
     program.write_bytes(content)
     (folder / "artifact.json").write_bytes(signed.text)
     statements = bundles.lines([signed.provenance(clock()), signed.results(clock())])

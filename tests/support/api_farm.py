@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from farm.app import Farm
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import facts, validate
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.extension import publishing
 from farm.jobs.state import Outcome
@@ -193,8 +193,8 @@ def succeed(
             "phases": {"compiling": seconds},
         }
         farm.artifacts.publish(namespace, sidecar, sign=publishing(farm.settings))
-        farm.store.index.put(namespace, key, facts(sidecar))
-        return Outcome.success(facts(sidecar), log=log)
+        farm.store.index.put(namespace, key, facts(validate(sidecar)))
+        return Outcome.success(facts(validate(sidecar)), log=log)
 
     return make
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from farm.app import Farm
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import facts, validate
 from farm.client.client import FarmClient
 from farm.extension import publishing
 from farm.jobs.state import FailureKind, Outcome
@@ -110,8 +110,8 @@ class Player:
             "job": job_id,
         }
         self.farm.artifacts.publish(namespace, sidecar, sign=publishing(self.farm.settings))
-        self.farm.store.index.put(namespace, key, facts(sidecar))
-        return Outcome.success(facts(sidecar), log=log)
+        self.farm.store.index.put(namespace, key, facts(validate(sidecar)))
+        return Outcome.success(facts(validate(sidecar)), log=log)
 
 
 @contextmanager

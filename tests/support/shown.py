@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from farm.app import Farm
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import facts, validate
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
@@ -225,13 +225,13 @@ def passed(
     sidecar = sidecar_of(farm, order, key, job=job, latency=latency, error=error)
     sidecar["device"]["driver"] = driver
     farm.artifacts.publish("main", sidecar)
-    farm.store.index.put("main", key, facts(sidecar))
-    return Outcome.success(facts(sidecar), log=sidecar["blobs"]["log"]["digest"], phases=PHASES)
+    farm.store.index.put("main", key, facts(validate(sidecar)))
+    return Outcome.success(facts(validate(sidecar)), log=sidecar["blobs"]["log"]["digest"], phases=PHASES)
 
 
 def only_recorded(order: Mapping[str, Any], key: str, latency: float = 0.002) -> Outcome:
     """Succeed without a program in object storage: for builds of many cells, of which nothing is fetched."""
-    return Outcome.success(facts(sidecar_of(None, order, key, latency=latency)), phases=PHASES)
+    return Outcome.success(facts(validate(sidecar_of(None, order, key, latency=latency))), phases=PHASES)
 
 
 COMPILED = {

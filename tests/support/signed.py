@@ -12,6 +12,7 @@ from farm.artifacts import sidecar as sidecars
 from farm.extras.signing import bundles, statements
 from farm.extras.signing.judging import AtHand
 from farm.extras.signing.signing_keys import load_signer, new_key
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -42,7 +43,7 @@ def key_in(folder: Path, name: str) -> CryptoSigner:
     return signer
 
 
-def sidecar_of(program: bytes = PROGRAM, **changes: Any) -> sidecars.Sidecar:
+def sidecar_of(program: bytes = PROGRAM, **changes: Any) -> Sidecar:
     document: dict[str, Any] = {
         "schema": 1,
         "key": "0" * 64,
@@ -75,7 +76,7 @@ def sidecar_of(program: bytes = PROGRAM, **changes: Any) -> sidecars.Sidecar:
 class Signed:
     """A program, its sidecar, and who signs for it."""
 
-    sidecar: sidecars.Sidecar
+    sidecar: Sidecar
     signer: CryptoSigner
 
     @property
@@ -87,7 +88,7 @@ class Signed:
         return hashlib.sha256(self.text).hexdigest()
 
     def at_hand(self, **changes: Any) -> AtHand:
-        given = {"namespace": self.sidecar.namespace, "program": self.sidecar.blobs.program.digest,
+        given = {"namespace": self.sidecar["namespace"], "program": self.sidecar["blobs"]["program"]["digest"],
                  "sidecar": self.digest, **changes}  # fmt: skip
         return AtHand(**given)
 
@@ -102,5 +103,5 @@ class Signed:
         return self.sign("test-results", statements.test_results(self.sidecar), when)
 
     def summary(self, tag: str) -> bytes:
-        resource = statements.resource_of(self.sidecar.namespace, tag)
+        resource = statements.resource_of(self.sidecar["namespace"], tag)
         return self.sign("summary", statements.summary("urn:v", resource, "d" * 64, [], "0", NOW))

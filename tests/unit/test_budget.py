@@ -16,11 +16,11 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1750,
-    "artifacts": 2400,
+    "artifacts": 2170,
     "builds": 3240,
     "cli": 5070,
-    "client": 4850,
-    "compiling": 3320,
+    "client": 4790,
+    "compiling": 3200,
     "control": 640,
     "extras/ci": 640,
     "extras/convert": 560,
@@ -30,7 +30,7 @@ LINES = {
     "extras/signing": 1750,
     "extras/triggers": 1270,
     "extras/webhooks": 980,
-    "jobs": 1120,
+    "jobs": 1100,
     "local": 1770,
     "loose": 1880,
     "manifest": 2300,

@@ -27,10 +27,10 @@ FLOORS: dict[str, set[str]] = {
     "farm.logging": {"farm.inert", "farm.settings"},
     "farm.metrics": {"farm"},
     # what crosses a process, a file or HTTP
-    "farm.wire": {"farm.errors", "farm.runner"},
+    "farm.wire": {"farm.errors", "farm.runner", "farm.spec"},
     # what is asked
     "farm.jobs": {"farm.runner", "farm.spec", "farm.wire"},
-    "farm.models": {"farm.errors", "farm.files", "farm.jobs", "farm.runner", "farm.spec"},
+    "farm.models": {"farm.errors", "farm.files", "farm.runner", "farm.spec", "farm.wire"},
     "farm.targets": {"farm.errors", "farm.files", "farm.jobs", "farm.spec", "farm.units", "farm.entry_points"},
     "farm.manifest": {
         "farm.errors",
@@ -84,6 +84,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.logging",
         "farm.results",
         "farm.settings",
+        "farm.wire",
     },
     # what compiles
     "farm.compiling": {
@@ -258,6 +259,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.spec",
         "farm.targets",
         "farm.tuning",
+        "farm.wire",
     },
     "tasks": {"farm.app", "farm.compiling", "farm.errors", "farm.logging", "farm.node"},
     "farm.cli": {
@@ -283,6 +285,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.tuning",
         "farm.units",
         "farm.wire",
+        "farm.spec",
     },
     "farm.__main__": {"farm.cli"},
     # extensions: all of the core is below them, and none of it above
@@ -301,6 +304,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.inert",
         "farm.results",
         "farm.settings",
+        "farm.wire",
     },
     "farm.extras.radar": {
         "farm.api",
@@ -359,11 +363,11 @@ FLOORS: dict[str, set[str]] = {
         "farm.compiling",
         "farm.errors",
         "farm.files",
-        "farm.jobs",
         "farm.manifest",
         "farm.models",
         "farm.runner",
         "farm.spec",
+        "farm.wire",
     },
     "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
     "farm.extras.webhooks": {

@@ -18,13 +18,13 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.files import NotPlain, take
-from farm.jobs.order import ConversionContent, ConversionRecord
 from farm.manifest.entries import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
 from farm.runner.bounds import Count
 from farm.runner.documents import Answer, ChildRequest, ConvertedInput, Libraries
 from farm.spec import digest_of, model_digest
+from farm.wire.program import ConversionContent, ConversionRecord
 
 RECIPE = 1
 """Number of this module's way to convert; goes up when what comes out changes."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.artifacts.sidecar import validate
 from farm.client.fetching import Fetched, bring_model, into, require_model, write_artifact
 from farm.client.packs import SIDECAR, Layout
 from farm.extras.packs.layouts import require_fit
@@ -27,19 +26,18 @@ def fetch(
     # The wrapper that the farm signed; the files of the other layouts depend on what is installed here.
     own = wanted is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx"
     sidecar, signed = artifacts.described(member, ref, ("pack",) if own else ())
-    checked = validate(sidecar)
-    require_fit(wanted, checked)
+    require_fit(wanted, sidecar)
     with into(folder), tempfile.TemporaryDirectory() as scratch:
         found = write_artifact(artifacts.bring, cell, sidecar, Path(scratch), log=False)
 
         def model(place: Path) -> Path:
             order = artifacts.work_order(sidecar)["order"]
-            require_model(order, checked)
+            require_model(order, sidecar)
             return bring_model(artifacts.bring, order, place)
 
         name = cell["identifier"]
         pack = write_pack(
-            wanted, checked, found.program, folder, model, identifier=name, python=python, force=force, signed=signed
+            wanted, sidecar, found.program, folder, model, identifier=name, python=python, force=force, signed=signed
         )
         if signed and client.trust:
             from farm.extras.packs.signing import sign_pack

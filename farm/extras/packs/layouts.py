@@ -10,7 +10,7 @@ from farm.client.packs import Layout
 from farm.errors import ArtifactGone, FarmError, UsageError
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import Sidecar
+    from farm.wire.program import Sidecar
 
 
 CACHED = frozenset({Layout.ONNXRUNTIME_CACHE, Layout.TRITON})
@@ -25,15 +25,15 @@ def require_fit(layout: Layout, sidecar: Sidecar) -> None:
 
     Raises UsageError with every reason, ArtifactGone for names that no farm gives: they go into scripts and paths.
     """
-    words = {sidecar.identifier: _WORDS, sidecar.toolchain: _WORDS, sidecar.device.arch: _WORDS}
-    words[sidecar.blobs.program.path] = _FILE
+    words = {sidecar["identifier"]: _WORDS, sidecar["toolchain"]: _WORDS, sidecar["device"]["arch"]: _WORDS}
+    words[sidecar["blobs"]["program"]["path"]] = _FILE
     if odd := [word for word, pattern in words.items() if not re.fullmatch(pattern, word)]:
         raise ArtifactGone(f"the artifact has a name {odd[0]!r}, which no farm gives")
     reasons = list(_unfit(layout, sidecar))
     if reasons:
         hint = f"write `packs: [{layout}]` in the manifest: then the farm compiles a program for it"
-        copies = sidecar.spec["compiler"]["name"] == "migraphx" and sidecar.offload_copy
-        message = f"{sidecar.identifier} cannot be packed for {layout}: {'; '.join(reasons)}"
+        copies = sidecar["spec"]["compiler"]["name"] == "migraphx" and sidecar["offload_copy"]
+        message = f"{sidecar['identifier']} cannot be packed for {layout}: {'; '.join(reasons)}"
         raise UsageError(message, hint=hint if copies else "fetch it with `--layout plain`")
 
 
@@ -47,22 +47,22 @@ def fits(layout: Layout, sidecar: Sidecar) -> bool:
 
 
 def _unfit(layout: Layout, sidecar: Sidecar) -> Iterator[str]:
-    open_ports = [port["name"] for port in (*sidecar.inputs, *sidecar.outputs) if not _is_static(port["shape"])]
-    if not sidecar.inputs:
+    open_ports = [port["name"] for port in (*sidecar["inputs"], *sidecar["outputs"]) if not _is_static(port["shape"])]
+    if not sidecar["inputs"]:
         yield "its sidecar names no inputs"
     if open_ports:
         yield f"the sizes of {', '.join(open_ports[:5])} are not fixed"
-    if sidecar.spec["compiler"]["name"] != "migraphx":
+    if sidecar["spec"]["compiler"]["name"] != "migraphx":
         if layout is Layout.ONNXRUNTIME_CACHE:
             yield "it is not a program of MIGraphX's"
         return
-    if not sidecar.device.arch.startswith("gfx"):
-        yield f"it runs on {sidecar.device.arch}, and the provider only on AMD GPUs"
-    if sidecar.offload_copy is not False:
+    if not sidecar["device"]["arch"].startswith("gfx"):
+        yield f"it runs on {sidecar['device']['arch']}, and the provider only on AMD GPUs"
+    if sidecar["offload_copy"] is not False:
         yield "it copies its inputs and outputs itself, and the provider hands in places in the GPU's memory"
-    if not sidecar.blobs.program.path.endswith(".mxr"):
+    if not sidecar["blobs"]["program"]["path"].endswith(".mxr"):
         yield "the provider reads .mxr files only"
-    if layout in CACHED and sidecar.spec["model"]["format"] != "onnx":
+    if layout in CACHED and sidecar["spec"]["model"]["format"] != "onnx":
         yield "its model is not ONNX"
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from farm.artifacts.sidecar import Sidecar
 from farm.client.fetching import read_sidecar, require_model, statements_path
 from farm.client.packs import PACK, SIDECAR, Layout, PackIndex
 from farm.client.transfers import Downloads
@@ -26,6 +25,7 @@ from farm.extras.signing.verifying import (
     sha256_of,
 )
 from farm.files import NotPlain, read_plain
+from farm.wire.program import Sidecar
 
 
 def verify(folder: Path, trust: Trust, tag: str, cache: Path | None) -> Iterator[TrustCheck]:
@@ -55,11 +55,11 @@ def verify(folder: Path, trust: Trust, tag: str, cache: Path | None) -> Iterator
     sidecar = read_sidecar(text, str(folder / SIDECAR))
     judged = trust.judge(text, read_statements(statements_path(folder / SIDECAR)), tag=tag)
     yield from judged.checks
-    if sidecar.blobs.program.digest not in found.values():
+    if sidecar["blobs"]["program"]["digest"] not in found.values():
         yield TrustCheck(Standing.REFUSED, "pack", "it does not hold the program")
     if judged.refused or not judged.accepted:
         return  # Said already, or nothing of this namespace need be signed.
-    covered = {sidecar.blobs.program.digest, sha256_of(text)}
+    covered = {sidecar["blobs"]["program"]["digest"], sha256_of(text)}
     for each in judged.accepted:
         if each.statement.kind == "pack":
             covered |= set(each.statement.subjects.values())
@@ -125,10 +125,10 @@ def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, s
             raise NotFound("it is not in the client's cache")
         return found
 
-    blob = sidecar.blobs.reproduction
+    blob = sidecar["blobs"]["reproduction"]
     if blob is None:
         raise NotFound("it was published without its work order")
-    order = json.loads(kept(blob.digest, blob.size).read_bytes())["order"]
+    order = json.loads(kept(blob["digest"], blob["size"]).read_bytes())["order"]
     require_model(order, sidecar)
     model, *others = order["model"]["files"]
     return kept(model["digest"], model["size"]), {file["path"]: file["digest"] for file in others}

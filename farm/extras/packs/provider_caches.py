@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from farm.artifacts.sidecar import SidecarDocument, validate
+from farm.artifacts.sidecar import validate
 from farm.client.fetching import sidecar_path
 from farm.client.inspection import TooLarge, disagreements, inspect_program
 from farm.errors import NotFound, UsageError
 from farm.files import read_plain
+from farm.wire.program import Sidecar
 
 _LARGEST_SIDECAR = 16 << 20
 
@@ -33,7 +34,7 @@ def wrong_files(folder: Path) -> Iterator[tuple[str, str]]:
         if found is None:
             yield file.name, "no sidecar says what it is"
             continue
-        document = cast(SidecarDocument, found)
+        document = cast(Sidecar, found)
         what = f"{document['identifier']} made by {document['toolchain']}"
         try:
             inside = inspect_program(file)
@@ -50,7 +51,7 @@ def _sidecar_of(file: Path) -> object | None:
     for path in (sidecar_path(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
         try:
             document: object = json.loads(read_plain(path, _LARGEST_SIDECAR))
-            validate(cast(SidecarDocument, document))
+            validate(cast(Sidecar, document))
         except (OSError, ValueError, UsageError):
             continue
         return document

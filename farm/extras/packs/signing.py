@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.artifacts.sidecar import Sidecar
 from farm.client.fetching import ReaderTrust, SignedArtifact, bundle_lines, statements_path
 from farm.client.packs import PACK, SIDECAR, Layout, Pack
 from farm.errors import Untrusted
@@ -16,11 +15,12 @@ from farm.extras.packs.layouts import fits
 from farm.extras.signing.judging import Accepted
 from farm.extras.signing.statements import subjects_of
 from farm.extras.signing.verifying import JudgedArtifact, Trust, sha256_of
+from farm.wire.program import Sidecar
 
 
 def attest(sidecar: Sidecar) -> Iterator[tuple[str, dict[str, str], Mapping[str, object]]]:
     """Yield kind, files by their digests, and predicate of what a farm signs about the wrapper of a program."""
-    if fits(Layout.ONNXRUNTIME, sidecar) and sidecar.spec["compiler"]["name"] == "migraphx":
+    if fits(Layout.ONNXRUNTIME, sidecar) and sidecar["spec"]["compiler"]["name"] == "migraphx":
         from farm.extras.packs.writing import wrapper_files
 
         files = wrapper_files(sidecar)

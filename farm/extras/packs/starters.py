@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 
 from farm.artifacts.serving import serving_of
-from farm.artifacts.sidecar import Sidecar
 from farm.errors import UsageError
 from farm.runner.onnxruntime_providers import CUDA
-from farm.wire.program import Port
+from farm.wire.program import Port, Sidecar
 
 _HEAD = '''"""Opens {identifier} with ONNX Runtime: {how}.
 
@@ -78,13 +77,13 @@ exec "${PYTHON:-python3}" "$(dirname "$0")/use.py" "$@"
 def for_plugin(sidecar: Sidecar) -> str:
     """Return `use.py` for the wrapper."""
     how = "1.24 or newer, with the plug-in that MIGRAPHX_PLUGIN names"
-    return _HEAD.format(identifier=sidecar.identifier, how=how) + _WHOLE + _PLUGIN + _TAIL
+    return _HEAD.format(identifier=sidecar["identifier"], how=how) + _WHOLE + _PLUGIN + _TAIL
 
 
 def for_cache(sidecar: Sidecar, name: str, version: str) -> str:
     """Return `use.py` for a cache that holds the program under the `name` for which ONNX Runtime `version` looks."""
     how = f"{version}, with its built-in MIGraphX provider"
-    head = _HEAD.format(identifier=sidecar.identifier, how=how)
+    head = _HEAD.format(identifier=sidecar["identifier"], how=how)
     return head + _WHOLE + _CACHE.format(name=name, version=version) + _TAIL
 
 
@@ -100,8 +99,9 @@ def for_own_program(sidecar: Sidecar) -> str:
         spinning = f'"session.intra_op.allow_spinning", "{int(how.spinning)}"'
         tuned += f"options.add_session_config_entry({spinning})\n"
     libraries = _LIBRARIES if _on_nvidia(sidecar) else ""
-    own = _OWN.format(program=sidecar.blobs.program.path, providers=how.providers, tuned=tuned, libraries=libraries)
-    return _HEAD.format(identifier=sidecar.identifier, how=f"as {sidecar.toolchain} made it") + own + _TAIL
+    program = sidecar["blobs"]["program"]["path"]
+    own = _OWN.format(program=program, providers=how.providers, tuned=tuned, libraries=libraries)
+    return _HEAD.format(identifier=sidecar["identifier"], how=f"as {sidecar['toolchain']} made it") + own + _TAIL
 
 
 # --- Triton -----------------------------------------------------------------------------------------------------------
@@ -148,19 +148,19 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 def plain_start(sidecar: Sidecar) -> str:
     """Return what starts Triton with a program of ONNX Runtime's own."""
-    without = _on_nvidia(sidecar) and sidecar.spec.get("precision") != "tf32"
+    without = _on_nvidia(sidecar) and sidecar["spec"].get("precision") != "tf32"
     said = "# Else NVIDIA's libraries compute fp32 in TF32.\nexport NVIDIA_TF32_OVERRIDE=0\n"
     return PLAIN_START_SH.format(environment=said if without else "")
 
 
 def triton_config(sidecar: Sidecar, name: str) -> str:
     """Return `config.pbtxt` of a model. Raises UsageError for a type that Triton does not have."""
-    on_amd = sidecar.spec["compiler"]["name"] == "migraphx"
+    on_amd = sidecar["spec"]["compiler"]["name"] == "migraphx"
     return _CONFIG.format(
-        identifier=sidecar.identifier,
+        identifier=sidecar["identifier"],
         name=name,
-        inputs=", ".join(map(_tensor, sidecar.inputs)),
-        outputs=", ".join(map(_tensor, sidecar.outputs)),
+        inputs=", ".join(map(_tensor, sidecar["inputs"])),
+        outputs=", ".join(map(_tensor, sidecar["outputs"])),
         kind="KIND_GPU" if on_amd or _on_nvidia(sidecar) else "KIND_CPU",
         session=_ACCELERATOR if on_amd else _session(sidecar),
     )
@@ -197,4 +197,4 @@ def _list(sizes: Sequence[int | str]) -> str:
 
 
 def _on_nvidia(sidecar: Sidecar) -> bool:
-    return sidecar.device.arch.startswith("sm_")
+    return sidecar["device"]["arch"].startswith("sm_")

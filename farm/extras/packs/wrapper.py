@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
-from farm.artifacts.sidecar import Sidecar
 from farm.errors import UsageError
-from farm.wire.program import Port
+from farm.wire.program import Port, Sidecar
 
 MODEL = "model_ctx.onnx"
 PROVIDER = "MIGraphXExecutionProvider"
@@ -26,24 +25,24 @@ def wrapper(sidecar: Sidecar) -> bytes:
 
     The same sidecar gives the same bytes. Raises UsageError for a type that ONNX does not have.
     """
-    any_device = str(sidecar.spec["device"].get("arch", "")).endswith(":any")
+    any_device = str(sidecar["spec"]["device"].get("arch", "")).endswith(":any")
     node = helper.make_node(
         "EPContext",
-        [port["name"] for port in sidecar.inputs],
-        [port["name"] for port in sidecar.outputs],
+        [port["name"] for port in sidecar["inputs"]],
+        [port["name"] for port in sidecar["outputs"]],
         name="program",
         domain="com.microsoft",
         main_context=1,
         embed_mode=0,
-        ep_cache_context=sidecar.blobs.program.path,
+        ep_cache_context=sidecar["blobs"]["program"]["path"],
         ep_sdk_version=SDK,
         source=PROVIDER,
         # Compared for equality; the provider skips the comparison if it is empty.
-        hardware_architecture="" if any_device else sidecar.device.arch,
+        hardware_architecture="" if any_device else sidecar["device"]["arch"],
         partition_name="program",
         onnx_model_filename="",
     )
-    graph = helper.make_graph([node], "program", _values(sidecar.inputs), _values(sidecar.outputs))
+    graph = helper.make_graph([node], "program", _values(sidecar["inputs"]), _values(sidecar["outputs"]))
     operators = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     made = helper.make_model(graph, opset_imports=operators, ir_version=8, producer_name="migraphx-farm")
     onnx.checker.check_model(made)

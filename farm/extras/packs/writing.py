@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.artifacts.sidecar import Sidecar, text
+from farm.artifacts.sidecar import of_cell, text
 from farm.client.packs import PACK, SIDECAR, Layout, Pack, PackFile, PackIndex
 from farm.errors import UsageError
 from farm.extras.packs import starters
@@ -23,6 +23,7 @@ from farm.extras.packs.signing import pack_files
 from farm.extras.packs.wrapper import MODEL, wrapper
 from farm.extras.signing.verifying import file_digest
 from farm.files import read_plain, remove_tree
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.client.fetching import SignedArtifact
@@ -73,8 +74,8 @@ def write_pack(
         index = PackIndex(
             schema=1,
             layout=str(layout),
-            identifier=sidecar.identifier,
-            key=sidecar.key,
+            identifier=sidecar["identifier"],
+            key=sidecar["key"],
             onnxruntime=version,
             files=list(_files(made)),
         )
@@ -90,9 +91,9 @@ def named(layout: Layout, sidecar: Sidecar, identifier: str) -> Sidecar:
 
     The wrapper keeps the names of the cell that made the program: the farm has signed it.
     """
-    if layout is Layout.ONNXRUNTIME and sidecar.spec["compiler"]["name"] == "migraphx":
+    if layout is Layout.ONNXRUNTIME and sidecar["spec"]["compiler"]["name"] == "migraphx":
         return sidecar
-    return sidecar.of_cell(identifier or sidecar.identifier)
+    return of_cell(sidecar, identifier or sidecar["identifier"])
 
 
 def _fill(
@@ -111,17 +112,17 @@ def _fill(
     model = made / model_path(layout, sidecar)
     model.parent.mkdir(parents=True, exist_ok=True)
     cached = None
-    if sidecar.spec["compiler"]["name"] != "migraphx":
-        shutil.copyfile(program, model if layout is Layout.TRITON else made / sidecar.blobs.program.path)
+    if sidecar["spec"]["compiler"]["name"] != "migraphx":
+        shutil.copyfile(program, model if layout is Layout.TRITON else made / sidecar["blobs"]["program"]["path"])
     elif layout not in CACHED:
-        shutil.copyfile(program, made / sidecar.blobs.program.path)
+        shutil.copyfile(program, made / sidecar["blobs"]["program"]["path"])
     else:
         source = bring_model(model.parent)
         content = fixed_model(source, sidecar)
         source.unlink()
         # The provider hashes the file's name, so it is the same in every pack.
         model.write_bytes(content)
-        cached = ask_provider(model, sidecar.device.arch, python)
+        cached = ask_provider(model, sidecar["device"]["arch"], python)
         (made / "cache").mkdir()
         shutil.copyfile(program, made / "cache" / cached.name)
     for name, data in (ready or small_files(layout, sidecar, cached)).items():
@@ -137,7 +138,7 @@ def model_path(layout: Layout, sidecar: Sidecar) -> str:
 
 
 def _triton_name(sidecar: Sidecar) -> str:
-    return PurePosixPath(sidecar.blobs.program.path).stem.replace("--", "_").replace(".", "_")
+    return PurePosixPath(sidecar["blobs"]["program"]["path"]).stem.replace("--", "_").replace(".", "_")
 
 
 def fixed_model(source: Path, sidecar: Sidecar) -> bytes:
@@ -160,7 +161,7 @@ def fixed_model(source: Path, sidecar: Sidecar) -> bytes:
                     "dtype": port["dtype"],
                     "shape": [size for size in port["shape"] if isinstance(size, int)],
                 }
-                for port in sidecar.inputs
+                for port in sidecar["inputs"]
             },
         )
     except RequestFailed as failure:
@@ -173,7 +174,7 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
 
     `cached` is what the provider looks for, for a layout that has a cache. The same sidecar gives the same bytes.
     """
-    own_program = sidecar.spec["compiler"]["name"] != "migraphx"
+    own_program = sidecar["spec"]["compiler"]["name"] != "migraphx"
     if layout is Layout.TRITON:
         name = _triton_name(sidecar)
         start = starters.START_SH.format(version=cached.version) if cached else starters.plain_start(sidecar)

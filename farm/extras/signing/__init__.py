@@ -10,10 +10,10 @@ from farm.extension import Extension
 if TYPE_CHECKING:
     from farm.app import Farm
     from farm.artifacts.refs import SnapshotCell
-    from farm.artifacts.sidecar import Sidecar
     from farm.artifacts.storage import Sign
     from farm.results.report import Report
     from farm.settings import Settings
+    from farm.wire.program import Sidecar
 
 
 def _start(farm: Farm) -> None:

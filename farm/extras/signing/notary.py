@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
     from farm.app import Farm
-    from farm.artifacts.sidecar import Sidecar
     from farm.results.report import JudgedCell, Report
     from farm.settings import Settings
+    from farm.wire.program import Sidecar
 
 THREADS = 16
 KEPT = 32
@@ -66,7 +66,7 @@ class Notary:
         ]
         for _, attest in entry_points.load(entry_points.ATTESTATIONS):
             said += [self.sign(kind, {**subjects, **digests}, more) for kind, digests, more in attest(sidecar)]
-        add(artifacts, sidecar.namespace, sidecar.key, said)
+        add(artifacts, sidecar["namespace"], sidecar["key"], said)
 
     def attest_gates(
         self, artifacts: ArtifactStore, namespace: str, build: str, found: Mapping[str, Any], gates: GatesFound
@@ -130,8 +130,8 @@ def _all_at_once(does: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]
 def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
     """Return in a line who signed an artifact, as its statements say; `farm verify` names what is wrong with them."""
     found = []
-    namespaces = dict.fromkeys((made.namespace, namespace))
-    for data in farm.artifacts.statements(namespaces, made.key)[: bundles.MOST]:
+    namespaces = dict.fromkeys((made["namespace"], namespace))
+    for data in farm.artifacts.statements(namespaces, made["key"])[: bundles.MOST]:
         with suppress(bundles.Malformed, statements.NoStatement):
             bundle = bundles.read(data)
             statement = statements.read(bundle.payload)
@@ -139,7 +139,7 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
             found.append(f"{(statement.kind or statement.predicate_type)[:100]} by key `{bundle.keyid}`{when}")
     if not found:
         return "by nobody: the key and the digests say what the bytes are, not who vouches for them"
-    check = f"`farm verify {made.blobs.program.path}` checks them by your trust policy"
+    check = f"`farm verify {made['blobs']['program']['path']}` checks them by your trust policy"
     return f"{'; '.join(found)}. That is what the statements say; {check}"
 
 

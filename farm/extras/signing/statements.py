@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from farm.artifacts.sidecar import Sidecar
+from farm.artifacts.sidecar import required
+from farm.wire.program import Sidecar
 
 TYPE = "https://in-toto.io/Statement/v1"
 SIDECAR = "artifact.json"
@@ -105,54 +106,56 @@ def written(when: datetime) -> str:
 
 def subjects_of(sidecar: Sidecar, sidecar_digest: str) -> dict[str, str]:
     """Return what an attempt made: the program first, the sidecar, and the other files, by their names."""
-    blobs = [blob for _, blob in sidecar.blobs if hasattr(blob, "digest")]
-    return {sidecar.blobs.program.path: sidecar.blobs.program.digest, SIDECAR: sidecar_digest} | {
-        blob.path: blob.digest for blob in blobs
-    }
+    program, cache = sidecar["blobs"]["program"], sidecar["blobs"]["kernel_cache"]
+    others = {blob["path"]: blob["digest"] for blob in [*required(sidecar["blobs"]), *([cache] if cache else [])]}
+    return {program["path"]: program["digest"], SIDECAR: sidecar_digest} | others
 
 
 def provenance(sidecar: Sidecar, builder: str) -> Json:
     """Return SLSA's provenance (v1) of a program: which cell was asked for, made of what, by which builder, when."""
-    spec = sidecar.spec
+    spec = sidecar["spec"]
+    verified, compiler = spec.get("verification"), spec.get("compiler")
     named = {
         "model": spec.get("model"),
         "calibration": spec.get("calibration"),
-        "samples": (spec.get("verification") or {}).get("samples"),
+        "samples": verified.get("samples") if verified else None,
     }
     materials: list[Json] = [
         {"name": name, "digest": {"sha256": material["digest"]}}
         for name, material in named.items()
         if material and material.get("digest")
     ]
-    materials.append({"name": "toolchain", "uri": f"urn:migraphx-farm:toolchain:{sidecar.toolchain}"})
-    libraries = (spec.get("compiler") or {}).get("libraries") or {}
+    materials.append({"name": "toolchain", "uri": f"urn:migraphx-farm:toolchain:{sidecar['toolchain']}"})
+    libraries = (compiler.get("libraries") if compiler else None) or {}
     materials += [{"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in sorted(libraries.items())]
-    times = {"startedOn": sidecar.started, "finishedOn": sidecar.created}
-    blobs = {"log": sidecar.blobs.log, "reproduction": sidecar.blobs.reproduction}
+    times = {"startedOn": sidecar["started"], "finishedOn": sidecar["created"]}
+    blobs = {"log": sidecar["blobs"]["log"], "reproduction": sidecar["blobs"]["reproduction"]}
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
             "externalParameters": {
-                "namespace": sidecar.namespace,
-                "identifier": sidecar.identifier,
-                "key": sidecar.key,
+                "namespace": sidecar["namespace"],
+                "identifier": sidecar["identifier"],
+                "key": sidecar["key"],
                 "spec": spec,
-                "build": sidecar.build,
+                "build": sidecar["build"],
             },
-            "internalParameters": {"device": sidecar.device.model_dump(mode="json"), "conversion": sidecar.conversion},
+            "internalParameters": {"device": sidecar["device"], "conversion": sidecar["conversion"]},
             "resolvedDependencies": materials,
         },
         "runDetails": {
             "builder": {
                 "id": builder,
-                "version": {"migraphx-farm": sidecar.farm_version, "toolchain": sidecar.toolchain},
+                "version": {"migraphx-farm": sidecar["farm_version"], "toolchain": sidecar["toolchain"]},
             },
             "metadata": {
-                "invocationId": f"{sidecar.job}-{sidecar.attempt}",
+                "invocationId": f"{sidecar['job']}-{sidecar['attempt']}",
                 **{name: when for name, when in times.items() if when},
             },
             "byproducts": [
-                {"name": blob.path, "digest": {"sha256": blob.digest}} for blob in blobs.values() if blob is not None
+                {"name": blob["path"], "digest": {"sha256": blob["digest"]}}
+                for blob in blobs.values()
+                if blob is not None
             ],
         },
     }
@@ -163,15 +166,19 @@ def test_results(sidecar: Sidecar) -> Json:
 
     Numbers are those of the sidecar: seconds, samples a second, bytes. What gates make of them, the build says.
     """
-    whole = sidecar.model_dump(mode="json")
     return {
-        "accuracy": whole["verification"],
-        "speed": whole["measurements"],
-        "tuning": whole["tuning"],
-        "size": sidecar.blobs.program.size,
-        "compileMemory": sidecar.peak_memory,
-        "by": {"worker": sidecar.worker, "job": sidecar.job, "attempt": sidecar.attempt, "farm": sidecar.farm_version},
-        "place": {"node": sidecar.node, "device": whole["device"], "toolchain": sidecar.toolchain},
+        "accuracy": sidecar["verification"],
+        "speed": sidecar["measurements"],
+        "tuning": sidecar["tuning"],
+        "size": sidecar["blobs"]["program"]["size"],
+        "compileMemory": sidecar["peak_memory"],
+        "by": {
+            "worker": sidecar["worker"],
+            "job": sidecar["job"],
+            "attempt": sidecar["attempt"],
+            "farm": sidecar["farm_version"],
+        },
+        "place": {"node": sidecar["node"], "device": sidecar["device"], "toolchain": sidecar["toolchain"]},
         "gates": None,
     }
 

@@ -29,9 +29,9 @@ from farm.extras.signing.trust import TrustPolicy, clock, load_policy
 from farm.files import open_plain, read_plain
 
 if TYPE_CHECKING:
-    from farm.artifacts.sidecar import Sidecar
     from farm.client.transport import Transport
     from farm.settings import Settings
+    from farm.wire.program import Sidecar
 
 LARGEST_SIDECAR = 16 << 20
 LARGEST_PROGRAM = 1 << 50
@@ -105,12 +105,12 @@ class Trust:
         if self.policy is None:
             raise UsageError("no trust policy", hint="set `trust_policy`, or name a key: --key FILE.pub")
         sidecar = read_sidecar(text, "the sidecar")
-        found = AtHand(sidecar.namespace, sidecar.blobs.program.digest, sha256_of(text), tag, needs)
-        if key and sidecar.key != key:
-            wrong = f"it is the artifact {sidecar.key[:16]}…, and {key[:16]}… was asked for"
+        found = AtHand(sidecar["namespace"], sidecar["blobs"]["program"]["digest"], sha256_of(text), tag, needs)
+        if key and sidecar["key"] != key:
+            wrong = f"it is the artifact {sidecar['key'][:16]}…, and {key[:16]}… was asked for"
             return Checks([TrustCheck(Standing.REFUSED, "key", wrong)], [])
-        if sidecar.namespace not in readable(self.namespace or MAIN):
-            wrong = f"it is of the namespace {sidecar.namespace}, and this reader works in {self.namespace or MAIN}"
+        if sidecar["namespace"] not in readable(self.namespace or MAIN):
+            wrong = f"it is of the namespace {sidecar['namespace']}, and this reader works in {self.namespace or MAIN}"
             return Checks([TrustCheck(Standing.REFUSED, "namespace", wrong)], [])
         return judge(self.policy, found, statements, clock())
 
@@ -162,21 +162,21 @@ def verify_file(path: Path, trust: Trust, *, tag: str = "", cache: Path | None =
     place = _sidecar_of(path)
     text = read_document(place)
     sidecar = read_sidecar(text, str(place))
-    stored = sidecar.blobs.program
-    program = path if path.is_file() and path != place else program_path(place, stored.path, stored.digest)
+    stored = sidecar["blobs"]["program"]
+    program = path if path.is_file() and path != place else program_path(place, stored["path"], stored["digest"])
     judged = trust.judge(text, read_statements(statements_path(place)), tag=tag)
     return [_program(program, sidecar), *judged.checks]
 
 
 def _program(path: Path, sidecar: Sidecar) -> TrustCheck:
-    wanted = sidecar.blobs.program
+    wanted = sidecar["blobs"]["program"]
     try:
         digest = file_digest(path)
     except OSError as error:
         return TrustCheck(Standing.REFUSED, "sha256", f"{path.name}: {error.strerror}")
-    if digest != wanted.digest:
+    if digest != wanted["digest"]:
         return TrustCheck(
-            Standing.REFUSED, "sha256", f"{path.name} has {digest[:16]}…, and its sidecar says {wanted.digest[:16]}…"
+            Standing.REFUSED, "sha256", f"{path.name} has {digest[:16]}…, and its sidecar says {wanted['digest'][:16]}…"
         )
     return TrustCheck(Standing.OK, "sha256", f"{path.name} has {digest[:16]}…, as its sidecar says")
 

@@ -13,7 +13,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.keys import blob_key
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import facts, validate
 from farm.cli import main
 from farm.client import load
 from farm.client.client import FarmClient
@@ -67,8 +67,8 @@ def built(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
             "created": "2026-11-22T00:00:00+00:00",
         }
         farm.artifacts.publish("main", sidecar)
-        farm.store.index.put("main", key, facts(sidecar))
-        return Outcome.success(facts(sidecar))
+        farm.store.index.put("main", key, facts(validate(sidecar)))
+        return Outcome.success(facts(validate(sidecar)))
 
     frozen = freeze_manifest(tmp_path, MANIFEST, batch="N")
     build_id = str(client.submit(frozen)["id"])
@@ -79,7 +79,7 @@ def built(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("built")
 def test_a_program_is_chosen_checked_and_loaded(client: FarmClient) -> None:
     loaded = load("net@latest", batch=5, client=client, here=HERE)
-    assert loaded.sidecar.identifier == "net/onnxruntime-cpu/fp32/b8"
+    assert loaded.sidecar["identifier"] == "net/onnxruntime-cpu/fp32/b8"
     assert "this toolchain made it, takes batch 8" in loaded.why
     assert loaded.next_best.startswith("net/onnxruntime-cpu/fp32/b1 ")
     (result,) = loaded.program.run(None, {"x": np.full((8, 4), -1, np.float32)})

@@ -75,7 +75,9 @@ def test_it_has_the_facts_of_every_whole_artifact(
     store.put_object(sidecar_key("main", key_of(250)), sidecars.text(sidecars.validate(published[6])))
 
     expected = {
-        sidecar["key"]: sidecars.facts(sidecar) for number, sidecar in enumerate(published) if number not in (3, 4, 5)
+        sidecar["key"]: sidecars.facts(sidecars.validate(sidecar))
+        for number, sidecar in enumerate(published)
+        if number not in (3, 4, 5)
     }
     assert dict(rebuild(store, "main")) == expected
 

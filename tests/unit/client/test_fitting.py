@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.sidecar import Sidecar, validate
+from farm.artifacts.sidecar import validate
 from farm.client.fitting import best_fit, may_run, why_not
 from farm.errors import NotFound
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
+from farm.wire.program import Sidecar
 
 ROCM = "rocm7.2-migraphx2.15-aa11"
 ORT = "onnxruntime1.31.1-1a2b3c4d"

@@ -158,7 +158,7 @@ def test_another_artifact_than_the_one_that_was_asked_for_is_refused(tmp_path: P
     answer = {"sidecar": old.text.decode(), "statements": [old.provenance(clock()).decode()]}
     own, trust = client(answer), Trust(policy_of_keys([tmp_path / "farm.pub"], "main"))
     own.trust = trust
-    assert own.artifacts.signed(old.sidecar.key)
+    assert own.artifacts.signed(old.sidecar["key"])
     with pytest.raises(Untrusted, match="it is the artifact 0000000000000000…, and abababababababab… was asked for"):
         own.artifacts.signed("ab" * 32)
     assert [check.name for check in SignaturesApi.of(own).judged("ab" * 32, trust)] == ["key"]

@@ -405,10 +405,11 @@ def test_what_is_to_be_typed_is_marked_and_foreign_text_is_not_markup() -> None:
 
 
 def test_every_kind_of_program_has_its_ways() -> None:
-    from farm.artifacts.sidecar import Sidecar
+    from farm.artifacts.sidecar import validate
+    from farm.wire.program import Sidecar
 
     def made(name: str, arch: str) -> Sidecar:
-        return Sidecar.model_validate(
+        return validate(
             {
                 "schema": 1,
                 "key": "ab" * 32,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.artifacts.sidecar import facts
+from farm.artifacts.sidecar import facts, validate
 from farm.cli import main
 from farm.client.client import FarmClient
 from farm.errors import NotFound, UsageError
@@ -53,7 +53,7 @@ def build_packs(farm: Farm, client: FarmClient, folder: Path) -> str:
     for job_id, attempt in farm.store.jobs.hand_out(CARD.name, 10):
         claim = farm.store.jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w2", node="n2")
         sidecar = publish(farm, dict(claim.order), claim.key)
-        assert farm.store.jobs.finish(job_id, claim.token, Outcome.success(facts(sidecar))) == "ok"
+        assert farm.store.jobs.finish(job_id, claim.token, Outcome.success(facts(validate(sidecar)))) == "ok"
     farm.build_finisher.finish(build_id)
     return build_id
 
@@ -88,7 +88,7 @@ def publish(farm: Farm, order: dict[str, Any], key: str) -> dict[str, Any]:
         "created": "2026-11-22T00:00:00+00:00",
     }
     farm.artifacts.publish("main", sidecar, sign=publishing(farm.settings))
-    farm.store.index.put("main", key, facts(sidecar))
+    farm.store.index.put("main", key, facts(validate(sidecar)))
     return sidecar
 
 

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from farm.artifacts.sidecar import Sidecar, TuningFacts, validate
+from farm.artifacts.sidecar import validate
 from farm.client.packs import Layout, Pack
 from farm.errors import ArtifactGone, UsageError
 from farm.extras.packs import starters
@@ -23,6 +23,7 @@ from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import ask_provider
 from farm.extras.packs.wrapper import wrapper
 from farm.extras.packs.writing import write_pack
+from farm.wire.program import Sidecar
 from tests.support.provider import has_compiler, interpreter_with_provider
 
 ARCH = "gfx942:sramecc+:xnack-"
@@ -75,7 +76,7 @@ def no_model(folder: Path) -> Path:
 def write(tmp_path: Path, layout: Layout, sidecar: Sidecar | None = None, **options: Any) -> Pack:
     program = tmp_path / "program"
     program.write_bytes(b"a program")
-    needs = layout in (Layout.ONNXRUNTIME_CACHE, Layout.TRITON) and not (sidecar and sidecar.device.arch == "cpu")
+    needs = layout in (Layout.ONNXRUNTIME_CACHE, Layout.TRITON) and not (sidecar and sidecar["device"]["arch"] == "cpu")
     return write_pack(
         layout, sidecar or sidecar_of(), program, tmp_path / "out", bring_model if needs else no_model, **options
     )
@@ -108,7 +109,7 @@ def test_the_wrapper_names_the_program_and_the_card(tmp_path: Path) -> None:
     assert (facts["embed_mode"], facts["main_context"], facts["ep_cache_context"]) == (0, 1, NAME.encode())
     assert (facts["source"], facts["hardware_architecture"]) == (b"MIGraphXExecutionProvider", ARCH.encode())
     assert wrapper(sidecar_of()) == wrapper(sidecar_of()), "the same sidecar gives the same bytes"
-    any_card = sidecar_of(spec={**sidecar_of().spec, "device": {"arch": "gfx942:any"}})
+    any_card = sidecar_of(spec={**sidecar_of()["spec"], "device": {"arch": "gfx942:any"}})
     assert ARCH.encode() not in wrapper(any_card)
 
 
@@ -124,7 +125,7 @@ def test_every_file_of_a_pack_is_in_its_index(tmp_path: Path) -> None:
     index = json.loads((pack.folder / "pack.json").read_text())
     assert index == pack.index
     assert [file["path"] for file in index["files"]] == sorted(set(contents(pack.folder)) - {"pack.json"})
-    assert (index["layout"], index["key"], index["identifier"]) == ("onnxruntime", "0" * 64, sidecar_of().identifier)
+    assert (index["layout"], index["key"], index["identifier"]) == ("onnxruntime", "0" * 64, sidecar_of()["identifier"])
     assert all((pack.folder / file["path"]).stat().st_size == file["size"] for file in index["files"])
 
 
@@ -145,7 +146,7 @@ def test_every_file_of_a_pack_is_in_its_index(tmp_path: Path) -> None:
         ),
         (
             Layout.TRITON,
-            {"spec": {**sidecar_of().spec, "model": {"format": "tf"}}},
+            {"spec": {**sidecar_of()["spec"], "model": {"format": "tf"}}},
             "its model is not ONNX",
             "plain",
         ),
@@ -177,7 +178,7 @@ def test_a_cache_takes_no_program_of_another_compiler(tmp_path: Path) -> None:
         {"identifier": 'net"""\nimport os'},
         {"identifier": "net\nname: other"},
         {"toolchain": 'a"""'},
-        {"blobs": {"program": {"path": "../net.mxr", "digest": "1" * 64, "size": 9}}},
+        {"blobs": {"program": {"path": 'net""".mxr', "digest": "1" * 64, "size": 9}}},
         {"device": {"arch": 'gfx942"'}},
     ],
 )
@@ -350,7 +351,7 @@ def test_a_program_of_onnx_runtimes_own_starts(tmp_path: Path) -> None:
 
 def tuned(**session: Any) -> Sidecar:
     """A program for the CPU whose tuning decided how to run it."""
-    return own_program().model_copy(update={"tuning": TuningFacts(session=session)})
+    return validate({**own_program(), "tuning": {"session": session}})
 
 
 @pytest.mark.parametrize("session", [{"level": "basic", "threads": 2, "spinning": False},

@@ -25,9 +25,9 @@ def test_statements_of_many_writers_are_all_kept_and_each_once(farm: Farm, tmp_p
     notaries = [Notary(key_in(tmp_path, f"key{number}")) for number in range(6)]
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(lambda notary: notary.attest(farm.artifacts, made, text), notaries))
-    assert len(farm.artifacts.statements(["main"], made.key)) == 12
+    assert len(farm.artifacts.statements(["main"], made["key"])) == 12
     notaries[0].attest(farm.artifacts, made, text)
-    again = farm.artifacts.statements(["main"], made.key)
+    again = farm.artifacts.statements(["main"], made["key"])
     assert len(again) == 12, "what is said again takes the place of the first time"
     assert hashlib.sha256(text).hexdigest() in str(statements.read(bundles.read(again[-1]).payload))
 
@@ -35,20 +35,20 @@ def test_statements_of_many_writers_are_all_kept_and_each_once(farm: Farm, tmp_p
 def test_verdicts_of_gates_do_not_grow_without_end(farm: Farm, tmp_path: Path) -> None:
     made, notary = sidecar_of(), Notary(key_in(tmp_path, "farm"))
     notary.attest(farm.artifacts, made, sidecar.text(made))
-    found = {"key": made.key, "program": made.blobs.program.model_dump()}
+    found = {"key": made["key"], "program": made["blobs"]["program"]}
     # As after many builds that hit it.
     for number in range(KEPT + 3):
         named = {found["program"]["path"]: found["program"]["digest"]}
         predicate = statements.gate_results(f"b-{number}", {}, [], "urn:example")
-        add(farm.artifacts, "main", made.key, [notary.sign("test-results", named, predicate)])
+        add(farm.artifacts, "main", made["key"], [notary.sign("test-results", named, predicate)])
     notary.attest_gates(farm.artifacts, "main", f"b-{KEPT + 3}", found, GatesFound({}, []))
-    lines = farm.artifacts.statements(["main"], made.key)
+    lines = farm.artifacts.statements(["main"], made["key"])
     assert builds_of(lines) == [f"b-{number}" for number in range(4, KEPT + 4)]
     assert len(lines) == KEPT + 2, "what the worker said stays"
 
 
 def test_damaged_lines_are_left_out_by_the_next_writer(farm: Farm, tmp_path: Path) -> None:
     made, notary = sidecar_of(), Notary(key_in(tmp_path, "farm"))
-    farm.artifacts.put_object(statements_key("main", made.key), b"{}\nnothing\n\xff\n")
+    farm.artifacts.put_object(statements_key("main", made["key"]), b"{}\nnothing\n\xff\n")
     notary.attest(farm.artifacts, made, sidecar.text(made))
-    assert len(farm.artifacts.statements(["main"], made.key)) == 2
+    assert len(farm.artifacts.statements(["main"], made["key"])) == 2

@@ -224,7 +224,7 @@ def test_other_readers_of_statements_find_no_field_that_they_do_not_know(world: 
         statement = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
         assert statement.keys() == {"_type", "subject", "predicateType", "predicate"}
     times = statements.provenance(world.signed.sidecar, statements.BUILDER)["runDetails"]["metadata"]
-    assert world.signed.sidecar.started == "" and times.keys() == {"invocationId", "finishedOn"}
+    assert world.signed.sidecar["started"] == "" and times.keys() == {"invocationId", "finishedOn"}
 
 
 def test_keys_are_rotated_by_two_signers_with_their_times(world: World) -> None:

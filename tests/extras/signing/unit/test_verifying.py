@@ -80,7 +80,7 @@ def test_a_sidecar_vouches_for_the_program_next_to_it(tmp_path: Path, signed: Si
         document = json.loads(signed.text)
         document["blobs"]["program"]["path"] = path
         (folder / "artifact.json").write_text(json.dumps(document))
-        with pytest.raises(ArtifactGone, match="the client refuses"):
+        with pytest.raises(ArtifactGone, match=r"the client refuses|a relative path"):
             verify_file(folder / "artifact.json", trust)
 
 
