@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -14,7 +14,6 @@ from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
 from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
-from farm.api.paging import NO_END, page_of_rows
 from farm.app import Farm
 from farm.builds.reading import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
@@ -36,6 +35,10 @@ WATCHERS = 256
 
 STREAMS = 256
 """Builds that one token may follow at once: each takes a connection for as long as its build lasts."""
+
+NO_END = 1 << 30
+
+Row = TypeVar("Row")
 
 BuildReference = Annotated[
     str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
@@ -100,7 +103,7 @@ def list_builds(
     after: Annotated[str, Query(max_length=64, description="Go on after this: `next` of the answer before.")] = "",
 ) -> Listed[BuildView]:
     """List the newest builds of the namespace, the newest first."""
-    return page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), "id", after, limit)
+    return _page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), "id", after, limit)
 
 
 @router.get("/builds/{build_id}")
@@ -121,7 +124,7 @@ def cells(
     """Return a build's cells, judged, in the order of its manifest."""
     found = farm.build_reader.cells(caller.namespace, build_id)
     wanted = [cell for cell in found if state is None or cell["state"] in state]
-    return page_of_rows(wanted, "identifier", after, limit or NO_END)
+    return _page_of_rows(wanted, "identifier", after, limit or NO_END)
 
 
 @router.post("/builds/{build_id}/cancel")
@@ -258,3 +261,22 @@ async def _events(
             if ended:
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"
         idle += not items
+
+
+def _page_of_rows(rows: Sequence[Row], name: str, after: str, limit: int) -> Listed[Row]:
+    """Return up to `limit` rows after the one whose field `name` is `after`. Raises UsageError if there is none.
+
+    The place is the name of a row, so rows that come in front meanwhile move nothing.
+    """
+    start = 0
+    if after:
+        start = next((place for place, row in enumerate(rows, 1) if _name(row, name) == after), -1)
+        if start < 0:
+            raise UsageError(f"the list has no {after[:100]} any more", hint="begin again without `after`")
+    shown = list(rows[start : start + limit])
+    more = start + limit < len(rows)
+    return {"items": shown, "next": _name(shown[-1], name) if more else None}
+
+
+def _name(row: object, name: str) -> str:
+    return str(cast("dict[str, object]", row)[name])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from pkgutil import resolve_name
 
 import anyio
@@ -29,15 +33,17 @@ from farm.api import (
 from farm.api.auth import LARGEST_BODY
 from farm.api.sites import OwnSite
 from farm.app import Farm
-from farm.errors import UsageError
+from farm.errors import FarmFault, UsageError
 from farm.manifest.schema import manifest_schema
 from farm.pages import page_answers, page_routes
 from farm.serving.gate import Gate
-from farm.serving.health_check import HealthCheck
 from farm.settings import load_settings
 from farm.spec import JsonSchema
 
 router = APIRouter(tags=["farm"])
+
+HEALTH_SECONDS = 2.0
+"""How long a server has to say that it is there."""
 
 
 def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
@@ -136,3 +142,42 @@ async def health(request: Request) -> schemas.HealthView:
 def schema(draft7: bool = False) -> schemas.Document:
     """Return the manifest's JSON Schema, draft 2020-12 or draft-07; needs no token, since editors ask for it."""
     return manifest_schema(draft7=draft7)
+
+
+class HealthCheck:
+    """Asks one server whether it is there. Callers who ask meanwhile, however many, wait for the same answer.
+
+    A server that hangs keeps one thread busy, since a question that waits cannot be taken back.
+    """
+
+    def __init__(self, what: str, ask: Callable[[], object]) -> None:
+        """`what` names the server in messages; `ask` raises if it is not there."""
+        self._what = what
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._asked: Future[None] | None = None
+
+    async def answers(self) -> None:
+        """Return if the server answers. Raises FarmFault if it takes too long, and what `ask` raises."""
+        asked = asyncio.wrap_future(self._question())
+        done, _ = await asyncio.wait([asked], timeout=HEALTH_SECONDS)
+        if not done:
+            asked.cancel()
+            raise FarmFault(f"{self._what} did not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
+        await asked
+
+    def _question(self) -> Future[None]:
+        with self._lock:
+            if self._asked is None or self._asked.done():
+                self._asked = Future()
+                self._asked.set_running_or_notify_cancel()  # Nobody who stops waiting ends it for others.
+                threading.Thread(target=self._run, args=[self._asked], name="health", daemon=True).start()
+            return self._asked
+
+    def _run(self, asked: Future[None]) -> None:
+        try:
+            self._ask()
+        except BaseException as error:
+            asked.set_exception(error)
+        else:
+            asked.set_result(None)
