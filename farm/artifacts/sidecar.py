@@ -84,7 +84,7 @@ def unverified_of(verification: Verification) -> str:
     if not names:
         return ""
     why = verification["unverified"][names[0]]
-    if not verification["errors"] and not verification["equal"]:
+    if not verification.get("errors") and not verification.get("equal"):
         return f"not verified: {why}"
     more = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
     return f"output `{names[0]}`{more} not verified: {why}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 488
+RECORD_TYPES = 470
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -17,17 +17,17 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1750,
     "artifacts": 2170,
-    "builds": 3240,
-    "cli": 5070,
+    "builds": 3230,
+    "cli": 5080,
     "client": 4790,
     "compiling": 3200,
     "control": 640,
-    "extras/ci": 640,
+    "extras/ci": 650,
     "extras/convert": 560,
     "extras/nvidia": 1070,
     "extras/packs": 1200,
     "extras/radar": 1420,
-    "extras/signing": 1750,
+    "extras/signing": 1760,
     "extras/triggers": 1270,
     "extras/webhooks": 980,
     "jobs": 1100,
@@ -40,13 +40,13 @@ LINES = {
     "node": 4040,
     "pages": 3420,
     "results": 1900,
-    "runner": 6930,
+    "runner": 6940,
     "serving": 650,
     "store": 1630,
     "targets": 1220,
     "tasks": 200,
     "tuning": 2680,
-    "wire": 200,
+    "wire": 400,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 
