@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos mutants gpu-test gpu-wheels lint bench schemas docs locks dist clean
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos mutants gpu-test gpu-wheels lint bench schemas forms docs locks dist clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -81,6 +81,10 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	for script in tests/benchmarks/[a-z]*.py; do $(RUN)/python $$script || exit 1; done
+
+# What ONNX's own cases prove of the onnx package's evaluator; after an upgrade of onnx. It takes minutes.
+forms: $(VENV)/.dev
+	$(RUN)/python -m tests.operators.forms --write
 
 # Published forms that are checked in; a test compares each with the code.
 schemas: $(VENV)/.dev

@@ -161,6 +161,7 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "nonfinite": verification.get("nonfinite", []),
         "spread": verification.get("spread", {}),
         "weak": verification.get("weak", False),
+        "doubted": verification.get("doubted", {}),
         "latency": measured["latency"]["median"] if measured["latency"] else None,
         "baseline_latency": measured["baseline"]["median"] if measured["baseline"] else None,
         "ratio": measured["ratio"],

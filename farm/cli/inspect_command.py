@@ -221,6 +221,7 @@ def _checked_rows(checked: Verification) -> list[tuple[str, str]]:
         rows.append(("checked", f"against {who}, {render.plural(checked['samples'], 'sample')}{weak}"))
     rows += [("refused", f"{name}: {why}") for name, why in checked["refused"].items()]
     rows += [("unverified", f"{name}: {why}") for name, why in checked["unverified"].items()]
+    rows += [("doubted", f"{name}: {why}") for name, why in checked.get("doubted", {}).items()]
     rows += [("error", f"{name}: {error:.2e}") for name, error in checked["errors"].items()]
     rows += [("equal", f"{name}: {share:.2%}") for name, share in checked["equal"].items()]
     return rows

@@ -82,8 +82,8 @@ def _check_against(request: Request, answer: Any) -> None:
         _require(("load",), answer["measurements"])
         for point in answer["measurements"].get("points", ()):
             _require(("batch", "shapes"), point)
-        for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified"):
-            _require_known("output", answer["verification"][field], request.get("outputs") or ())
+        for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified", "doubted"):
+            _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
     elif action == "bench":
         _check_rounds(request, answer["programs"])
     elif action == "slice":

@@ -57,6 +57,10 @@ class ReferenceCache(Protocol):
         """Keep what the reference named `used` has just made."""
 
 
+REF_DOUBTED = "MIGraphX's ref was never compared with ONNX's own cases"
+"""Why a difference from it proves nothing if the manifest does not name it."""
+
+
 class Steps:
     """The steps of one cell. Every step raises StepEnded if its child gives no answer."""
 
@@ -256,6 +260,9 @@ class Steps:
                 "refused": self.refused,
                 **evaluated["verification"],
             }
+            if self.refused:
+                by_ref = [name for name, who in evidence["origin"].items() if who == "migraphx"]
+                evidence["doubted"] = {**evidence.get("doubted", {}), **dict.fromkeys(by_ref, REF_DOUBTED)}
         return {
             "schema": 1,
             "identifier": self.order["identifier"],

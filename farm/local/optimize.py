@@ -24,7 +24,7 @@ from farm.local.bench import Contestant, Measured, measure, original_of, program
 from farm.local.single_cell import Planned, Wanted, title
 from farm.node.gpu_usage import Usage, conditions, watch
 from farm.node.slot_shares import one_slot
-from farm.results.accuracy import Judgement, judge, tolerance_of
+from farm.results.accuracy import Judgement, judge, judge_unverified, tolerance_of
 from farm.results.speed import compare
 from farm.runner.documents import Evidence
 from farm.settings import Settings
@@ -183,6 +183,8 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         for name, error in checked.get("errors", {}).items()
     }
     share = default_equal_share(cell.precision)
+    unverified = sidecars.unverified_of(checked) if checked else ""
+    unknown = judge_unverified(unverified, cast(Evidence, checked), cell.gates["tolerance"], equal_share=share)
     equal = {name: {"equal": value, "needed": share} for name, value in checked.get("equal", {}).items()}
     return {
         "identifier": cell.identifier,
@@ -197,7 +199,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "size": {"before": planned.model.size, "after": made.program.stat().st_size},
         "accuracy": {
             "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
-            "unverified": sidecars.unverified_of(checked) if checked else "",
+            "unverified": unknown.message if unknown else "",
             "samples": checked.get("samples", 0),
             "outputs": {**errors, **equal},
             "weak": checked.get("weak", False),

@@ -182,7 +182,9 @@ def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
             found["equal"].get(name),
             found["spread"].get(name),
             found["origin"].get(name) or found["reference"],
-            found["unverified"].get(name) or ("not finite" if name in found["nonfinite"] else ""),
+            found["unverified"].get(name)
+            or found.get("doubted", {}).get(name)
+            or ("not finite" if name in found["nonfinite"] else ""),
         )
         for name in names
     ]

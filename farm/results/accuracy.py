@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from farm.jobs.facts import ArtifactFacts
@@ -27,13 +27,29 @@ def judge(
     *,
     equal_share: float = 0.99,
 ) -> Judgement | None:
-    """Return why a program is not accurate enough, or None.
+    """Return why a program is not accurate enough, or None. Of doubted outputs `judge_unverified` speaks.
 
     `facts` are those of the artifact's sidecar (`errors`, `equal`, `nonfinite`, `spread`, `weak`); without any
     of them there was no verification, and nothing to judge. `tolerances` are the largest rel_l2 by output name,
     `*` for all others. `weak` is what follows weak evidence: `fail`, or `warn` and `ok`, which pass.
     `equal_share` is what integer and bool outputs need.
     """
+    doubted = facts.get("doubted", {})
+    if differs := _difference(_only(facts, lambda name: name not in doubted), tolerances, equal_share):
+        return differs
+    if weak == "fail" and (weak_ones := weak_outputs(facts, tolerances, equal_share=equal_share)):
+        name = weak_ones[0]
+        return _refused(
+            f"weak evidence: output `{name}` varies by {facts['spread'][name]:.2g} over the samples, so that "
+            "always giving their mean would pass"
+            if name
+            else "weak evidence: the samples are too few, or the outputs do not depend on them"
+        )
+    return None
+
+
+def _difference(facts: Evidence, tolerances: Mapping[str, float], equal_share: float) -> Judgement | None:
+    """Return which output is too far from the reference."""
     if nonfinite := facts.get("nonfinite"):
         return _refused(f"output `{nonfinite[0]}` is not finite, but the reference is")
     beyond = {
@@ -55,21 +71,31 @@ def judge(
             f"output `{name}` equals the reference in {unequal[name]:.2%} of its values, "
             f"{equal_share:.0%} are needed" + _others(unequal)
         )
-    if weak == "fail" and (weak_ones := weak_outputs(facts, tolerances, equal_share=equal_share)):
-        name = weak_ones[0]
-        return _refused(
-            f"weak evidence: output `{name}` varies by {facts['spread'][name]:.2g} over the samples, so that "
-            "always giving their mean would pass"
-            if name
-            else "weak evidence: the samples are too few, or the outputs do not depend on them"
-        )
     return None
 
 
-def judge_unverified(facts: ArtifactFacts) -> Judgement | None:
-    """Return why a program was not compared with a reference, though it was to be: all of it or some outputs."""
-    message = facts.get("unverified")
+def judge_unverified(
+    unverified: str, facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float = 0.99
+) -> Judgement | None:
+    """Return why a program is not verified, though it was to be: all of it or some outputs.
+
+    They were compared with nothing (`unverified` says why), or differ from a reference that is not known to be right.
+    """
+    doubted = facts.get("doubted", {})
+    differs = _difference(_only(facts, doubted.__contains__), tolerances, equal_share)
+    said = f"not verified: {differs.message}, but {next(iter(doubted.values()))}" if differs else ""
+    message = "; ".join(filter(None, [unverified, said]))
     return Judgement(FailureKind.UNVERIFIABLE, message) if message else None
+
+
+def _only(facts: Evidence, wanted: Callable[[str], bool]) -> Evidence:
+    """Return how some of the outputs compare."""
+    return {
+        **facts,
+        "errors": {name: error for name, error in (facts.get("errors") or {}).items() if wanted(name)},
+        "equal": {name: share for name, share in (facts.get("equal") or {}).items() if wanted(name)},
+        "nonfinite": [name for name in facts.get("nonfinite") or () if wanted(name)],
+    }
 
 
 def judge_fallback(facts: ArtifactFacts) -> Judgement | None:

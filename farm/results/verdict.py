@@ -100,10 +100,9 @@ def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
 def _judge(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> None:
     """Fail a cell that succeeded and does not pass a gate, or warn of what a gate would refuse."""
     gates = cell["gate"]
-    judgement = accuracy.judge(
-        facts, gates["tolerance"], gates["weak"], equal_share=default_equal_share(cell["precision"])
-    )
-    unverified = accuracy.judge_unverified(facts)
+    share = default_equal_share(cell["precision"])
+    judgement = accuracy.judge(facts, gates["tolerance"], gates["weak"], equal_share=share)
+    unverified = accuracy.judge_unverified(facts.get("unverified", ""), facts, gates["tolerance"], equal_share=share)
     failed = [judgement] if gates["on_fail"] == "fail" else []
     failed += [unverified] if gates.get("unverifiable") == "fail" else []
     fallback = accuracy.judge_fallback(facts) if gates.get("fallback", "warn") != "allow" else None
@@ -166,7 +165,10 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
 def is_unverified(cell: JudgedCell) -> bool:
     """Whether a cell's program was to be compared with a reference and was not, or only some of its outputs."""
     facts = cell.get("facts")
-    return bool(facts and facts.get("unverified"))
+    if not facts:
+        return False
+    share, said = default_equal_share(cell["precision"]), facts.get("unverified", "")
+    return bool(accuracy.judge_unverified(said, facts, cell["gate"]["tolerance"], equal_share=share))
 
 
 def expected_failure(planned: CellPlan) -> TimedFailure | None:

@@ -218,6 +218,7 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
     module = _reference_module(request)
     ranks = module.output_ranks(request) if module else {}
     random = _random_outputs(request) if module else {}
+    doubted = _doubted_outputs(request) if request["compiler"] == "onnx" else {}
     minimum = int(request.get("min_samples") or 8)
     source = request["samples"]
     if "generate" in source:
@@ -255,6 +256,7 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
         "minimum": minimum,
         "origin": origin,
         "unverified": unverified,
+        "doubted": {name: why for name, why in doubted.items() if origin.get(name) == "onnx"},
         "refused": refused,
     }
     save_runs(request["reference"], runs, outputs, meta)
@@ -291,6 +293,17 @@ def _random_outputs(request: Request) -> dict[str, str]:
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"], load_external_data=False)
     return random_outputs(model)
+
+
+def _doubted_outputs(request: Request) -> dict[str, str]:
+    """Return the outputs of which the onnx package's evaluator is not known to be right, each with the reason."""
+    import onnx
+
+    from .onnx_forms import doubted_outputs
+
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = onnx.load_model(request["model"]["path"], load_external_data=False)
+    return doubted_outputs(model)
 
 
 @contextmanager
@@ -375,6 +388,7 @@ def _verified_and_measured(
             "runs": total,
             "origin": meta["origin"],
             "unverified": meta.get("unverified", {}),
+            "doubted": meta.get("doubted", {}),
         },
         # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
         "measurements": {

@@ -85,6 +85,7 @@ class RunsHeader(TypedDict, total=False):
     minimum: Required[int]
     origin: Required[Mapping[str, str]]
     unverified: Mapping[str, str]
+    doubted: Mapping[str, str]
     refused: str
 
 
@@ -441,7 +442,10 @@ class CompileAnswer(Answer, total=False):
 
 
 class Evidence(TypedDict):
-    """How a program's outputs compare with the reference, by output."""
+    """How a program's outputs compare with the reference, by output.
+
+    `doubted` says of which outputs the reference is not known to be right, and why: a difference proves nothing there.
+    """
 
     errors: ByOutput
     rms: ByOutput
@@ -449,6 +453,7 @@ class Evidence(TypedDict):
     nonfinite: Sequence[Name]
     spread: ByOutput
     weak: bool
+    doubted: NotRequired[Mapping[Name, str]]
 
 
 class VerifiedProgram(Evidence):

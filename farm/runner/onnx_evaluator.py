@@ -1,6 +1,7 @@
 """The `onnx` package's own evaluator: slow, and the definition of what every ONNX operator and type means.
 
-It computes right outputs for models that ONNX Runtime does not take: in bfloat16 or float8, of newer operators.
+It computes right outputs for models that ONNX Runtime does not take: in bfloat16 or float8, of newer operators. Some
+attributes and inputs it ignores without a word; see `onnx_forms`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,17 +109,29 @@ def output_ranks(model: Any) -> dict[str, int | None]:
 
 def random_outputs(model: Any) -> dict[str, str]:
     """Return the outputs of a model that depend on a random operator, each with the operator's name."""
+
+    def random(node: Any) -> str:
+        return str(node.op_type) if node.op_type in RANDOM and node.domain in ("", "ai.onnx") else ""
+
+    return outputs_behind(model, random)
+
+
+def outputs_behind(model: Any, why: Callable[[Any], str]) -> dict[str, str]:
+    """Return the outputs of a model that depend on a node for which `why` says something, each with what it says.
+
+    Of a function that the model brings its nodes are asked.
+    """
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
 
-    def operators(nodes: Any, above: frozenset[tuple[str, str, str]] = frozenset()) -> Iterator[str]:
-        """Yield the random operators among nodes, in their subgraphs and in the functions that they call."""
+    def reasons(nodes: Any, above: frozenset[tuple[str, str, str]] = frozenset()) -> Iterator[str]:
+        """Yield what is said of nodes, of those in their subgraphs and in the functions that they call."""
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
-            if key in functions and key not in above:
-                yield from operators(functions[key].node, above | {key})
-            elif node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
-                yield node.op_type
-            yield from operators(_inner(node), above)
+            if key not in functions:
+                yield why(node)
+            elif key not in above:
+                yield from reasons(functions[key].node, above | {key})
+            yield from reasons(_inner(node), above)
 
     tainted: dict[str, str] = {}
     found, waiting = True, list(model.graph.node)
@@ -127,9 +139,11 @@ def random_outputs(model: Any) -> dict[str, str]:
         found, rest = False, []
         for node in waiting:
             read = [*node.input, *(name for inner in _inner(node) for name in inner.input)]
-            random = next(operators([node]), "") or next((tainted[name] for name in read if name in tainted), "")
-            if random:
-                tainted |= dict.fromkeys(filter(None, node.output), random)
+            said = next(filter(None, reasons([node])), "") or next(
+                (tainted[name] for name in read if name in tainted), ""
+            )
+            if said:
+                tainted |= dict.fromkeys(filter(None, node.output), said)
                 found = True
             else:
                 rest.append(node)

@@ -195,6 +195,8 @@ class Verification(TypedDict, total=False):
     """References that could not run the model and why, by their names, in the order in which they were asked."""
     unverified: Annotated[Mapping[str, str], Default({})]
     """Outputs that were compared with nothing, and why."""
+    doubted: Annotated[Mapping[str, str], Default({})]
+    """Outputs of which the reference is not known to be right, and why: a difference proves nothing there."""
     samples: Annotated[Count, Default(0)]
     runs: Annotated[Count, Default(0)]
     errors: Annotated[Mapping[str, Amount], Default({})]

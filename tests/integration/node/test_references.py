@@ -44,6 +44,20 @@ HALF = [
     helper.make_node("Cast", ["r"], ["y"], to=TensorProto.FLOAT),
 ]
 """ONNX Runtime has no such Relu; the onnx package's evaluator has."""
+NEGATED = helper.make_graph(
+    [helper.make_node("Neg", ["h"], ["t"])],
+    "then",
+    [],
+    [helper.make_tensor_value_info("t", TensorProto.BFLOAT16, None)],
+)
+DOUBTFUL = [
+    HALF[0],
+    helper.make_node("Cast", ["zero"], ["c"], to=TensorProto.BOOL),
+    helper.make_node("If", ["c"], ["i"], then_branch=NEGATED, else_branch=NEGATED),
+    helper.make_node("Relu", ["i"], ["r"]),
+    HALF[2],
+]
+"""As HALF, but it means something else than the stand-in makes of it, by an operator that ONNX's cases do not prove."""
 OWN = [helper.make_node("FusedByNobody", ["x"], ["y"], domain="com.microsoft")]
 """Only the stand-in knows this operator."""
 RANDOM = [
@@ -100,12 +114,30 @@ def test_what_onnx_runtime_refuses_is_compared_with_the_next_reference(settings:
     assert (outcome.facts["verified"], outcome.facts["unverified"], cell["warning"]) == (True, "", "")
 
 
+@pytest.mark.parametrize("unverifiable", ["publish", "fail"])
+def test_a_difference_from_a_reference_that_is_not_known_to_be_right_is_no_wrong_program(
+    settings: Settings, tmp_path: Path, unverifiable: str
+) -> None:
+    outcome, cell, sidecar, _ = compiled(settings, tmp_path, DOUBTFUL, f"verify: {{unverifiable: {unverifiable}}}\n")
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    assert (sidecar["verification"]["origin"], sidecar["verification"]["unverified"]) == ({"y": "onnx"}, {})
+    assert sidecar["verification"]["errors"]["y"] > 0.5
+    why = sidecar["verification"]["doubted"]["y"]
+    assert why.startswith("the onnx package's evaluator is not known to be right for If")
+    said = cell["warning"] or cell["message"]
+    assert said.startswith("not verified: output `y` is off by ") and said.endswith(f", but {why}")
+    assert "(1 not or only partly verified)" in verdict_of([cell])["text"] or unverifiable == "fail"
+    expected = ("succeeded", None) if unverifiable == "publish" else ("failed", FailureKind.UNVERIFIABLE)
+    assert (cell["state"], cell["kind"]) == expected
+
+
 def test_migraphx_ref_is_the_last_reference(settings: Settings, tmp_path: Path) -> None:
     outcome, _, sidecar, _ = compiled(settings, tmp_path, OWN)
     assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
     assert sidecar["verification"]["origin"] == {"y": "migraphx"}
     assert list(sidecar["verification"]["refused"]) == ["onnxruntime", "onnx"]
     assert sidecar["verification"]["errors"] == {"y": 0.0}
+    assert "was never compared with ONNX's own cases" in sidecar["verification"]["doubted"]["y"]
 
 
 @pytest.mark.parametrize("unverifiable", ["publish", "fail"])

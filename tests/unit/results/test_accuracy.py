@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farm.jobs.state import FailureKind
-from farm.results.accuracy import judge, weak_outputs
+from farm.results.accuracy import judge, judge_unverified, weak_outputs
 from farm.runner.evidence import compare
 
 
@@ -29,6 +29,38 @@ def test_worst_output_is_named_and_others_counted() -> None:
     judgement = judge(facts(errors={"a": 0.3, "b": 0.9, "c": 0.4}), {"*": 0.2})
     assert judgement is not None
     assert judgement.message == "output `b` is off by 0.9 (rel_l2), the tolerance is 0.2; so are 2 more outputs"
+
+
+DOUBTED = {"y": "the evaluator is not known to be right for LSTM with clip"}
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({"errors": {"y": 0.31, "z": 1e-5}}, "output `y` is off by 0.31 (rel_l2), the tolerance is 0.2"),
+        ({"nonfinite": ["y"]}, "output `y` is not finite, but the reference is"),
+        (
+            {"errors": {}, "equal": {"y": 0.5}},
+            "output `y` equals the reference in 50.00% of its values, 99% are needed",
+        ),
+    ],
+)
+def test_a_difference_from_a_doubted_reference_proves_nothing(differs: dict[str, Any], said: str) -> None:
+    doubted = facts(**differs, doubted=DOUBTED)
+    assert judge(doubted, {"*": 0.2}) is None
+    assert judge_unverified("", doubted, {"*": 0.2}) == (
+        FailureKind.UNVERIFIABLE, f"not verified: {said}, but {DOUBTED['y']}"
+    )  # fmt: skip
+    assert judge(facts(**differs), {"*": 0.2}), "without the doubt it is the program that is wrong"
+
+
+def test_what_agrees_with_a_doubted_reference_is_verified() -> None:
+    assert judge_unverified("", facts(doubted=DOUBTED), {"*": 0.2}) is None
+
+
+def test_other_outputs_are_judged_as_ever() -> None:
+    judgement = judge(facts(errors={"y": 0.5, "z": 0.4}, doubted=DOUBTED), {"*": 0.2})
+    assert judgement == (FailureKind.ACCURACY, "output `z` is off by 0.4 (rel_l2), the tolerance is 0.2")
 
 
 def test_tolerance_of_one_output_wins() -> None:
