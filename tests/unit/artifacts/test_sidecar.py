@@ -90,6 +90,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "nonfinite": ["extra"],
         "spread": {"scores": 0.7},
         "weak": True,
+        "doubted": {},
         "latency": 0.002,
         "baseline_latency": 0.004,
         "ratio": 2.0,
