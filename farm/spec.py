@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -258,6 +259,14 @@ def program_name(identifier: str, extension: str) -> str:
     name = identifier.replace("/", "--")
     room = LONGEST_NAME - len(extension)
     return (name if len(name) <= room else f"{name[: room - 13]}-{digest_of(identifier)[:12]}") + extension
+
+
+def program_extension(path: str, identifier: str) -> str:
+    """Return the extension of a program's file that has the name of a cell: a compiler's may have several dots."""
+    for stem in (identifier.replace("/", "--"), digest_of(identifier)[:12]):
+        if stem and stem in path:
+            return path.rpartition(stem)[2]
+    return PurePosixPath(path).suffix
 
 
 _NOTHING: tuple[Any, ...] = (None, "", {})

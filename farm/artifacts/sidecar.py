@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -18,7 +17,7 @@ from farm.artifacts.keys import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.state import Phase
-from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_name
+from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
 from farm.wire.program import Blobs, Processes, Sidecar, TuningFacts, Verification
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
@@ -28,7 +27,7 @@ _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_
 def of_cell(sidecar: Sidecar, identifier: str) -> Sidecar:
     """Return it with the names of a cell that shares the program: the stored ones are those of the first cell."""
     program = sidecar["blobs"]["program"]
-    path = program_name(identifier, PurePosixPath(program["path"]).suffix)
+    path = program_name(identifier, program_extension(program["path"], sidecar["identifier"]))
     blobs: Blobs = {**sidecar["blobs"], "program": {**program, "path": path}}
     return {**sidecar, "identifier": identifier, "blobs": blobs}
 

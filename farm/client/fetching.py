@@ -22,7 +22,7 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import read_plain, replacing
 from farm.models.shapes import PACK
 from farm.runner.bounds import relative
-from farm.spec import FileReference, model_digest, program_name
+from farm.spec import FileReference, model_digest, program_extension, program_name
 from farm.units import by_number
 
 if TYPE_CHECKING:
@@ -326,7 +326,8 @@ def _places(folder: Path, cell: SnapshotCell, sidecar: Sidecar) -> dict[str, Pat
     names for fetched ones.
     """
     names = {kind: file_name(blob["path"]) for kind, blob in _blobs_of(sidecar).items()}
-    program = file_name(program_name(cell["identifier"], PurePosixPath(names["program"]).suffix))
+    extension = program_extension(names["program"], sidecar["identifier"])
+    program = file_name(program_name(cell["identifier"], extension))
     if odd := [name for name in (program, *names.values()) if not _is_artifacts(name)]:
         raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
     if len(set(names.values())) < len(names):

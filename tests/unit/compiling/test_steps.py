@@ -17,7 +17,7 @@ from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.settings import load_settings
-from farm.spec import program_name
+from farm.spec import program_extension, program_name
 
 
 def order(reference: str, **options: Any) -> dict[str, Any]:
@@ -43,6 +43,13 @@ def test_a_program_is_named_after_its_cell_within_what_the_api_takes_for_a_name(
     names = {program_name(f"{cell}{length}", ".json") for length in (128, 256)}
     assert len(names) == 2
     assert all(re.fullmatch(FILE_NAME, name) and name.endswith(".json") for name in names)
+
+
+@pytest.mark.parametrize("cell", ["net-v1.5/acme-cpu/fp32/b1", f"{'a' * 200}/acme-cpu/fp32/b1"])
+def test_a_compilers_extension_is_read_whole_from_a_programs_name(cell: str) -> None:
+    """A fetched file is named again after the cell that was asked for, and keeps its extension."""
+    assert program_extension(program_name(cell, ".acme.onnx"), cell) == ".acme.onnx"
+    assert program_extension("net.mxr", "") == ".mxr"
 
 
 def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
