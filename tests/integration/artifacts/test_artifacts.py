@@ -455,7 +455,7 @@ def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
 def test_what_was_uploaded_and_never_finished_goes_when_it_is_old(store: S3Store, s3_client: Any) -> None:
     key = f"uploads/main/{KEY}"
     store.put_object(key, b"whole, but its name was never checked")
-    s3_client.create_multipart_upload(Bucket=store.bucket.name, Key=key)
+    s3_client.create_multipart_upload(Bucket=store.name, Key=key)
     assert store.uploads.abort(timedelta(hours=1)) == 0
     assert store.get_object(key) is not None
     assert store.uploads.abort(timedelta(0)) == 2
