@@ -204,9 +204,14 @@ OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
         step("tag", namespace=WHERE, tag=REF, source=any_of(*TAGS, "build"), which=WHICH, previous=st.booleans()),
     ),
     "forget": (2, step("forget", namespace=any_of(*NAMESPACES), tag=REF)),
-    "shadow": (3, step("shadow", namespace=WHERE, ref=REF, named=any_of("", *NAMED), **WORK)),
+    "shadow": (
+        4,
+        step(
+            "shadow", namespace=WHERE, ref=REF, named=any_of("", *NAMED), is_promoted=any_of(True, True, False), **WORK
+        ),
+    ),
     "promote": (3, step("promote", which=WHICH, force=st.booleans())),
-    "roll_back": (3, step("roll_back", namespace=WHERE, ref=REF, named=any_of("", "", *NAMED))),
+    "roll_back": (4, step("roll_back", namespace=WHERE, ref=REF, named=any_of("", "", *NAMED))),
     "retry": (1, step("retry", which=WHICH, failed=st.booleans())),
     "acknowledge": (1, step("acknowledge", namespace=WHERE, batch=any_of(1, 8))),
     "wait": (1, step("wait", days=any_of(1, 31))),
@@ -453,8 +458,8 @@ class RefMachine(RuleBasedStateMachine):
             for key in [key for key in self.seen if key[:2] == (namespace, tag)]:
                 del self.seen[key]
 
-    def shadow(self, namespace: str, ref: str, named: str, **work: Any) -> None:
-        """Somebody compiles what a ref names under another toolchain."""
+    def shadow(self, namespace: str, ref: str, named: str, *, is_promoted: bool, **work: Any) -> None:
+        """Somebody compiles what a ref names under another toolchain, and may promote it at once."""
         try:
             accepted = self.clients[namespace].toolchains.shadow(ref, named)
         except NotFound:
@@ -465,12 +470,17 @@ class RefMachine(RuleBasedStateMachine):
             assert cell["baseline"]["key"] == given[name][1], f"{name} is compared with what readers get"
             assert TOOLCHAINS[cell["pool"]] != given[name][0]
         self.do_all(**work)
+        if is_promoted and build.id in self.finished:
+            self.promote_one(build, force=True)
 
     def promote(self, which: int, force: bool) -> None:
         """Somebody promotes what a shadow build made."""
         if not (shadows := [build for build in self.finished.values() if build.shadows]):
             return
-        build = shadows[which % len(shadows)]
+        self.promote_one(shadows[which % len(shadows)], force=force)
+
+    def promote_one(self, build: Build, *, force: bool) -> None:
+        """Promote what one shadow build made."""
         client = self.clients[build.namespace]
         found = client.toolchains.radar(build.id)
         passing = {cell["identifier"] for cell in found["cells"] if cell["passes"]}
