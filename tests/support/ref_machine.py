@@ -187,7 +187,7 @@ def step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tu
     return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
-WHICH, WHERE, REF = st.integers(0, 99), any_of("main", "main", "pr"), any_of(*TAGS)
+WHICH, WHERE, REF = st.integers(0, 99), any_of("main", "main", "pr"), any_of(*TAGS, "latest", "prod")
 WORK = {
     "error": any_of(1e-7, 1e-7, 0.01),
     "faster": any_of(True, True, False),
@@ -217,7 +217,7 @@ OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
     "wait": (1, step("wait", days=any_of(1, 31))),
     "collect": (1, step("collect")),
 }
-STEPS = st.one_of([strategy for often, strategy in OFTEN.values() for _ in range(often)])
+STEPS = any_of(*(name for name, (often, _) in OFTEN.items() for _ in range(often))).flatmap(lambda name: OFTEN[name][1])
 """In one rule, since Hypothesis would leave out some rules in each run, such as that which submits."""
 
 
