@@ -33,7 +33,7 @@ LINES = {
     "extras/webhooks": 980,
     "jobs": 1100,
     "local": 1770,
-    "loose": 1880,
+    "loose": 1890,
     "manifest": 2300,
     "matrix": 1690,
     "metrics": 230,
