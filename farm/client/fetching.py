@@ -326,7 +326,7 @@ def _places(folder: Path, cell: SnapshotCell, sidecar: Sidecar) -> dict[str, Pat
     names for fetched ones.
     """
     names = {kind: file_name(blob["path"]) for kind, blob in _blobs_of(sidecar).items()}
-    extension = program_extension(names["program"], sidecar["identifier"])
+    extension = program_extension(names["program"], sidecar.get("identifier", ""))
     program = file_name(program_name(cell["identifier"], extension))
     if odd := [name for name in (program, *names.values()) if not _is_artifacts(name)]:
         raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
