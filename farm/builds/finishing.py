@@ -173,7 +173,7 @@ class BuildFinisher:
             if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"]):
                 faster.append(named_cell(build["name"], submitted(build), cell, facts))
                 slower[cell["identifier"]] = against["key"]
-        if faster:
+        if faster and self._refs.find(namespace, LATEST):  # Without one it would be empty, and hide that of `main`.
             new = ref_rules.entries(namespace, faster)
             self._refs.move(namespace, LATEST, lambda there: ref_rules.replaced(there, new, slower))
 

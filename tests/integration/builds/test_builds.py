@@ -1008,6 +1008,15 @@ def test_a_follow_up_does_not_take_the_place_of_something_newer(farm: Farm, tmp_
     assert latest_mode(farm) == "off"
 
 
+def test_a_follow_up_makes_no_empty_ref(farm: Farm, tmp_path: Path) -> None:
+    """Somebody has deleted `latest`: an empty one would hide that of `main` from readers of another namespace."""
+    _, follower = tuned_quickly(farm, tmp_path)
+    Refs(farm.artifacts).delete("main", "latest")
+    work(farm, compared(farm, "faster"))
+    farm.build_finisher.finish(follower)
+    assert Refs(farm.artifacts).find("main", "latest") is None
+
+
 def test_a_follow_up_counts_as_the_submission_that_it_follows(farm: Farm, tmp_path: Path) -> None:
     """Somebody submitted the quick program again meanwhile, as what he wants."""
     _, follower = tuned_quickly(farm, tmp_path)
