@@ -168,8 +168,8 @@ WISHES = st.builds(
     name=st.sampled_from(["demo", "demo", "other"]),
     commit=st.sampled_from([1, 2]),
     batches=st.sampled_from([(1, 8), (1, 8), (1,)]),
-    background=st.booleans(),
-    tolerance=st.sampled_from([LOOSE, LOOSE, STRICT]),
+    background=st.sampled_from([True, True, False]),
+    tolerance=st.sampled_from([LOOSE, STRICT]),
     toolchain=st.sampled_from(["", "", "", "onnxruntime1.3", "onnxruntime1.30", "onnxruntime1.31"]),
     baseline=st.sampled_from(["", "latest", "prod"]),
 )
@@ -284,7 +284,9 @@ class RefMachine(RuleBasedStateMachine):
 
         def published(namespace: str, sidecar: dict[str, Any], **more: Any) -> Any:
             self.made[namespace, sidecar["key"]] = faster
-            self.errors.setdefault(sidecar["key"], error)
+            # What more tuning makes faster is less exact: builds that allow less must not get it.
+            is_rough = faster and sidecar["spec"]["tuning"]["mode"] == "exhaustive"
+            self.errors.setdefault(sidecar["key"], 0.01 if is_rough else error)
             self.models[sidecar["key"]] = sidecar["spec"]["model"]["digest"]
             sidecar["verification"]["errors"] = {"y": self.errors[sidecar["key"]]}
             return publish(namespace, sidecar, **more)
