@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farm.app import Farm
-from farm.control import loops, reconciler
+from farm.control import loops, mending
 from farm.errors import Conflict, StoreUnavailable
 from farm.jobs.state import POLICIES, FailureKind
 from farm.jobs.state import Fault as Blame
@@ -335,8 +335,8 @@ def test_a_random_walk(fault: Fault, rig: Rigs, pytestconfig: pytest.Config, mon
     fault.measured(seed=seed)
     print(f"--chaos-seed {seed}")  # pytest shows it of a failure
     monkeypatch.setattr(loops, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(reconciler, "STRAY_SECONDS", 0.5)
-    monkeypatch.setattr(reconciler, "LATE_LOTS_SECONDS", 0.5)
+    monkeypatch.setattr(mending, "STRAY_SECONDS", 0.5)
+    monkeypatch.setattr(mending, "LATE_LOTS_SECONDS", 0.5)
     place, notes = urlsplit(rig.s3["s3_endpoint"]), Notes()
     with Proxy(str(place.hostname), int(place.port or 80), seed=seed) as line:
         farm = rig(s3_endpoint=f"http://127.0.0.1:{line.port}", lease_seconds=LEASE, renew_seconds=LEASE / 6)
