@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from farm.jobs.state import PAUSED, WAITS_FOR_TURN
 from farm.runner.protocol import CONTINUE, GO, PAUSE
 
 TURN, RUNNING, DUE = "farm-turn.lock", "farm-running.lock", "farm-due.lock"
@@ -28,10 +29,12 @@ LOOK_SECONDS = 0.05
 """Between two looks at the locks."""
 PATIENCE = 15.0
 """Seconds that who has the turn waits for the others to pause; then it measures, and says that it was not alone."""
-STRETCH, REST = 10.0, 5.0
-"""Children that were paused for so long while measurements queued continue before the next one, for so long."""
+STRETCH, REST = 10.0, 0.5
+"""Children that were paused for so many seconds continue before the next measurement, for this share of the pause."""
+SHORT = 1.0
+"""Seconds for which a child stands still and nobody is told."""
 LONGEST = 600.0
-"""Seconds of the longest measurement, or queue, that children wait for: who has the turn may be stuck."""
+"""Seconds of the longest measurement, or queue, that children wait for: who has the turn may be stuck, or hostile."""
 
 
 def open_lock(path: Path) -> int:
@@ -78,6 +81,12 @@ class Clock:
         before, since = self._lost
         return before if since is None else before + time.monotonic() - since
 
+    @property
+    def standstill(self) -> float:
+        """Seconds since it has stood still; 0 if it runs."""
+        since = self._lost[1]
+        return 0.0 if since is None else time.monotonic() - since
+
     def __call__(self) -> float:
         """Return the seconds."""
         return time.monotonic() - self.began - self.lost
@@ -109,6 +118,13 @@ class HostChild:
     def asks(self) -> bool:
         """Whether it waits for its turn to measure."""
         return self._asked is not None
+
+    @property
+    def standstill(self) -> str:
+        """Why it stands still, in words for a user; empty if it does not, or not for long."""
+        if self.clock.standstill < SHORT:
+            return ""
+        return WAITS_FOR_TURN if self.asks else PAUSED
 
     @property
     def runs(self) -> bool:
@@ -165,6 +181,11 @@ class HostChild:
             self._told, self._still = told, False
             self._say(PAUSE if told else CONTINUE)
         self.clock.run(runs=not self._still and not self.asks)
+
+    def lose_turn(self) -> None:
+        """Be paused as the others: it has measured for too long, and they continue."""
+        self.shared = True
+        self._end()
 
     def _end(self) -> None:
         self._asked, self._measures = None, False
@@ -249,8 +270,6 @@ class Host:
         locks = self._locks
         if self._measurer is not child or locks is None:
             return
-        if time.monotonic() - self._turn_began > LONGEST:
-            child.shared = True  # The others may have continued.
         # Nobody takes the whole before the turn is free.
         if _takes(locks.whole, fcntl.LOCK_SH):
             locks.share, locks.whole = locks.whole, locks.share
@@ -264,17 +283,20 @@ class Host:
         locks, now = self._locks, time.monotonic()
         if locks is None:
             return
+        if self._measurer and now - self._turn_began > LONGEST:
+            self._measurer.lose_turn()
         wanted = self._measurer is not None or not _takes(locks.look, fcntl.LOCK_SH)
         fcntl.flock(locks.look, fcntl.LOCK_UN)
         if self._paused is None:
-            self._paused = now if wanted and now >= self._rests_until else None
+            if now >= self._rests_until:
+                fcntl.flock(locks.due, fcntl.LOCK_UN)
+                self._paused = now if wanted else None
         else:
             lasts = now - self._paused
             is_due = lasts > STRETCH and _takes(locks.due, fcntl.LOCK_SH)
             if ((is_due or not wanted) and self._takes_share()) or lasts > LONGEST:
-                self._rests_until = now + REST if is_due else 0.0
+                self._rests_until = now + lasts * REST if is_due else now
                 self._paused = None
-                fcntl.flock(locks.due, fcntl.LOCK_UN)
         for child in self._children:
             child.obey(paused=self._paused is not None)
         if self._has_share and not any(child.runs for child in self._children):

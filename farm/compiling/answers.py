@@ -80,14 +80,16 @@ def _check_against(request: Request, answer: Any) -> None:
             raise WrongAnswer("has another number of outputs than of parameters for them")
     elif action == "evaluate":
         _require(("load",), answer["measurements"])
-        for point in answer["measurements"].get("points", ()):
-            _require(("batch", "shapes"), point)
+        _require(_VERIFIED, answer["verification"])
         for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified", "doubted"):
             _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
     elif action == "bench":
         _check_rounds(request, answer["programs"])
     elif action == "slice":
         _check_slices(PurePosixPath(request["slices"]), answer["slices"])
+
+
+_VERIFIED = ("errors", "rms", "equal", "nonfinite", "spread", "weak", "samples", "runs", "origin", "unverified")
 
 
 def _outputs(request: Request) -> Collection[str]:

@@ -60,6 +60,8 @@ class Attempt:
     build: str = ""
     worker: str = ""
     previous: tuple[str, ...] = ()
+    claimed: bool = False
+    """Whether it came through Redis: then its order has to be one that the control plane has planned."""
     slot: Slot = ANYWHERE
     free: FreeSlots = field(default_factory=FreeSlots, compare=False)
     on_away: Callable[[bool], None] = field(default=lambda kept: None, compare=False)

@@ -1,14 +1,16 @@
 """Control groups: let the kernel enforce the limits of memory and processes of a child, and count what it killed.
 
 The worker needs a group of version 2 of its own (systemd: `Delegate=memory pids`; containers: a writable cgroup), which
-`hand_on` prepares. Without a group, the guard checks the limits several times a second. A fast allocation or a fast
-fork can be over its limit before the next check.
+`hand_on` prepares. Without a group, or without its controllers, the guard checks the limits several times a second. A
+fast allocation or a fast fork can be over its limit before the next check. Any group stops and kills all of a child at
+once.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,52 +24,62 @@ LEAF = "farm-worker"
 
 ROOT = Path("/")
 
+END_SECONDS = 2.0
+"""Seconds for what was killed in a group to be gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The folder in which groups for children are made; None: nowhere, and `why`."""
+    """The folder in which groups for children are made; None: nowhere."""
 
     folder: Path | None
     why: str = ""
+    """Why they hold no limit of memory; empty if they do."""
     processes: bool = False
     """Whether they also hold a limit of processes."""
 
+    @property
+    def memory(self) -> bool:
+        """Whether they hold a limit of memory."""
+        return self.folder is not None and not self.why
+
     def __str__(self) -> str:
-        return f"cgroup v2 in {self.folder}" if self.folder else f"by polling: {self.why}"
+        return f"by polling: {self.why}" if self.why else f"cgroup v2 in {self.folder}"
+
+
+NOWHERE = "no cgroup v2 with a memory controller is mounted"
 
 
 @cache
 def find(root: Path = ROOT) -> Groups:
-    """Return where this process may make groups with a memory limit."""
+    """Return where this process may make groups, and what limits they hold."""
     folder = _own_group(root)
     if folder is None:
-        return Groups(None, why="no cgroup v2 with a memory controller is mounted")
+        return Groups(None, why=NOWHERE)
     folder = folder.parent if folder.name == LEAF else folder
     if not os.access(folder, os.W_OK):
         return Groups(None, why=f"{folder} is not this user's to write")
     controllers = _words(folder / "cgroup.subtree_control")
-    if "memory" not in controllers:
-        return Groups(None, why=f"{folder} does not hand its memory controller on")
-    return Groups(folder, processes="pids" in controllers)
+    here = "memory" in _words(folder / "cgroup.controllers")
+    why = f"{folder} does not hand its memory controller on" if here else NOWHERE
+    return Groups(folder, "" if "memory" in controllers else why, processes="pids" in controllers)
 
 
 @contextmanager
 def limited(memory: int, processes: int = 0) -> Iterator[ControlGroup]:
-    """Make a control group for one child, and remove it when the block ends.
+    """Make a control group for one child; kill what is left in it and remove it when the block ends.
 
-    The child may use `memory` bytes and have so many `processes` and threads (0: no limit). Yields the group's files:
-    the child writes its process id to `join`; the kernel counts the processes that it killed in `events`, and those
-    that it refused to start in `refused`. Yields nothing if no group can be made.
+    The child may use `memory` bytes and have so many `processes` and threads (0: no limit), as far as the group holds
+    limits. Yields nothing if no group can be made.
     """
     groups = find()
-    folder, counts = groups.folder, groups.processes and processes > 0
-    if folder is None:
+    if groups.folder is None:
         yield {}
         return
-    group = folder / f"farm-{secrets.token_hex(8)}"
+    group, counts = groups.folder / f"farm-{secrets.token_hex(8)}", groups.processes and processes > 0
     try:
         group.mkdir()
-        if memory:
+        if memory and groups.memory:
             (group / "memory.max").write_text(str(memory))
             with suppress(OSError):  # A kernel without swap accounting lacks the file, or refuses it.
                 # Swapping would let a child go on for hours beyond its limit.
@@ -81,17 +93,25 @@ def limited(memory: int, processes: int = 0) -> Iterator[ControlGroup]:
         yield {}
         return
     try:
-        found: ControlGroup = {"join": str(group / "cgroup.procs"), "events": str(group / "memory.events")}
-        if counts:
-            found["refused"] = str(group / "pids.events")
-        yield found
+        yield {"folder": str(group), "memory": groups.memory, "processes": counts}
     finally:
-        with suppress(OSError):  # A process in it that even its guard could not kill.
+        _end(group)
+
+
+def _end(group: Path) -> None:
+    """Kill what is in a group and remove it, if its launcher has not. What cannot be killed stays in it."""
+    deadline = time.monotonic() + END_SECONDS
+    with suppress(OSError):
+        (group / "cgroup.kill").write_text("1")  # Since Linux 5.14.
+    while group.exists() and time.monotonic() < deadline:
+        try:
             group.rmdir()
+        except OSError:
+            time.sleep(0.01)
 
 
 def _own_group(root: Path) -> Path | None:
-    """Return this process's group, if it has the memory controller."""
+    """Return this process's group."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -102,9 +122,7 @@ def _own_group(root: Path) -> Path | None:
         place, _, kind = line.partition(" - ")
         top, point = place.split()[3:5]
         if kind.startswith("cgroup2 ") and "" in paths:
-            group = _inside(root, point, top, paths[""])
-            if "memory" in _words(group / "cgroup.controllers"):
-                return group
+            return _inside(root, point, top, paths[""])
     return None
 
 
@@ -123,6 +141,8 @@ def hand_on(root: Path = ROOT) -> None:
     """
     folder = _own_group(root)
     if folder is None or folder.name == LEAF or "memory" in _words(folder / "cgroup.subtree_control"):
+        return
+    if "memory" not in _words(folder / "cgroup.controllers"):
         return
     members = {int(process) for process in _words(folder / "cgroup.procs")}
     if not os.access(folder, os.W_OK) or not members <= _family(root):

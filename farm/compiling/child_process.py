@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from farm.compiling.alone import LOOK_SECONDS, Host, HostChild
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.conversation import Conversation, OnMessage
-from farm.compiling.outputs import MOST, sweep
-from farm.files import remove_tree
+from farm.compiling.templates import Templates
+from farm.files import MOST_FILES, remove_tree, sweep
 from farm.runner.documents import ChildError, ChildRequest, GuardEnd, SealPaths
 from farm.targets.compilers import Maker, child_modules, with_folder
 
@@ -39,9 +38,7 @@ RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 _LOOK_SECONDS = 0.2
 """Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
 _PATIENCE = 10.0
-"""Seconds that the guard gets for its last message, beyond the time that processes may take to die."""
-_MARK = "FARM_CHILD"
-"""Environment variable with a random token, by which a child without its guard is still found."""
+"""Seconds that the launcher gets for its last word, beyond the time that processes may take to die."""
 _INHERITED = (
     "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ", "ROCM_PATH", "ROCM_HOME", "HIP_PATH", "SSL_CERT_FILE",
 )  # fmt: skip
@@ -71,7 +68,7 @@ class ChildLimits:
     disk: int = 0
     """What the child may write, together with what other children of its attempt have `written`."""
     written: int = 0
-    files: int = MOST
+    files: int = MOST_FILES
     """Files that it may write, if `disk` is limited."""
     processes: int = 0
     """Processes and threads that it may have at once."""
@@ -107,6 +104,8 @@ class EndedBy(StrEnum):
     LOG_LIMIT = "log_limit"
     HANG = "hang"
     NONSENSE = "nonsense"
+    AWAKE = "awake"
+    UNGUARDED = "unguarded"
     STRAY_FILES = "stray_files"
     CANCELLED = "cancelled"
 
@@ -116,8 +115,10 @@ _KILLED = {
     "disk": EndedBy.DISK_LIMIT,
     "files": EndedBy.FILE_LIMIT,
     "processes": EndedBy.PROCESS_LIMIT,
+    "awake": EndedBy.AWAKE,
+    "guard": EndedBy.UNGUARDED,
 }
-"""The guard's reasons for ending a child."""
+"""The reasons of guard and launcher for ending a child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +177,16 @@ def run_child(
     host: Host | None = None,
     script: Path = RUNNER,
     answer: Hashable = None,
+    templates: Templates | None = None,
 ) -> ChildEnd:
     """Run one request (`farm/runner/protocol.py`) in a child and return how it ended.
 
     `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
     child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model
     needs a `seal`. On a `host`, it is paused while another program is measured there. `answer` is the type of the
-    answer to an extension's action. When this returns or raises, or if the calling process dies in any way, no process
-    of the child is left, except those that the kernel cannot end (`ChildEnd.stuck`).
+    answer to an extension's action. With `templates` the child is forked from one, if that can be. When this returns or
+    raises, or if the calling process dies in any way, no process of the child is left, except those that the kernel
+    cannot end (`ChildEnd.stuck`).
 
     Raises OSError if the child cannot be started.
     """
@@ -208,7 +211,9 @@ def run_child(
                 watch = Watch(limits, log.fileno(), cancelled, place)
                 with closing(Conversation(watch, on_message)) as conversation:
                     command = [python or sys.executable, str(script)]
-                    child = ChildProcess(command, whole, scratch, environment or {}, log.fileno(), conversation, answer)
+                    child = ChildProcess(
+                        command, whole, scratch, environment or {}, log.fileno(), conversation, answer, templates
+                    )
                     try:
                         place.started(child.say)
                         by = child.follow(watch)
@@ -235,21 +240,26 @@ def _swept(place: Path) -> list[str]:
 def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPaths | None:
     if seal is None:
         return None
+    return {
+        "read": [*(_granted(path, seal.within) for path in seal.read), *_libraries(request)],
+        "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
+    }
+
+
+def _libraries(request: ChildRequest) -> list[str]:
+    """Return the real paths of the folders from which a child loads what is not its interpreter's."""
     search = [Path(folder) for folder in request.get("search") or ()]
     # A folder of modules may consist of links, and a library looks for others in its own folder.
     entries = [entry for folder in search if folder.is_dir() for entry in folder.iterdir()]
     linked = [entry.resolve() for entry in entries if entry.is_symlink()]
     real = {place if place.is_dir() else place.parent for place in linked}
     added = [Path(folder) for _, folder in _modules().values()]
-    return {
-        "read": [_granted(path, seal.within) for path in (*seal.read, *search, *sorted(real), *added)],
-        "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
-    }
+    return [str(path.resolve()) for path in (*search, *sorted(real), *added)]
 
 
 @cache
 def _modules() -> dict[str, list[str]]:
-    """Return the modules that extensions add to children, as `farm.runner.added.add` takes them."""
+    """Return the modules that extensions add to children, as `farm.runner.child.add_modules` takes them."""
     others = entry_points.modules(entry_points.CHILDREN)
     return {**child_modules(), **{f"{name}/*": with_folder(module) for name, module in others.items()}}
 
@@ -282,6 +292,8 @@ def child_environment(
         "OPENBLAS_THREAD_TIMEOUT": "4",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
+        # ONNX Runtime 1.32 opens a database in HOME and a thread as it is loaded, to report its use to its maker.
+        "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
@@ -324,6 +336,7 @@ class ChildProcess:
         log: int,
         conversation: Conversation,
         answer: Hashable,
+        templates: Templates | None,
     ) -> None:
         """Raises OSError if the child cannot be started."""
         self._conversation = conversation
@@ -334,40 +347,53 @@ class ChildProcess:
         self._wrong = ""
         """What is wrong with its answer; empty if nothing is."""
         self._dying = float(request["dying"])
-        self._grouped = bool(request["group"])
+        self._grouped = request["group"].get("memory", False)
         self._oom_kills = 0 if self._grouped else _oom_kills()
-        self._token = secrets.token_hex(16)
         self._stuck: list[int] = []
         path = scratch / "request.json"
+        told, teller = os.pipe()
+        self._guard = open(teller, "wb", buffering=0)  # noqa: PTH123, SIM115 (`end` closes it)
+        variables = partial(
+            child_environment,
+            threads=int(request.get("threads") or 1),
+            gpu=str(request.get("gpu") or ""),
+            maker=request.get("maker") or "amd",
+            search=os.pathsep.join(request.get("search") or ()),
+            extra=environment,
+        )
+        # Children inherit it: until the launcher ignores SIGTERM, none gets there.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             path.write_text(json.dumps(request))
-            self._process = subprocess.Popen(
+            descriptors = (told, log, *conversation.ends)
+            forked = None
+            if templates:
+                forked = templates.fork(command, request, _libraries(request), variables, scratch, descriptors)
+            self._process = forked or subprocess.Popen(
                 [*command, str(path), *map(str, conversation.ends)],
-                stdin=subprocess.PIPE,
+                stdin=told,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=scratch,
-                env=child_environment(
-                    scratch,
-                    threads=int(request.get("threads") or 1),
-                    gpu=str(request.get("gpu") or ""),
-                    maker=request.get("maker") or "amd",
-                    search=os.pathsep.join(request.get("search") or ()),
-                    extra={**environment, _MARK: self._token},
-                ),
+                env=variables(scratch),
                 pass_fds=conversation.ends,
                 start_new_session=True,
             )
+        except BaseException:
+            self._guard.close()
+            raise
         finally:
-            for end in conversation.ends:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for end in (told, *conversation.ends):
                 os.close(end)
 
     def follow(self, watch: Watch) -> EndedBy:
-        """Read until the guard has sent its last message, or the child has to be ended; return why."""
+        """Read until the launcher has said its last word, or the child has to be ended; return why."""
         conversation = self._conversation
         while not conversation.is_over:
             self._hear(watch.pause())
             watch.place.look()
+            conversation.note(watch.place.standstill)
             by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict(conversation.ended)
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
@@ -375,9 +401,8 @@ class ChildProcess:
 
     def say(self, words: bytes) -> None:
         """Send words to the guard, if it is still there."""
-        if self._process.stdin:
-            with suppress(OSError):
-                os.write(self._process.stdin.fileno(), words)
+        with suppress(OSError):
+            self._guard.write(words)
 
     def _hear(self, seconds: float) -> None:
         """Read what comes within this time, and check what the child has answered."""
@@ -389,30 +414,34 @@ class ChildProcess:
                 self._wrong = str(wrong)
 
     def end(self) -> None:
-        """Close the guard's pipe and wait until it has cleared up. If it does not, kill what is left."""
+        """Close the launcher's pipe and wait for its last word; without it the child has failed."""
         conversation = self._conversation
-        if self._process.stdin:
-            self._process.stdin.close()
+        self._guard.close()
         conversation.mute()
-        deadline = time.monotonic() + self._dying + _PATIENCE
-        # Read what still comes, so that no writer blocks on a full pipe.
-        while not conversation.is_over and (left := deadline - time.monotonic()) > 0:
-            self._hear(left)
-        if conversation.ended is None:
-            self._process.kill()
-            self._stuck = _kill_marked(self._token, self._process.pid, self._dying)
-        else:
-            self._stuck = conversation.ended["stuck"]
+        self._hear_out()
+        if conversation.ended:
+            self._stuck = [*conversation.ended["stuck"]]
+        elif not conversation.is_over:
+            self._process.kill()  # Then its guard ends what is left.
+            self._hear_out()
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
         conversation.phases.enter("")
 
+    def _hear_out(self) -> None:
+        """Read what still comes, so that no writer blocks on a full pipe."""
+        deadline = time.monotonic() + self._dying + _PATIENCE
+        while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
+            self._hear(left)
+
     def outcome(self, by: EndedBy, watch: Watch, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
         conversation = self._conversation
-        ended = conversation.ended or GuardEnd(exit=None, signal=int(signal.SIGKILL), killed="", memory=0, stuck=[])
+        ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
+        if by is EndedBy.ITSELF and ended["killed"] == "guard":
+            by = EndedBy.UNGUARDED
         return ChildEnd(
             by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
             left=left,
@@ -521,32 +550,3 @@ def _oom_kills() -> int:
             continue
         total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
     return total
-
-
-def _kill_marked(token: str, guard: int, seconds: float) -> list[int]:
-    """Kill every process with a child's mark in its environment; return those that remain after `seconds`."""
-    mark = f"{_MARK}={token}".encode()
-    deadline = time.monotonic() + seconds
-    while found := [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _is_alive_with(entry, mark, guard)
-    ]:
-        if time.monotonic() > deadline:
-            return found
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    return []
-
-
-def _is_alive_with(process: Path, mark: bytes, guard: int) -> bool:
-    try:
-        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
-        if state == "D":  # Its environment may be locked: reading it would hang, too.
-            return int(session) == guard
-        # The environment of a zombie is empty, so killed processes are not found again.
-        return mark in (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False

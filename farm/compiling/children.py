@@ -16,6 +16,7 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.installations import Installation
 from farm.compiling.slots import ANYWHERE, Slot
+from farm.compiling.templates import Templates
 from farm.files import tree_size
 from farm.jobs.state import AttemptLimits, Phase
 from farm.runner.documents import PhaseMessage, Request
@@ -103,6 +104,8 @@ class Children:
     """The folders in which children wrote."""
     within: Path | None = None
     """The folder in which all children of the attempt write; None: `folder`."""
+    templates: Templates | None = None
+    """What children are forked from; None: they start cold."""
 
     def __post_init__(self) -> None:
         self.within = self.within or self.folder
@@ -212,6 +215,7 @@ class Children:
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write, within=self.within),
             host=host_at(self.settings.lock_dir),
+            templates=self.templates,
         )
         self.began += end.paused
         self.shared = self.shared or end.shared

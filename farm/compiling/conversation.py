@@ -90,6 +90,9 @@ class Conversation:
         self.phases = PhaseClock(clock=listener.clock)
         self._listener = listener
         self._on_message = on_message
+        self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
+        """What the child has reported last; one that only measures does not report before."""
+        self._standstill = ""
         self._answered = math.inf
         self._heard = 0
         """Messages of the child so far."""
@@ -121,6 +124,16 @@ class Conversation:
     def mute(self) -> None:
         """Report no more progress."""
         self._on_message = None
+
+    def note(self, standstill: str) -> None:
+        """Report why the child stands still, or when that is over (empty) what it said last."""
+        if standstill != self._standstill:
+            self._standstill = standstill
+            self._report({**self._last, "detail": standstill or self._last["detail"]})
+
+    def _report(self, message: PhaseMessage) -> None:
+        if self._on_message:
+            self._on_message(message)
 
     def read(self, timeout: float) -> None:
         """Read what has come, or comes within `timeout` seconds."""
@@ -183,8 +196,8 @@ class Conversation:
                 self._listener.alive()
                 self.phases.enter(phase)
                 self.is_nonsense |= self.phases.changes > _MOST_PHASES
-                if self._on_message:
-                    self._on_message(PhaseMessage(phase=phase, progress=done, detail=_whole(detail)))
+                self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
+                self._report(self._last)
             case _:
                 self.is_nonsense = True
 

@@ -171,7 +171,7 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             FailureKind.DISK_LIMIT,
             f"its attempt wrote more than {_bytes(end.limits.disk)} to the node's disk",
         ),
-        EndedBy.FILE_LIMIT: (FailureKind.DISK_LIMIT, "it made more files than any compiler does"),
+        EndedBy.FILE_LIMIT: (FailureKind.DISK_LIMIT, "it made, or has open, more files than any compiler"),
         EndedBy.PROCESS_LIMIT: (
             FailureKind.PROCESS_LIMIT,
             f"it had more than {end.limits.processes} processes and threads",
@@ -181,6 +181,8 @@ def _from_limit(end: ChildEnd, detail: str) -> Failure:
             f"it wrote more than {_bytes(end.limits.log)} of log",
         ),
         EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it sent the worker something that is not a message"),
+        EndedBy.AWAKE: (FailureKind.COMPILER_ERROR, "it did not stand still while another program was measured"),
+        EndedBy.UNGUARDED: (FailureKind.COMPILER_CRASH, "the process that starts and guards it ended early"),
         EndedBy.STRAY_FILES: (
             FailureKind.COMPILER_ERROR,
             f"it left what is not a plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",

@@ -15,15 +15,16 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import farm
 from farm.compiling.children import Children, StepEnded
 from farm.compiling.failures import Failure
 from farm.compiling.installations import Installation
-from farm.compiling.program_record import is_shared, outputs_of, speed_of
 from farm.compiling.requests import (
     EXPECTED,
+    MadeProgram,
+    bench_request,
     check_request,
     compile_request,
     evaluate_request,
@@ -35,10 +36,19 @@ from farm.compiling.requests import (
 from farm.compiling.slots import Slot
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind, Phase
-from farm.runner.documents import CompileAnswer, DebugRequest, EvaluateAnswer, InputSpec, Request
+from farm.runner.documents import (
+    BenchAnswer,
+    CompileAnswer,
+    DebugRequest,
+    EvaluateAnswer,
+    InputSpec,
+    Request,
+    TimedProgram,
+    Verification,
+)
 from farm.spec import program_name
 from farm.targets.compilers import compilers
-from farm.wire.program import Conditions, ProgramRecord, Verification
+from farm.wire.program import Conditions, Measurements, Port, ProgramRecord
 
 FALLBACK_SECONDS = 600.0
 """Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
@@ -94,8 +104,17 @@ class Steps:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the spec, for the compiler only: the recipe of the reference does not name them."""
-        return {**self.order["spec"]["env"], **self.env_files}
+        """Environment variables of the spec, for the compiler only: the recipe of the reference does not name them.
+
+        Raises StepEnded for one that no manifest may set: a work order may come from a farm that nobody trusts.
+        """
+        given = self.order["spec"]["env"]
+        problems = {name: self.compiler.env_problem(name, value) for name, value in given.items()}
+        problems |= {name: "is not a file" for name in self.env_files if not self.compiler.is_file(name)}
+        for name, problem in problems.items():
+            if problem:
+                raise StepEnded(Failure(FailureKind.INTERNAL, f"the work order's variable `{name}` {problem}"))
+        return {**given, **self.env_files}
 
     @property
     def threads(self) -> int:
@@ -205,6 +224,29 @@ class Steps:
         self.conditions = [found for found in (before, after) if found]
         return answer
 
+    def bench(
+        self,
+        programs: Sequence[MadeProgram],
+        samples: Path | None,
+        *,
+        rounds: int,
+        seconds: float,
+        toolchain: str = "",
+        tuner: ProgramTuner | None = None,
+    ) -> Sequence[TimedProgram]:
+        """Let programs of this cell take turns in one child; with `toolchain` in one that has it, and no other.
+
+        A `tuner` says with which databases.
+        """
+        request = bench_request(self.order, programs, samples, rounds=rounds, seconds=seconds, toolchain=toolchain)
+        answer: BenchAnswer = self.ask(
+            request,
+            tuner.measuring if tuner else None,
+            read=[*(program.path for program in programs), *([samples] if samples else [])],
+            write=[tuner.proof] if tuner else (),
+        )
+        return answer["programs"]
+
     def ask(
         self,
         request: Request,
@@ -231,10 +273,10 @@ class Steps:
         start = self.children.log_path.stat().st_size if debug else 0
         debugging = self.compiler.debugging.environment(debug)
         answer = self.children.ask(
-            request,
+            {**request, "environment": self.environment},
             read=[*read, *map(Path, self.env_files.values())],
             write=write,
-            environment={**debugging, **self.environment, **(environment or {})},
+            environment={**debugging, **(environment or {})},
             seconds=seconds,
             quiet=quiet,
             threads=self.threads,
@@ -251,15 +293,12 @@ class Steps:
         """
         spec = self.order["spec"]
         shared = shared or self.children.shared or any(map(is_shared, self.conditions))
-        speed = speed_of(evaluated["measurements"] if evaluated else {}, shared=shared)
-        speed["conditions"] = self.conditions
+        speed = cast("Measurements", dict(evaluated["measurements"]) if evaluated else {})
+        speed |= {"shared": shared, "conditions": self.conditions}
         evidence: Verification | None = None
         if spec["verification"] and evaluated:
-            evidence = {
-                "reference": spec["verification"]["reference"],
-                "refused": self.refused,
-                **evaluated["verification"],
-            }
+            asked = spec["verification"]["reference"]
+            evidence = {**evaluated["verification"], "reference": asked, "refused": self.refused}
             if self.refused:
                 by_ref = [name for name, who in evidence["origin"].items() if who == "migraphx"]
                 evidence["doubted"] = {**evidence.get("doubted", {}), **dict.fromkeys(by_ref, REF_DOUBTED)}
@@ -279,7 +318,7 @@ class Steps:
                 {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"]), "parameter": ""}
                 for port in compiled["inputs"]
             ],
-            "outputs": outputs_of(compiled),
+            "outputs": _outputs_of(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
             "quantized": compiled["quantized"],
@@ -329,6 +368,21 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
             if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
                 seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _outputs_of(compiled: CompileAnswer) -> list[Port]:
+    """Return a program's outputs, each with the parameter for it if the caller copies."""
+    parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
+    return [
+        {**output, "batch_axis": None, "parameter": name}
+        for output, name in zip(compiled["outputs"], parameters, strict=True)
+    ]
+
+
+def is_shared(found: Conditions) -> bool:
+    """Whether others held memory of the GPU at one look."""
+    processes = found["processes"]
+    return bool(processes and processes["count"])
 
 
 def _batch_axis(inputs: Mapping[str, InputSpec], name: str) -> int | None:
@@ -425,7 +479,7 @@ class Pipeline:
     def _tune(self, tuner: ProgramTuner, reference: Path) -> ProgramRecord:
         compiled = tuner.compile(self.inputs.model, self.inputs.calibration)
         record = self._measure(compiled, reference, tuner)
-        runs = record["measurements"]["latency"] is not None
+        runs = record["measurements"].get("latency") is not None
         untuned = tuner.choose(compiled, self.inputs.samples, runs=runs)
         if untuned:
             record = self._measure(untuned, reference)

@@ -13,26 +13,30 @@ from farm.jobs.state import FailureKind
 from farm.runner.documents import (
     BenchProgram,
     CompileAnswer,
+    DataRecipe,
     ExpectedToolchain,
     InputSpec,
     ModelFile,
     Request,
-    SampleSource,
     SessionChoice,
     SlicedModel,
     TuningWish,
-    ValueRange,
 )
 from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
 from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance
 
 
 class MadeProgram(NamedTuple):
-    """A program that can be measured: its file, the names of its outputs, and how it is run best."""
+    """A program that can be measured: its file, the names of its outputs, and how it is run best.
+
+    One that was published before has a cache key, and a toolchain that made it.
+    """
 
     path: Path
     outputs: Sequence[str]
     session: SessionChoice | None
+    key: str = ""
+    toolchain: str = ""
 
     @classmethod
     def of(cls, path: Path, compiled: CompileAnswer) -> MadeProgram:
@@ -40,7 +44,7 @@ class MadeProgram(NamedTuple):
         return cls(path, [output["name"] for output in compiled["outputs"]], compiled.get("session"))
 
 
-ONE_SAMPLE: SampleSource = {"generate": 1, "seed": 0, "ranges": {}}
+ONE_SAMPLE: DataRecipe = {"generate": 1, "seed": 0, "ranges": {}}
 """What an unverified program is measured with."""
 
 
@@ -136,10 +140,10 @@ def reference_request(
     )
 
 
-def _generated(order: WorkOrder) -> SampleSource:
+def _generated(order: WorkOrder) -> DataRecipe:
     """Return the recipe of the samples to verify with; of one sample if verification is off."""
     verification = order["spec"]["verification"]
-    return cast("SampleSource", verification["samples"]) if verification else ONE_SAMPLE
+    return (verification["samples"] if verification else None) or ONE_SAMPLE
 
 
 def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
@@ -153,7 +157,7 @@ def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: s
     """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
     whole = compile_request(order, Path(piece["path"]), None, database)
     recipe = order["spec"]["calibration"]
-    ranges = cast("Mapping[str, ValueRange]", recipe.get("ranges") or {}) if recipe else {}
+    ranges = recipe.get("ranges", {}) if recipe else {}
     del whole["program"]
     return {
         **whole,
@@ -204,7 +208,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         order,
         action="compile",
         model=_model(order, model),
-        calibration={"path": str(calibration)} if calibration else cast("SampleSource | None", spec["calibration"]),
+        calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
@@ -278,7 +282,7 @@ def bench_request(
             "libraries": {},
             "cpu_family": None,
         }
-    source: SampleSource = {"path": str(samples)} if samples else _generated(order)
+    source: DataRecipe = {"path": str(samples)} if samples else _generated(order)
     parts: list[BenchProgram] = [
         {
             "compiler": whole["compiler"],

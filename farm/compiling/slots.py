@@ -9,8 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from farm.compiling.alone import lock_folder, open_lock
 from farm.targets.compilers import Maker
@@ -76,8 +77,17 @@ class FreeSlots:
     An attempt that holds a slot may borrow others for one piece of work at a time, unless another attempt waits.
     """
 
-    def __init__(self, slots: Sequence[Slot] = (), folder: str = "") -> None:
-        """The lock files are in `folder`; empty: in the system's temporary one."""
+    def __init__(
+        self,
+        slots: Sequence[Slot] = (),
+        folder: str = "",
+        around: Callable[[Slot], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        """The lock files are in `folder`; empty: in the system's temporary one.
+
+        `around` makes a block that a slot is held in: when it ends, the slot is fit for others.
+        """
+        self._around = around
         self._slots = tuple(slots)
         self._free = list(slots)
         self._held: list[Slot] = []
@@ -98,7 +108,8 @@ class FreeSlots:
             with self._change:
                 self._waiting -= 1
         try:
-            yield taken[0] if taken else None
+            with self._around(taken[0]) if taken else nullcontext():
+                yield taken[0] if taken else None
         finally:
             if taken:
                 self._give_back(*taken)
@@ -118,7 +129,8 @@ class FreeSlots:
         """
         taken = self._take(lambda: [slot] if self._is_spare(slot) else [], ended)
         try:
-            yield taken is not None
+            with self._around(slot) if taken else nullcontext():
+                yield taken is not None
         finally:
             if taken:
                 with self._change:
@@ -141,26 +153,13 @@ class FreeSlots:
         with self._change:
             while not cancelled.is_set():
                 for slot in candidates():
-                    held, lock = self._locked(slot)
+                    held, lock = _locked(slot, self._folder)
                     if held:
                         self._free.remove(slot)
                         self._held.append(slot)
                         return slot, lock
                 self._change.wait(LOOK_SECONDS)
         return None
-
-    def _locked(self, slot: Slot) -> tuple[bool, int | None]:
-        """Lock the lock file of a GPU; closing it releases the lock. A slot without a GPU needs none."""
-        if not slot.lock:
-            return True, None
-        path = self._folder / f"farm-{slot.lock}.lock"
-        lock = open_lock(path)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False, None
-        return True, lock
 
     def _give_back(self, slot: Slot, lock: int | None) -> None:
         with self._change:
@@ -169,3 +168,27 @@ class FreeSlots:
             self._held.remove(slot)
             self._free.append(slot)
             self._change.notify_all()
+
+
+def _locked(slot: Slot, folder: Path) -> tuple[bool, int | None]:
+    """Lock the lock file of a GPU; closing it releases the lock. A slot without a GPU needs none."""
+    if not slot.lock:
+        return True, None
+    lock = open_lock(folder / f"farm-{slot.lock}.lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False, None
+    return True, lock
+
+
+@contextmanager
+def unless_held(slot: Slot, folder: str) -> Iterator[bool]:
+    """Hold the GPU of a slot while the block runs, for a short look; yield False if somebody holds it already."""
+    held, lock = _locked(slot, lock_folder(folder))
+    try:
+        yield held
+    finally:
+        if lock is not None:
+            os.close(lock)

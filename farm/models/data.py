@@ -1,20 +1,19 @@
 """Calibration data and samples: read from what users have, checked against the model, frozen as one canonical `.npz`.
 
 Nothing is unpickled, nothing is unpacked before its declared size is known to be bounded, and arrays go from file to
-file: no data set is in memory as a whole.
+file: no data set is in memory as a whole. Libraries raise almost anything, also MemoryError, for hostile bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import re
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,10 +21,11 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from farm.errors import UsageError, suggestion
-from farm.models.model import FrozenModel, Tensor
+from farm.models.model import FrozenModel
 from farm.models.shapes import BATCH, Extent, Input
 from farm.runner.bounds import Digest, Size
-from farm.spec import FileReference
+from farm.runner.documents import TensorInfo
+from farm.runner.protocol import reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,47 +58,21 @@ class ArrayDocument(TypedDict):
 
 
 @with_config(ConfigDict(extra="ignore"))
-class FrozenDataDocument(TypedDict):
-    """A `FrozenData` as plain JSON."""
+class FrozenData(TypedDict):
+    """A data set as a blob: its digest and size, and the type of each array.
+
+    Arrays named like outputs of the model are expected outputs, the others are inputs.
+    """
 
     digest: Digest
     size: Size
     arrays: Mapping[str, ArrayDocument]
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenData:
-    """A data set as a blob: its digest and size, and the type of each array.
-
-    Arrays named like outputs of the model are expected outputs, the others are inputs.
-    """
-
-    digest: str
-    size: int
-    arrays: Mapping[str, ArrayDocument]
-
-    def as_dict(self) -> FrozenDataDocument:
-        """Return the data as plain JSON."""
-        return {
-            "digest": self.digest,
-            "size": self.size,
-            "arrays": dict(self.arrays),
-        }
-
-    @classmethod
-    def from_dict(cls, document: FrozenDataDocument) -> FrozenData:
-        """Read back what `as_dict` wrote."""
-        return cls(document["digest"], document["size"], document["arrays"])
-
-    def reference(self, name: str) -> FileReference:
-        """Return the blob's reference under this name."""
-        return {"path": name, "digest": self.digest, "size": self.size}
-
-
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[Tensor]) -> None:
+def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[TensorInfo]) -> None:
     """Check that data fits a model's inputs in one shape.
 
     An input with a batch axis stacks samples on that axis; others are `[N, *shape]`, or one sample as it is. An
@@ -106,8 +80,8 @@ def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[
 
     Raises DataError that names the array, what it is and what it should be.
     """
-    known = {*inputs, *(tensor.name for tensor in outputs)}
-    for name in data.arrays:
+    known = {*inputs, *(tensor["name"] for tensor in outputs)}
+    for name in data["arrays"]:
         if name not in known:
             message = f"array `{name}` is neither an input nor an output of the model"
             raise DataError(message, hint=suggestion(name, known))
@@ -117,19 +91,19 @@ def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[
         raise DataError(f"the arrays hold different numbers of samples: {listed}")
     total = max(counts.values(), default=1)
     for output in outputs:
-        shape = data.arrays[output.name]["shape"] if output.name in data.arrays else [total]
+        shape = data["arrays"][output["name"]]["shape"] if output["name"] in data["arrays"] else [total]
         if not shape or shape[0] != total:
-            message = f"expected output `{output.name}` has shape {_listed(shape)}, not {total} samples first"
+            message = f"expected output `{output['name']}` has shape {_listed(shape)}, not {total} samples first"
             raise DataError(message, hint="one expected output for each sample")
 
 
 def _samples(data: FrozenData, tensor: Input) -> int:
     """Return how many samples the array of an input holds. Raises DataError if it does not fit."""
     name = tensor.name
-    if name not in data.arrays:
-        there = ", ".join(sorted(data.arrays)) or "none"
+    if name not in data["arrays"]:
+        there = ", ".join(sorted(data["arrays"])) or "none"
         raise DataError(f"there is no array for input `{name}`", hint=f"the arrays there are: {there}")
-    found = data.arrays[name]
+    found = data["arrays"][name]
     if found["dtype"] != tensor.dtype:
         message = f"array `{name}` is {found['dtype']}, the model wants {tensor.dtype}"
         raise DataError(message, hint=f"save it as array.astype({tensor.dtype!r})")
@@ -170,7 +144,7 @@ def _listed(shape: Sequence[Extent | str]) -> str:
 
 
 def freeze_data(
-    path: Path, model: FrozenModel, symbolic: Mapping[str, Tensor], folder: Path
+    path: Path, model: FrozenModel, symbolic: Mapping[str, TensorInfo], folder: Path
 ) -> tuple[FrozenData, Path]:
     """Read an `.npz`, an `.npy`, a folder of `.npz`, or an ONNX folder; write one canonical `.npz` into `folder`.
 
@@ -208,7 +182,7 @@ def freeze_data(
         with made.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         place = made.replace(folder / f"{digest}.npz")
-    return FrozenData(digest, place.stat().st_size, arrays), place
+    return {"digest": digest, "size": place.stat().st_size, "arrays": arrays}, place
 
 
 class _Part(Protocol):
@@ -246,21 +220,22 @@ class _Npy:
     """An `.npy` file: the array of a model's only input."""
 
     def __init__(self, path: Path, model: FrozenModel) -> None:
-        if len(model.inputs) != 1:
-            names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs)
+        if len(model["inputs"]) != 1:
+            names = ", ".join(f"`{tensor['name']}`" for tensor in model["inputs"])
             hint = f"write an .npz with numpy.savez, one array for each of {names}"
-            raise DataError(f"{path}: an .npy holds one array, the model has {len(model.inputs)} inputs", hint=hint)
+            raise DataError(f"{path}: an .npy holds one array, the model has {len(model['inputs'])} inputs", hint=hint)
         self.path = path
-        self.sizes = {model.inputs[0].name: path.stat().st_size}
+        self.sizes = {model["inputs"][0]["name"]: path.stat().st_size}
 
     def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
         import numpy as np
 
         try:
             array: np.ndarray[Any, Any] = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"{self.path}: cannot be read: {error}", hint="save a plain array of numbers") from None
-        if array.dtype.hasobject or array.dtype.kind not in _KINDS:
+        except Exception as error:
+            hint = "save a plain array of numbers"
+            raise DataError(f"{self.path}: cannot be read: {reason_of(error)}", hint=hint) from None
+        if not _are_numbers(array.dtype):
             raise DataError(f"{self.path} holds {array.dtype}, not numbers", hint="save plain arrays of numbers")
         return array
 
@@ -284,9 +259,9 @@ class _Npz:
     def _opened(self) -> zipfile.ZipFile:
         try:
             return zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, OSError, ValueError) as error:
+        except Exception as error:
             hint = "write it with numpy.savez, one array for each input"
-            raise DataError(f"{self.path}: not an .npz file: {error}", hint=hint) from None
+            raise DataError(f"{self.path}: not an .npz file: {reason_of(error)}", hint=hint) from None
 
     def _declared(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
         """Return an array's bytes as its header declares them, which must be those in the archive."""
@@ -299,13 +274,11 @@ class _Npz:
                 reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
                 shape, _, dtype = reader(stream)
                 header = stream.tell()
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            raise DataError(f"{where} cannot be read: {error}") from None
-        if dtype.hasobject or dtype.kind not in _KINDS:
+        except Exception as error:
+            raise DataError(f"{where} cannot be read: {reason_of(error)}") from None
+        if not _are_numbers(dtype):
             raise DataError(f"{where} holds {dtype}, not numbers", hint="save plain arrays of numbers")
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = math.prod(shape, start=dtype.itemsize)
         if size < 0 or header + size != member.file_size:
             raise DataError(f"{where}: its header declares {size} bytes, the archive has {member.file_size - header}")
         return size
@@ -324,8 +297,10 @@ class _Npz:
                 array: np.ndarray[Any, Any] = np.load(unpacked, mmap_mode="r", allow_pickle=False)
                 unpacked.unlink()  # Its bytes stay as long as the array.
                 return array
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{self.path}: array `{name}` cannot be read: {error}") from None
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.path}: array `{name}` cannot be read: {reason_of(error)}") from None
 
 
 class _Onnx:
@@ -334,18 +309,17 @@ class _Onnx:
     def __init__(self, path: Path, model: FrozenModel) -> None:
         self.path = path
         self.files: dict[str, Path] = {}
-        for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for kind, tensors in (("input", model["inputs"]), ("output", model["outputs"])):
             for file in sorted(path.glob(f"{kind}_*.pb")):
                 match = _ONNX_FILE.fullmatch(file.name)
                 if match and int(match[2]) >= len(tensors):
                     raise DataError(f"{file}: the model has only {len(tensors)} {kind}s")
                 if match:
-                    self.files[tensors[int(match[2])].name] = file
+                    self.files[tensors[int(match[2])]["name"]] = file
         self.sizes = {name: file.stat().st_size for name, file in self.files.items()}
 
     def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
         import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
         from onnx import numpy_helper
 
         file = self.files[name]
@@ -355,20 +329,27 @@ class _Onnx:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 raise DataError(f"{file}: the tensor's bytes are in another file", hint="store them in the tensor")
             array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
-        except (DecodeError, ValueError, TypeError, OSError) as error:
-            raise DataError(f"{file}: not an ONNX tensor: {error}") from None
-        if array.dtype.kind not in _KINDS:
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{file}: not an ONNX tensor: {reason_of(error)}") from None
+        if not _are_numbers(array.dtype):
             raise DataError(f"{file}: the tensor holds {array.dtype}, not numbers")
         return array
 
 
-def _axis(tensor: Tensor | None, parts: int) -> tuple[int, int] | None:
+def _are_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of a type are numbers; raw bytes of no length are not."""
+    return not dtype.hasobject and dtype.kind in _KINDS and dtype.itemsize > 0
+
+
+def _axis(tensor: TensorInfo | None, parts: int) -> tuple[int, int] | None:
     """Return the axis on which parts are joined and the rank of one sample; None if there is one part."""
     if parts == 1:
         return None
-    if tensor is None or tensor.shape is None:
+    if tensor is None or tensor["shape"] is None:
         return 0, -1
-    return (tensor.shape.index(BATCH), -1) if BATCH in tensor.shape else (0, len(tensor.shape))
+    return (tensor["shape"].index(BATCH), -1) if BATCH in tensor["shape"] else (0, len(tensor["shape"]))
 
 
 def _joined(parts: Sequence[_Part], name: str, axis: tuple[int, int] | None, file: Path) -> np.ndarray[Any, Any]:
@@ -441,8 +422,8 @@ def _has_nan(array: np.ndarray[Any, Any]) -> bool:
     return False
 
 
-def _dtype_name(array: np.ndarray[Any, Any], tensor: Tensor | None) -> str:
+def _dtype_name(array: np.ndarray[Any, Any], tensor: TensorInfo | None) -> str:
     raw = array.dtype.kind == "V"
-    if raw and tensor is not None and array.dtype.itemsize == {"bfloat16": 2}.get(tensor.dtype, 1):
-        return tensor.dtype
+    if raw and tensor is not None and array.dtype.itemsize == {"bfloat16": 2}.get(tensor["dtype"], 1):
+        return tensor["dtype"]
     return str(array.dtype.newbyteorder("="))

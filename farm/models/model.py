@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired
 
@@ -26,8 +24,12 @@ Dimension = int | str | None
 
 
 @with_config(ConfigDict(extra="ignore"))
-class FrozenModelDocument(TypedDict):
-    """A `FrozenModel` as plain JSON; clients of other releases leave out some fields."""
+class FrozenModel(TypedDict):
+    """A model as it was read and hashed: all that the farm needs to know without opening it.
+
+    `files` are the model itself, then its external data; `size` is their sum in bytes; `weight_dtypes` has the one with
+    most bytes first. Clients of other releases leave out some fields.
+    """
 
     digest: Digest
     format: Annotated[str, Bound(pattern="onnx|tf")]
@@ -39,7 +41,9 @@ class FrozenModelDocument(TypedDict):
     weight_dtypes: NotRequired[Sequence[str]]
     size: Size
     conversion: NotRequired[ConversionRecord | None]
+    """How the model was made from one of another format (an extension does it), if it was."""
     doubts: NotRequired[Sequence[str]]
+    """Sentences about parts of the model that its format does not allow and that some compiler accepts anyway."""
 
 
 _LOWER_DTYPES = frozenset({"float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
@@ -59,89 +63,13 @@ class UnreadableModel(UsageError):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An input or output: numpy's name of its dtype, and its shape (None if the rank is unknown)."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dimension, ...] | None
-
-    def as_dict(self) -> TensorInfo:
-        """Return the tensor as plain JSON."""
-        shape = None if self.shape is None else list(self.shape)
-        return {"name": self.name, "dtype": self.dtype, "shape": shape}
-
-    @classmethod
-    def from_dict(cls, document: TensorInfo) -> Tensor:
-        """Read back what `as_dict` wrote."""
-        shape = document["shape"]
-        return cls(document["name"], document["dtype"], None if shape is None else tuple(shape))
-
-
-@dataclass(frozen=True)
-class FrozenModel:
-    """A model as it was read and hashed: all that the farm needs to know without opening it.
-
-    `files` are the model itself, then its external data; `size` is their sum in bytes; `weight_dtypes` has the one with
-    most bytes first.
-    """
-
-    digest: str
-    format: str
-    files: Sequence[FileReference]
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-    size: int
-    opset: int = 0
-    operators: Mapping[str, int] = field(default_factory=dict)
-    weight_dtypes: Sequence[str] = ()
-    doubts: Sequence[str] = ()
-    """Sentences about parts of the model that its format does not allow and that some compiler accepts anyway."""
-    conversion: ConversionRecord | None = None
-    """How the model was made from one of another format (an extension does it), if it was."""
-
-    def as_dict(self) -> FrozenModelDocument:
-        """Return the model as plain JSON."""
-        document: FrozenModelDocument = {
-            "digest": self.digest,
-            "format": self.format,
-            "files": list(self.files),
-            "inputs": [tensor.as_dict() for tensor in self.inputs],
-            "outputs": [tensor.as_dict() for tensor in self.outputs],
-            "opset": self.opset,
-            "operators": dict(self.operators),
-            "weight_dtypes": list(self.weight_dtypes),
-            "size": self.size,
-            "conversion": self.conversion,
-        }
-        return {**document, "doubts": list(self.doubts)} if self.doubts else document
-
-    @classmethod
-    def from_dict(cls, document: FrozenModelDocument) -> FrozenModel:
-        """Read back what `as_dict` wrote; fields of a newer client are left out."""
-        return cls(
-            digest=document["digest"],
-            format=document["format"],
-            files=document["files"],
-            inputs=[Tensor.from_dict(tensor) for tensor in document["inputs"]],
-            outputs=[Tensor.from_dict(tensor) for tensor in document["outputs"]],
-            size=document["size"],
-            opset=document.get("opset", 0),
-            operators=document.get("operators", {}),
-            weight_dtypes=document.get("weight_dtypes", ()),
-            doubts=document.get("doubts", ()),
-            conversion=document.get("conversion"),
-        )
-
-    @cached_property
-    def lowered(self) -> str:
-        """Why this model is below fp32 already (`float16 weights`, `QDQ nodes`), or an empty string."""
-        lower = [dtype for dtype in self.weight_dtypes if dtype in _LOWER_DTYPES]
-        if lower:
-            return f"{lower[0]} weights"
-        quantized = sorted(_LOWER_OPERATORS & set(self.operators))
-        return f"{quantized[0]} nodes" if quantized else ""
+def lowered(model: FrozenModel) -> str:
+    """Return why a model is below fp32 already (`float16 weights`, `QDQ nodes`), or an empty string."""
+    lower = [dtype for dtype in model.get("weight_dtypes", ()) if dtype in _LOWER_DTYPES]
+    if lower:
+        return f"{lower[0]} weights"
+    quantized = sorted(_LOWER_OPERATORS & set(model.get("operators", ())))
+    return f"{quantized[0]} nodes" if quantized else ""
 
 
 ModelCheck = Callable[[Path, str, Sequence[str]], "CheckAnswer"]
@@ -184,18 +112,21 @@ def read_model(
         raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=_way_out(error.message)) from None
     except OSError as error:
         raise UnreadableModel(f"{path}: {error.strerror or error}") from None
-    return FrozenModel(
-        digest=model_digest({file["path"]: file["digest"] for file in files}),
-        format=format,
-        files=files,
-        inputs=[Tensor.from_dict(tensor) for tensor in found["inputs"]],
-        outputs=[Tensor.from_dict(tensor) for tensor in found["outputs"]],
-        size=sum(file["size"] for file in files),
-        opset=found["opset"],
-        operators=found["operators"],
-        weight_dtypes=found["weight_dtypes"],
-        doubts=found.get("doubts", ()),
-    )
+    model: FrozenModel = {
+        "digest": model_digest({file["path"]: file["digest"] for file in files}),
+        "format": format,
+        "files": files,
+        "inputs": found["inputs"],
+        "outputs": found["outputs"],
+        "opset": found["opset"],
+        "operators": found["operators"],
+        "weight_dtypes": found["weight_dtypes"],
+        "size": sum(file["size"] for file in files),
+        "conversion": None,
+    }
+    if doubts := found.get("doubts"):
+        model["doubts"] = doubts
+    return model
 
 
 _WAYS_OUT = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from farm.errors import suggestion
-from farm.models.model import Dimension, FrozenModel, Tensor
-from farm.runner.documents import InputSpec, OpenSize
+from farm.models.model import Dimension, FrozenModel
+from farm.runner.documents import InputSpec, OpenSize, TensorInfo
 from farm.spec import PlainSize
 
 BATCH = "batch"
@@ -84,72 +84,72 @@ class Input:
         return document if self.batch_axis is None else {**document, "batch_axis": self.batch_axis}
 
 
-def symbolic_inputs(model: FrozenModel, shapes: Mapping[str, Sequence[int | str] | None]) -> dict[str, Tensor]:
+def symbolic_inputs(model: FrozenModel, shapes: Mapping[str, Sequence[int | str] | None]) -> dict[str, TensorInfo]:
     """Return the model's inputs with the shapes that a manifest gives them by name or pattern.
 
     A `None` shape in `shapes` keeps the model's. The first entry that matches an input counts. Raises ShapeError
     for an entry that matches no input, or that contradicts the model.
     """
-    result: dict[str, Tensor] = {}
+    result: dict[str, TensorInfo] = {}
     used: set[str] = set()
-    for tensor in model.inputs:
-        matching = [pattern for pattern in shapes if pattern == tensor.name or fnmatchcase(tensor.name, pattern)]
+    for tensor in model["inputs"]:
+        matching = [pattern for pattern in shapes if pattern == tensor["name"] or fnmatchcase(tensor["name"], pattern)]
         used.update(matching)
         given = next((shapes[pattern] for pattern in matching if shapes[pattern] is not None), None)
         if given is not None:
             pattern = next(pattern for pattern in matching if shapes[pattern] is not None)
             _check_against_model(tensor, given, pattern)
-            result[tensor.name] = Tensor(tensor.name, tensor.dtype, tuple(given))
+            result[tensor["name"]] = {**tensor, "shape": tuple(given)}
         else:
-            result[tensor.name] = tensor
+            result[tensor["name"]] = tensor
     for pattern in shapes:
         if pattern not in used:
-            names = [tensor.name for tensor in model.inputs]
+            names = [tensor["name"] for tensor in model["inputs"]]
             message = f"no input of the model matches `{pattern}`"
             raise ShapeError(message, "inputs", pattern, hint=suggestion(pattern, names))
     return result
 
 
-def _check_against_model(tensor: Tensor, given: Sequence[int | str], pattern: str) -> None:
-    if tensor.shape is None:
+def _check_against_model(tensor: TensorInfo, given: Sequence[int | str], pattern: str) -> None:
+    if tensor["shape"] is None:
         return
     place = ("inputs", pattern, "shape")
-    if len(given) != len(tensor.shape):
-        theirs = f"{len(tensor.shape)} dimensions in the model, {_shown(tensor.shape)}"
-        raise ShapeError(f"input `{tensor.name}` has {theirs}, not {len(given)}", *place)
-    for axis, (ours, fixed) in enumerate(zip(given, tensor.shape, strict=True)):
+    if len(given) != len(tensor["shape"]):
+        theirs = f"{len(tensor['shape'])} dimensions in the model, {_shown(tensor['shape'])}"
+        raise ShapeError(f"input `{tensor['name']}` has {theirs}, not {len(given)}", *place)
+    for axis, (ours, fixed) in enumerate(zip(given, tensor["shape"], strict=True)):
         if isinstance(ours, int) and isinstance(fixed, int) and ours != fixed:
-            message = f"input `{tensor.name}`: the model fixes dimension {axis} at {fixed}, not {ours}"
+            message = f"input `{tensor['name']}`: the model fixes dimension {axis} at {fixed}, not {ours}"
             raise ShapeError(message, *place, axis)
 
 
 def resolve_inputs(
-    model: FrozenModel, symbolic: Mapping[str, Tensor], sizes: Mapping[str, Extent]
+    model: FrozenModel, symbolic: Mapping[str, TensorInfo], sizes: Mapping[str, Extent]
 ) -> tuple[dict[str, Input], frozenset[str]]:
     """Put numbers for the names in the inputs' shapes; return them with the names that were used.
 
     Raises ShapeError for a dimension without a size, and for a size that the model does not allow.
     """
-    fixed = {tensor.name: tensor.shape for tensor in model.inputs}
+    fixed = {tensor["name"]: tensor["shape"] for tensor in model["inputs"]}
     resolved: dict[str, Input] = {}
     used: set[str] = set()
     for name, tensor in symbolic.items():
-        if tensor.shape is None:
+        if tensor["shape"] is None:
             raise ShapeError(f"input `{name}` has a shape of unknown rank", hint=_shape_hint(name, ["batch", "…"]))
         shape = []
-        for axis, dimension in enumerate(tensor.shape):
+        for axis, dimension in enumerate(tensor["shape"]):
             size, names = _resolve(dimension, sizes)
             if size is None:
                 raise _without_size(tensor, axis)
-            theirs = (fixed[name] or tensor.shape)[axis]
+            theirs = (fixed[name] or tensor["shape"])[axis]
             if isinstance(theirs, int) and theirs != size:
                 message = f"input `{name}`: the model fixes dimension {axis} at {theirs}; `{dimension}` is {size} here"
                 hint = f"export the model with a dynamic dimension, or write {theirs}"
                 raise ShapeError(message, "dims", str(dimension), hint=hint)
             used |= names
             shape.append(size)
-        axis_of_batch = tensor.shape.index(BATCH) if BATCH in tensor.shape else None
-        resolved[name] = Input(name, tensor.dtype, tuple(shape), axis_of_batch)
+        axis_of_batch = tensor["shape"].index(BATCH) if BATCH in tensor["shape"] else None
+        resolved[name] = Input(name, tensor["dtype"], tuple(shape), axis_of_batch)
     return resolved, frozenset(used)
 
 
@@ -172,14 +172,14 @@ def _resolve(dimension: Dimension, sizes: Mapping[str, Extent]) -> tuple[Extent 
     return sum_of(parts), frozenset(names)
 
 
-def _without_size(tensor: Tensor, axis: int) -> ShapeError:
-    shape = tensor.shape or ()
+def _without_size(tensor: TensorInfo, axis: int) -> ShapeError:
+    shape = tensor["shape"] or ()
     dimension = shape[axis]
     if dimension is None:
-        message = f"input `{tensor.name}`: dimension {axis} of {_shown(shape)} has no size"
-        return ShapeError(message, hint=_shape_hint(tensor.name, _suggested(shape)))
-    message = f"input `{tensor.name}`: dimension {axis} of {_shown(shape)}, `{dimension}`, has no size"
-    hint = f"give it one: `dims: {{{dimension}: 1}}`, or {_shape_hint(tensor.name, _suggested(shape))}"
+        message = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)} has no size"
+        return ShapeError(message, hint=_shape_hint(tensor["name"], _suggested(shape)))
+    message = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}, `{dimension}`, has no size"
+    hint = f"give it one: `dims: {{{dimension}: 1}}`, or {_shape_hint(tensor['name'], _suggested(shape))}"
     return ShapeError(message, hint=hint)
 
 

@@ -22,10 +22,11 @@ def gpus(text: str) -> list[GpuReport]:
     start = re.search(r"^[\[{]", text, re.MULTILINE)  # Python's own warnings may come before it.
     try:
         document = json.loads(text[start.start() :]) if start else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
-    rows = document.get("gpu_data", []) if isinstance(document, dict) else document
-    return [_gpu(row) for row in rows if isinstance(row, dict) and isinstance(row.get("asic"), dict)]
+    rows = document.get("gpu_data") if isinstance(document, dict) else document
+    listed = rows if isinstance(rows, list) else []
+    return [_gpu(row) for row in listed if isinstance(row, dict) and isinstance(row.get("asic"), dict)]
 
 
 def _gpu(row: Mapping[str, Any]) -> GpuReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import socket
 import threading
@@ -22,10 +23,13 @@ from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.metrics.instruments import ATTEMPT_HITS, ATTEMPTS, COMPILED_SECONDS, PHASE_SECONDS, count_tuning
+from farm.node.gpu_usage import until_forgotten
 from farm.settings import Settings
 from farm.store import Claim, Renewal, Renewed, Store
 
 log = get_logger(__name__)
+
+_JOB = re.compile("j-[0-9a-f]{16}")
 
 RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
@@ -61,7 +65,7 @@ class Attempts:
         self._store = store
         self._executor = executor
         self._settings = settings
-        self._free = FreeSlots(slots, settings.lock_dir)
+        self._free = FreeSlots(slots, settings.lock_dir, until_forgotten)
         self._leases = Leases(store, settings.renew_seconds)
         self._worker = worker
         self._node = node
@@ -96,6 +100,9 @@ class Attempts:
 
         Waits for a store that is away, before and after the attempt, so that no finished work is lost. Raises Draining.
         """
+        if not _JOB.fullmatch(job_id):  # Every worker may send messages; an id is part of the names of folders.
+            log.error("message dropped: it names no job", job=job_id)
+            return
         claim = self._claim(job_id, number)
         if claim.answer != "run" or claim.order is None:
             log.info("message dropped", job=job_id, attempt=number, answer=claim.answer)
@@ -111,6 +118,7 @@ class Attempts:
             build=claim.build,
             worker=self._worker,
             previous=claim.previous,
+            claimed=True,
         )
         bind_attempt(job_id, number, claim.order["identifier"], build=claim.build, worker=self._worker)
         try:

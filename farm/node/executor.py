@@ -16,37 +16,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm.artifacts.keys import readable, reference_key
+from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
+from farm.artifacts.storage import readable, reference_key
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
 from farm.compiling.failures import Failure
-from farm.compiling.installations import Installation, by_toolchain
-from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone
+from farm.compiling.installations import by_toolchain
+from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone, is_shared
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
-from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, UsageError
+from farm.compiling.templates import Templates
+from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, Untrusted, UsageError
 from farm.extension import publishing
 from farm.files import NotPlain, open_plain
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
-from farm.node.blob_cache import NodeCache
+from farm.node.disk import NodeCache, WorkFolder
 from farm.node.gpu_usage import conditions
 from farm.node.outbox import Outbox, Parcel
-from farm.node.side_by_side import ComparedProgram, compare_with
-from farm.node.work_folder import WorkFolder
+from farm.node.side_by_side import compare_with
 from farm.settings import Settings
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
 from farm.tuning.search import Search
 from farm.tuning.text import pack
-from farm.tuning.tuner import PublishedProgram, Tuner
+from farm.tuning.tuner import Tuner
 from farm.wire.program import ProgramRecord, Sidecar
 
 log = get_logger(__name__)
@@ -71,12 +73,14 @@ class Executor:
     """Runs attempts. One serves all slots of a worker; each attempt works in a folder of its own."""
 
     def __init__(self, artifacts: S3Store, cache: NodeCache, settings: Settings) -> None:
-        self._artifacts = artifacts
-        self._cache = cache
-        self._settings = settings
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
-        self._work = WorkFolder(settings.data_dir.resolve() / "work")
-        self._installations = by_toolchain(settings.other_toolchains)
+        self.artifacts = artifacts
+        self.cache = cache
+        self.settings = settings
+        self.outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
+        self.work = WorkFolder(settings.data_dir.resolve() / "work")
+        self.installations = by_toolchain(settings.other_toolchains)
+        """Where the node has other toolchains than its own."""
+        self.templates = Templates()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Run one attempt and return how it ended.
@@ -84,23 +88,15 @@ class Executor:
         The log is uploaded whatever happens. Ends soon after `cancelled` is set.
         """
         try:
-            with self._work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
+            with self.work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 environment = after_a_crash(attempt.previous)
                 look = partial(conditions, attempt.slot) if attempt.slot.gpu else no_conditions
                 children = Children(
-                    folder, self._settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
+                    folder, self.settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
-                run = _AttemptRun(
-                    attempt,
-                    children,
-                    self._artifacts,
-                    self._cache,
-                    self._outbox,
-                    self._work,
-                    self._settings.outbox_hours,
-                    self._installations,
-                )
-                return run.outcome()
+                if not any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children):
+                    children.templates = self.templates
+                return _AttemptRun(self, attempt, children).outcome()
         except OSError as error:
             return _disk_failed(error)
 
@@ -168,44 +164,33 @@ class _StoredReferences:
 class _AttemptRun:
     """One attempt under way: lookup, fetch, the pipeline, publish."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        children: Children,
-        artifacts: S3Store,
-        cache: NodeCache,
-        outbox: Outbox,
-        work: WorkFolder,
-        outbox_hours: float,
-        installations: Mapping[str, Installation],
-    ) -> None:
+    def __init__(self, executor: Executor, attempt: Attempt, children: Children) -> None:
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
-        self.installations = installations
-        """Where the node has other toolchains than its own."""
-        own = installations.get(attempt.order["spec"]["toolchain"])
+        self.installations = executor.installations
+        own = self.installations.get(attempt.order["spec"]["toolchain"])
         self.steps = Steps(attempt.order, children, keyed=True, installation=own)
         self.folder = children.folder
-        self.impatient = artifacts
+        self.impatient = executor.artifacts
         """Object storage for what the attempt can do without."""
-        self.artifacts = artifacts.with_patience(PATIENCE, self._wait_for_storage)
+        self.artifacts = self.impatient.with_patience(PATIENCE, self._wait_for_storage)
         """Object storage for what the attempt needs: requests wait while it is away."""
-        self.cache = cache.through(self.artifacts.get_blob)
-        self.outbox = outbox
+        self.cache = executor.cache.through(self.artifacts.get_blob)
+        self.outbox = executor.outbox
+        self.outbox_hours = executor.settings.outbox_hours
         self.parcel: Parcel | None = None
         """The finished program, until storage has it."""
         self.waiting = threading.Lock()
         """Held while the time in which storage is away is counted."""
         self.waited = -math.inf
         """The end of the time that was counted last."""
-        self.outbox_hours = outbox_hours
         self.looked = -math.inf
         """When storage was last checked with another request."""
         self.answers: float | None = None
         """Since when it answers other requests; None if it does not."""
-        self.work = work
-        self.references = _StoredReferences(attempt, children, self.artifacts, artifacts, self.cache)
+        self.work = executor.work
+        self.references = _StoredReferences(attempt, children, self.artifacts, self.impatient, self.cache)
         self.tuner: Tuner | None = None
         self.database: TuningDatabase | None = None
         """Where its tuning keeps what it learns."""
@@ -232,12 +217,15 @@ class _AttemptRun:
         """Take the steps in order; decide once how the attempt ended."""
         self.children.log_path.write_text(f"{self.order['identifier']} attempt {self.attempt.number}\n")
         self.attempt.tail.follow(self.children.log_path)
+        attempt = self.attempt
         try:
+            if attempt.claimed:
+                require_planned(self.artifacts, attempt.namespace, attempt.build, attempt.key, attempt.order)
             return self._lookup() or self._make()
         except StepEnded as ended:
             return self._with_log(_outcome_of(ended))
         except ArtifactGone as error:
-            return self._with_log(Outcome.failure(FailureKind.STORAGE, f"an input is damaged or gone: {error.message}"))
+            return self._with_log(_gone(error))
         except FarmFault as error:
             away = isinstance(error, StorageAway)
             failure = Outcome.failure(FailureKind.STORAGE, error.message)
@@ -277,7 +265,7 @@ class _AttemptRun:
         for key in keys_of(self.order, self.attempt.key):
             found = self.artifacts.lookup(readable(self.attempt.namespace), key)
             if found:
-                return self._of_a_hit(found.sidecar)
+                return self._of_a_hit(found)
         return None
 
     def _of_a_hit(self, sidecar: Sidecar) -> Outcome:
@@ -313,10 +301,17 @@ class _AttemptRun:
                 known["unmeasured"] = "the program to compare with is gone"
             else:
                 theirs = self.steps.under(self.installations.get(other.toolchain))
-                ours = ComparedProgram(program(), known["latency"])
-                found = compare_with(self.steps, theirs, ours, samples(), other, limit, tuner)
-                measured = datetime.now(UTC).isoformat(timespec="seconds")
-                known["turns"] = {**found, "measured": measured, "node": socket.gethostname()}
+                ours, inputs = program(), samples()
+                self.children.shared = False  # The program's record has what disturbed its own measurement.
+                with self._measuring() as contention:
+                    found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, tuner)
+                look = self.children.look("after the turns with the baseline")
+                known["turns"] = {
+                    **found,
+                    "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "node": socket.gethostname(),
+                    "shared": contention.shared or self.children.shared or bool(look and is_shared(look)),
+                }
         except StepEnded as ended:
             if ended.failure is None:
                 raise
@@ -379,7 +374,7 @@ class _AttemptRun:
         # With a limit, the program that is published takes the turns: `_in_turns`.
         return Tuner(search, published=self._published() if self.order.get("limit") is None else None)
 
-    def _published(self) -> PublishedProgram | None:
+    def _published(self) -> MadeProgram | None:
         """Bring the program to compare with: a follow-up's, or a gate's baseline. Without it nothing can be shown."""
         key = self.order.get("against")
         found = self.artifacts.lookup(readable(self.attempt.namespace), key) if key else None
@@ -387,12 +382,13 @@ class _AttemptRun:
             log.warning("the program to compare with is gone", key=key)
         if not key or not found:
             return None
-        return PublishedProgram(key, self._placed(found.sidecar, "published"), found.sidecar["toolchain"])
+        return self._placed(found, "published")
 
     def _placed(self, sidecar: Sidecar, folder: str) -> MadeProgram:
         """Bring an artifact's program to a folder of the attempt. Raises ArtifactGone."""
         program = self.cache.place([sidecar["blobs"]["program"]], self.folder / folder)[0]
-        return MadeProgram(program, [output["name"] for output in sidecar["outputs"]], sidecar["tuning"]["session"])
+        outputs = [output["name"] for output in sidecar["outputs"]]
+        return MadeProgram(program, outputs, sidecar["tuning"]["session"], sidecar["key"], sidecar["toolchain"])
 
     @contextmanager
     def _measuring(self) -> Iterator[Contention]:
@@ -563,6 +559,13 @@ def _disk_failed(error: OSError) -> Outcome:
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is not a plain file: {left}")
     kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
+
+
+def _gone(error: ArtifactGone) -> Outcome:
+    if isinstance(error, Untrusted):
+        log.error("work order refused", error=error.message, hint=error.hint)
+        return Outcome.failure(FailureKind.UNPLANNED, error.message)
+    return Outcome.failure(FailureKind.STORAGE, f"an input is damaged or gone: {error.message}")
 
 
 def _outcome_of(ended: StepEnded) -> Outcome:

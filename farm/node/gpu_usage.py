@@ -9,15 +9,15 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from farm.compiling.slots import Slot
+from farm.compiling.slots import Slot, unless_held
+from farm.logging import get_logger
 from farm.node import kfd
 from farm.node.gpu_source import whole_card
 from farm.node.gpus import Gpu, driver_of
@@ -25,31 +25,26 @@ from farm.node.machine import Machine
 from farm.targets.compilers import Maker
 from farm.wire.program import Conditions, Processes
 
+log = get_logger(__name__)
+
 LOOK_SECONDS = 0.1
 RELEASE_SECONDS = 2.0
 """Time for the driver to forget a process that has ended: a work queue frees its memory later."""
 
-
-class UsageDocument(TypedDict):
-    """`Usage` as plain JSON."""
-
-    busy: float | None
-    memory: int | None
+FORGET_SECONDS = 20.0
+"""Time for KFD to forget a process that was killed, while nobody else may take its GPU."""
+FOREIGN_BYTES = 64 << 20
+"""Bytes of a GPU's memory that others may hold before it counts as in use: monitors open it and hold a little."""
 
 
-@dataclass
-class Usage:
+class Usage(TypedDict):
     """The mean share of time in which a GPU was busy, and the most bytes of memory that were in use beyond the start.
 
     None if the driver does not report it. The counters are those of the whole card, even if it is partitioned.
     """
 
-    busy: float | None = None
-    memory: int | None = None
-
-    def as_dict(self) -> UsageDocument:
-        """Return it as plain JSON."""
-        return {"busy": self.busy, "memory": self.memory}
+    busy: float | None
+    memory: int | None
 
 
 @contextmanager
@@ -59,7 +54,7 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     Without a GPU the usage stays empty. amdgpu has both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`),
     which everybody may read.
     """
-    usage = Usage()
+    usage = Usage(busy=None, memory=None)
     if gpu is None or not (gpu.bdf or driver_of(gpu.maker)):
         yield usage
         return
@@ -85,17 +80,17 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     finally:
         over.set()
         thread.join()
-        usage.busy = sum(busy) / len(busy) / 100 if busy else None
-        usage.memory = max(0, max(used) - (before or 0)) if used else None
+        usage["busy"] = sum(busy) / len(busy) / 100 if busy else None
+        usage["memory"] = max(0, max(used) - (before or 0)) if used else None
 
 
 def now(slot: Slot, machine: Machine | None = None) -> Usage:
     """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
     if not (slot.bdf or (slot.gpu and driver_of(slot.maker))):
-        return Usage()
+        return {"busy": None, "memory": None}
     read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine or Machine())
     busy = read_busy()
-    return Usage(None if busy is None else busy / 100, read_used())
+    return {"busy": None if busy is None else busy / 100, "memory": read_used()}
 
 
 def _gauges(
@@ -145,7 +140,7 @@ def _amd_conditions(bdf: str, machine: Machine) -> Conditions | None:
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
-        "processes": _others(lambda: kfd.held(machine, bdf)),  # last: it may wait while the GPU cools down
+        "processes": _others(lambda: _held(machine, bdf)),  # last: it may wait while the GPU cools down
     }
     return found if monitors or found["processes"] else None
 
@@ -160,6 +155,54 @@ def _others(look: Callable[[], list[int] | None]) -> Processes | None:
     while (held := look()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     return None if held is None else {"count": len(held), "memory": sum(held)}
+
+
+def _held(machine: Machine, bdf: str) -> list[int] | None:
+    found = kfd.held(machine, bdf)
+    return None if found is None else list(found.values())
+
+
+@contextmanager
+def until_forgotten(slot: Slot, machine: Machine | None = None) -> Iterator[None]:
+    """Do not end before KFD has forgotten the processes that began to use a slot's AMD GPU while the block ran.
+
+    A killed process holds the GPU's memory for a while after its end, and the next one would miss it. To be used by
+    whoever holds the slot: then the new processes are children of this block. Waits for `FORGET_SECONDS` at most.
+    """
+    machine = machine or Machine()
+    before = _users(slot, machine)
+    try:
+        yield
+    finally:
+        until = time.monotonic() + FORGET_SECONDS
+        while left := _users(slot, machine) - before:
+            if time.monotonic() >= until:
+                log.warning("KFD still has processes of a child that ended", gpu=slot.gpu, pids=sorted(left))
+                break
+            time.sleep(LOOK_SECONDS)
+
+
+def _users(slot: Slot, machine: Machine) -> set[int]:
+    return set(kfd.held(machine, slot.bdf) or ()) if slot.bdf and slot.maker == "amd" else set()
+
+
+def foreign_users(slots: Iterable[Slot], folder: str, machine: Machine | None = None) -> str:
+    """Return which AMD GPU others than the farm use, and how much of its memory they hold; empty if none is used.
+
+    A GPU whose lock in `folder` is taken is in use by the farm itself, and is not looked at.
+    """
+    machine = machine or Machine()
+    for slot in slots:
+        if not slot.bdf or slot.maker != "amd":
+            continue
+        found = None
+        with suppress(OSError), unless_held(slot, folder) as ours:  # Attempts report a lock that cannot be opened.
+            found = kfd.held(machine, slot.bdf) if ours else None
+        if found and sum(found.values()) > FOREIGN_BYTES:
+            first, *more = sorted(found)
+            pids = f"{first} and {len(more)} more" if more else str(first)
+            return f"GPU {slot.gpu} is not free: others (process {pids}) hold {sum(found.values()) / 1e9:.2g} GB of it"
+    return ""
 
 
 def _labelled(machine: Machine, monitor: str, kind: str, unit: float) -> dict[str, float]:

@@ -6,11 +6,15 @@ or on one CPU slot. A node that fails the probe would fail jobs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import cast
 
 from farm.compiling.children import Children, StepEnded
@@ -19,17 +23,30 @@ from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.slots import FreeSlots, Slot
 from farm.errors import FarmError
 from farm.jobs.state import AttemptLimits, FailureKind
+from farm.logging import get_logger
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.models.model import read_model
+from farm.node.disk import WorkFolder
+from farm.node.gpu_usage import until_forgotten
 from farm.node.slot_shares import SlotKind
 from farm.node.survey import probe as look_for
-from farm.node.work_folder import WorkFolder
-from farm.results.accuracy import judge
+from farm.results.gates import judge
 from farm.runner.documents import Evidence
 from farm.settings import Settings
 from farm.targets.pools import Pool
+
+log = get_logger(__name__)
+
+SLOW_SECONDS = 5.0
+"""A disk that takes so long to keep a megabyte is slow: logs, programs and databases wait for it, too."""
+
+WRITE_EVERY = 60.0
+"""Seconds between two such writes."""
+
+LONGEST_PAUSE = 3600.0
+"""Seconds between two health probes of a fenced node, however long it has been."""
 
 PROBE_SECONDS = 300.0
 """Time limit of a probe; the first compile on a GPU fills MIGraphX's caches."""
@@ -50,7 +67,46 @@ def lacks_room(settings: Settings) -> str:
     free = shutil.disk_usage(there).free
     if free >= settings.min_free_bytes:
         return ""
-    return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {settings.min_free_bytes / 1e9:g} GB are needed"
+    needed = f"{settings.min_free_bytes / 1e9:g} GB are needed: free some space, or lower cache_bytes"
+    return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {needed}"
+
+
+class DiskWatch:
+    """Times how long the disk of a folder takes to keep a megabyte. One write at a time, each in a thread."""
+
+    def __init__(self, folder: Path, sync: Callable[[int], object] = os.fsync) -> None:
+        self._folder = folder
+        self._sync = sync
+        self._began: float | None = None
+        self._next = 0.0
+        self._took = 0.0
+
+    @property
+    def slow(self) -> str:
+        """Why the disk is slow, as one sentence, also while a write hangs; empty if it is not."""
+        began = self._began
+        took = self._took if began is None else max(self._took, time.monotonic() - began)
+        if took < SLOW_SECONDS:
+            return ""
+        how = "see `dmesg` and `iostat` there, or set data_dir to another disk"
+        return f"its disk is slow: a megabyte took {took:.0f} s at {self._folder}: {how}"
+
+    def start(self) -> None:
+        """Start a write, unless one runs or was not long ago."""
+        if self._began is None and time.monotonic() >= self._next:
+            self._began = time.monotonic()
+            threading.Thread(target=self.look, name="disk-watch", daemon=True).start()
+
+    def look(self) -> str:
+        """Write now, and return what `slow` says of it. A disk that cannot be written to is not called slow."""
+        began = self._began = time.monotonic()
+        with suppress(OSError), TemporaryFile(dir=self._folder) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            self._sync(file.fileno())
+        self._took = time.monotonic() - began
+        self._began, self._next = None, began + WRITE_EVERY
+        return self.slow
 
 
 def probe(settings: Settings, kind: SlotKind) -> str:
@@ -72,11 +128,75 @@ def probe(settings: Settings, kind: SlotKind) -> str:
     return "; ".join(filter(None, found))
 
 
+class Probes:
+    """A worker's health probes: one at a time, each in a thread, at growing pauses while the node is fenced."""
+
+    def __init__(self, probe: Callable[[], str], pause: float, nudge: Callable[[], None]) -> None:
+        self._probe = probe
+        self._nudge = nudge
+        self._first_pause = pause
+        self._running = False
+        self._fences = 0
+        self._since = 0
+        self._next = 0.0
+        self.answer: str | None = None
+        """What the last probe found wrong, until it is reported; empty: nothing."""
+        self.row = 0
+        """How many passed in a row since the node was fenced."""
+        self.proven = False
+        """Whether the store knows one's answer."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the pause after the last one is over."""
+        return time.monotonic() >= self._next
+
+    def begin_row(self) -> None:
+        """The node was fenced: earlier passes do not count. Each further fence makes the pauses longer."""
+        self.row, self._since, self._next = 0, 0, 0.0
+        self._fences += 1
+
+    def hurry(self) -> None:
+        """The next one is due now."""
+        self._next = 0.0
+
+    def start(self) -> None:
+        """Start a probe, unless one runs or its result has not been reported yet."""
+        if self._running or self.answer is not None:
+            return
+        self._running = True
+        # A daemon: it may take minutes, and nobody waits for it when the worker ends.
+        threading.Thread(target=self._run, name="health-probe", daemon=True).start()
+
+    def reported(self) -> None:
+        """The store knows the answer."""
+        self.answer = None
+        self.proven = True
+
+    def forget(self) -> None:
+        """The last answer is not to be believed."""
+        self.answer = None
+
+    def _run(self) -> None:
+        try:
+            wrong = self._probe()
+        except Exception as error:  # What breaks a probe would break attempts.
+            log.exception("health probe broke")
+            wrong = f"{type(error).__name__}: {error}"
+        self.row = 0 if wrong else self.row + 1
+        self._next = time.monotonic() + min(
+            self._first_pause * 2 ** min(self._since + max(0, self._fences - 1), 20), LONGEST_PAUSE
+        )
+        self._since += 1
+        self._running, self.answer = False, wrong
+        self._nudge()
+
+
 def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) -> str:
     where = f"GPU {slot.gpu}" if slot.gpu else str(pool.target)
     try:
         with (
-            FreeSlots([slot], settings.lock_dir).one(threading.Event()) as held,
+            FreeSlots([slot], settings.lock_dir, until_forgotten).one(threading.Event()) as held,
             work.place("health-") as folder,
         ):
             assert held

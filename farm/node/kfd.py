@@ -31,7 +31,7 @@ def numa_node(machine: Machine, node: int) -> int | None:
     return next((to for _, to in near if machine.numbers(f"{NODES}/{to}/properties").get("cpu_cores_count")), None)
 
 
-def held(machine: Machine, bdf: str) -> list[int] | None:
+def held(machine: Machine, bdf: str) -> dict[int, int] | None:
     """Return the bytes of a GPU's memory that each process holds, of those that hold any; None if KFD does not say.
 
     KFD has a folder for each process that uses it, in all containers, named by the pid on the host. The folder has
@@ -44,8 +44,8 @@ def held(machine: Machine, bdf: str) -> list[int] | None:
     ]
     if len(ids) != 1 or not ids[0] or not machine.path(PROCESSES).is_dir():
         return None
-    found = [machine.text(f"{PROCESSES}/{process}/vram_{ids[0]}") for process in machine.numbered(PROCESSES)]
-    return [int(text) for text in found if text.isdigit() and int(text)]
+    found = {process: machine.text(f"{PROCESSES}/{process}/vram_{ids[0]}") for process in machine.numbered(PROCESSES)}
+    return {process: int(text) for process, text in found.items() if text.isdigit() and int(text)}
 
 
 def _is_gpu(properties: dict[str, int]) -> bool:

@@ -18,7 +18,7 @@ def _gpu(agent: str) -> GpuReport:
     uuid, short = _value(agent, "Uuid"), _value(agent, "Name")
     # An agent also lists the generic arch that it belongs to (gfx9-4-generic).
     names = re.findall(r"Name:\s+amdgcn-amd-amdhsa--(gfx\S+)", agent)
-    memory = re.search(r"Segment:\s+GLOBAL; FLAGS: COARSE GRAINED\s+Size:\s+(\d+)\(0x[0-9a-f]+\) KB", agent)
+    memory = re.search(r"Segment:\s+GLOBAL; FLAGS: COARSE GRAINED\s+Size:\s+([0-9]{1,18})\(0x[0-9a-f]+\) KB", agent)
     return GpuReport(
         node=node,
         bdf=pci_address(0, bdf) if bdf else "",
@@ -36,5 +36,5 @@ def _value(agent: str, name: str) -> str:
 
 
 def _number(agent: str, name: str) -> int | None:
-    found = re.match(r"\d+", _value(agent, name))
+    found = re.match(r"[0-9]{1,18}", _value(agent, name))
     return int(found[0]) if found else None

@@ -7,17 +7,15 @@ toolchain, and the processes take turns.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from farm.compiling.installations import is_same_build
 from farm.compiling.pipeline import Steps
-from farm.compiling.requests import MadeProgram, bench_request
+from farm.compiling.requests import MadeProgram
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.gates import is_suspicious
 from farm.results.speed import MIN_PAIRS, Comparison, compare_pairs
-from farm.runner.documents import BenchAnswer
-from farm.tuning.tuner import PublishedProgram, Tuner
+from farm.tuning.tuner import Tuner, against
 from farm.wire.program import Against
 
 log = get_logger(__name__)
@@ -34,25 +32,20 @@ LONGEST = 60.0
 """Seconds that the runs of one comparison should take; slow programs get fewer rounds, down to `MIN_PAIRS`."""
 
 
-class ComparedProgram(NamedTuple):
-    """The program that a gate judges, and its median latency in seconds (0: unknown)."""
-
-    program: MadeProgram
-    latency: float
-
-
 def compare_with(
     steps: Steps,
     theirs: Steps,
-    ours: ComparedProgram,
+    ours: MadeProgram,
+    latency: float,
     samples: Path | None,
-    other: PublishedProgram,
+    other: MadeProgram,
     limit: float,
     tuner: Tuner | None = None,
 ) -> Against:
     """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
-    `theirs` are the steps of the cell under the other program's toolchain, `steps` under its own.
+    `latency` is its median in seconds (0: unknown). `theirs` are the steps of the cell under the other program's
+    toolchain, `steps` under its own.
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
     loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
@@ -61,74 +54,39 @@ def compare_with(
     Raises StepEnded if one of the two does not run here (its toolchain is not installed, other inputs), or if the
     attempt is over.
     """
-    apart = not is_same_build(other.toolchain, steps.order["spec"]["toolchain"])
+    toolchain = steps.order["spec"]["toolchain"]
+    whole = steps.children.settings.measure_seconds
+
+    def in_turns(rounds: int, *, turned: bool) -> Comparison:
+        """Let both take turns in one process."""
+        programs = [other, ours] if turned else [ours, other]
+        # Each round as long as in the first comparison.
+        length = whole / ROUNDS
+        rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / max(length, latency))))
+        timed = steps.bench(programs, samples, rounds=rounds, seconds=length * rounds, tuner=tuner)
+        first, second = (each["rounds"] for each in timed)
+        return compare_pairs(second, first) if turned else compare_pairs(first, second)
+
+    def process_by_process(pairs: int) -> Comparison:
+        """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
+        sides = [(steps, ours, toolchain, tuner), (theirs, other, other.toolchain, None)]
+        length = max(whole / pairs, latency)
+        rounds: list[list[list[float]]] = [[], []]
+        for number in range(max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))):
+            turns = list(enumerate(sides))
+            for place, (side, program, made_by, own) in reversed(turns) if number % 2 else turns:
+                # Where a program lies in memory is a process's luck, so a process counts once.
+                timed = side.bench([program], samples, rounds=1, seconds=length, toolchain=made_by, tuner=own)
+                rounds[place] += map(list, timed[0]["rounds"])
+        return compare_pairs(*rounds)
 
     def measured(rounds: int, pairs: int, *, turned: bool) -> Comparison:
-        if apart:
-            return _process_by_process(steps, theirs, ours, samples, other, pairs, tuner)
-        return _in_turns(steps, ours, samples, other, rounds, tuner, turned=turned)
+        with steps.children.phase(Phase.MEASURING):
+            apart = not is_same_build(other.toolchain, toolchain)
+            return process_by_process(pairs) if apart else in_turns(rounds, turned=turned)
 
     found = measured(ROUNDS, PAIRS, turned=False)
     if is_suspicious(found, limit):
         log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
         found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
-    return {
-        "key": other.key,
-        "ratio": found.ratio,
-        "interval": [found.low, found.high],
-        "verdict": found.verdict,
-    }
-
-
-def _in_turns(
-    steps: Steps,
-    new: ComparedProgram,
-    samples: Path | None,
-    other: PublishedProgram,
-    rounds: int,
-    tuner: Tuner | None,
-    *,
-    turned: bool = False,
-) -> Comparison:
-    programs = [new.program, other.program]
-    if turned:
-        programs.reverse()
-    # Each round as long as in the first comparison.
-    length = steps.children.settings.measure_seconds / ROUNDS
-    run = max(length, new.latency)
-    rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / run)))
-    with steps.children.phase(Phase.MEASURING):
-        request = bench_request(steps.order, programs, samples, rounds=rounds, seconds=length * rounds)
-        read = [*(program.path for program in programs), *([samples] if samples else [])]
-        environment, write = (tuner.measuring, [tuner.proof]) if tuner else (None, [])
-        answer: BenchAnswer = steps.ask(request, environment, read=read, write=write)
-    ours, theirs = (each["rounds"] for each in answer["programs"])
-    return compare_pairs(theirs, ours) if turned else compare_pairs(ours, theirs)
-
-
-def _process_by_process(
-    steps: Steps,
-    theirs: Steps,
-    new: ComparedProgram,
-    samples: Path | None,
-    other: PublishedProgram,
-    pairs: int,
-    tuner: Tuner | None,
-) -> Comparison:
-    """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
-    toolchain = steps.order["spec"]["toolchain"]
-    sides = [(steps, new.program, toolchain, tuner), (theirs, other.program, other.toolchain, None)]
-    length = max(steps.children.settings.measure_seconds / pairs, new.latency)
-    pairs = max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))
-    rounds: list[list[list[float]]] = [[], []]
-    with steps.children.phase(Phase.MEASURING):
-        for number in range(pairs):
-            turns = list(enumerate(sides))
-            for place, (side, program, made_by, own) in reversed(turns) if number % 2 else turns:
-                # Where a program lies in memory is a process's luck, so a process counts once.
-                request = bench_request(steps.order, [program], samples, rounds=1, seconds=length, toolchain=made_by)
-                read = [program.path, *([samples] if samples else [])]
-                environment, write = (own.measuring, [own.proof]) if own else (None, [])
-                answer: BenchAnswer = side.ask(request, environment, read=read, write=write)
-                rounds[place] += map(list, answer["programs"][0]["rounds"])
-    return compare_pairs(*rounds)
+    return against(other.key, found)

@@ -9,6 +9,7 @@ socket, its lifeline: when that closes, by whatever death, the process exits, an
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -16,10 +17,11 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -30,19 +32,17 @@ from typing import Any
 import farm
 from farm.compiling import cgroups
 from farm.compiling.alone import lock_place
-from farm.compiling.slots import Slot
+from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Slot, as_text
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
 from farm.metrics.exposition import FOLDER_VARIABLE, GaugeValue, bounded, exposition
 from farm.metrics.instruments import LEASES_ENDED
 from farm.node import gpu_usage
-from farm.node.celery_process import CeleryProcess
-from farm.node.deliveries import Deliveries
 from farm.node.health_port import Health, serve_health
-from farm.node.health_probe import lacks_room
+from farm.node.health_probe import DiskWatch, Probes, lacks_room
 from farm.node.health_probe import probe as health_probe
-from farm.node.probes import Probes
+from farm.node.outbox import Deliveries
 from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, worker_environment
 from farm.store import Beat, Store
@@ -78,37 +78,6 @@ Probe = Callable[[Settings, SlotKind], str]
 """Returns why slots of a kind cannot compile and run a good program; empty if they can."""
 
 
-def run_worker(
-    settings: Settings,
-    kinds: Sequence[SlotKind],
-    *,
-    node: str | None = None,
-    app: str = APP,
-    versions: Mapping[str, str] | None = None,
-    environment: Mapping[str, str] | None = None,
-    probe: Probe = health_probe,
-) -> int:
-    """Serve the pools of every kind of slot until SIGTERM or SIGINT and return the exit status.
-
-    The first signal drains: nothing more is taken, and what runs has `grace_seconds` to end; then, or at a second
-    signal, it is ended and given back, uncharged. `app` is the module of the Celery application that processes run,
-    `environment` is added to theirs, `versions` is recorded with the workers. A kind of slot takes its first job when
-    `probe` has passed; it is asked again when jobs fail in a row, and while the node is fenced. To be called from the
-    main thread.
-    Raises StoreUnavailable when the store cannot be reached at first.
-    """
-    supervisor = Supervisor(
-        settings,
-        kinds,
-        node=node or socket.gethostname(),
-        app=app,
-        versions=versions or {},
-        environment=environment or {},
-        probe=probe,
-    )
-    return supervisor.run()
-
-
 class Supervisor:
     """The workers of one node: one for each kind of slot, from registration to end."""
 
@@ -117,34 +86,33 @@ class Supervisor:
         settings: Settings,
         kinds: Sequence[SlotKind],
         *,
-        node: str,
-        app: str,
-        versions: Mapping[str, str],
-        environment: Mapping[str, str],
-        probe: Probe,
+        node: str = "",
+        app: str = APP,
+        versions: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        probe: Probe = health_probe,
+        idle_seconds: float = math.inf,
     ) -> None:
-        self._settings = settings
-        self._store = Store.connect(settings)
-        self._deliveries = Deliveries(self._store, settings, self._nudge)
-        self._workers = [
-            Worker(
-                self._store,
-                settings.model_copy(update={"threads": kind.threads}),
-                kind,
-                node=node,
-                app=app,
-                versions=versions,
-                environment=environment,
-                probe=probe,
-                pause=self._wait,
-                nudge=self._nudge,
-                deliveries=self._deliveries,
-            )
-            for kind in kinds
-        ]
+        """`app` is the module of the Celery application that processes run, `environment` is added to theirs.
+
+        `versions` is recorded with the workers. A kind of slot takes its first job when `probe` has passed; it is asked
+        again when jobs fail in a row, and while the node is fenced. After `idle_seconds` without work the node drains
+        by itself, so that no autoscaler has to choose which worker to stop.
+        """
+        self.settings = settings
+        self.node = node or socket.gethostname()
+        self.app = app
+        self.versions = {"farm": farm.__version__, "python": sys.version.split()[0], **(versions or {})}
+        self.environment = dict(environment or {})
+        """Variables for the workers' processes, next to those of the settings."""
+        self.probe = probe
+        self.store = Store.connect(settings)
+        self.deliveries = Deliveries(self.store, settings, self.nudge)
+        self.disk = DiskWatch(settings.data_dir)
+        self._idle_seconds = idle_seconds
+        self._workers = [Worker(self, kind) for kind in kinds]
         self._signals = 0
         self._wake, self._woken = os.pipe()
-        self._node = node
         self._counted: Path | None = None
         """The folder in which worker processes count, while the health port is served."""
         self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
@@ -152,8 +120,8 @@ class Supervisor:
     def _health(self) -> Health:
         """Return the state of its workers at the last look; not alive if the loop that looks at them is stuck."""
         looked, workers = self._seen
-        alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self._settings.renew_seconds)
-        return Health(alive, {"node": self._node, "workers": workers})
+        alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self.settings.renew_seconds)
+        return Health(alive, {"node": self.node, "workers": workers})
 
     def _metrics(self) -> bytes:
         """Return what the node's processes count, and how its workers, GPUs and disk are now."""
@@ -161,46 +129,61 @@ class Supervisor:
         gpus = {slot.gpu: slot for worker in self._workers for slot in worker.slots if slot.gpu}
         for gpu, slot in gpus.items():
             usage = gpu_usage.now(slot)
-            for name, value in (("busy_ratio", usage.busy), ("memory_used_bytes", usage.memory)):
+            for name, value in (("busy_ratio", usage["busy"]), ("memory_used_bytes", usage["memory"])):
                 if value is not None:
                     readings.append(GaugeValue(f"farm_gpu_{name}", value, (gpu,)))
-        free = shutil.disk_usage(self._settings.data_dir).free
+        free = shutil.disk_usage(self.settings.data_dir).free
         return exposition(bounded([*readings, GaugeValue("farm_disk_free_bytes", free)]), self._counted)
 
-    def _nudge(self) -> None:
+    def nudge(self) -> None:
         """Let the loop look at its workers now. Thread-safe."""
         os.write(self._woken, b"\0")
 
     def run(self) -> int:
-        """Register, supervise, drain."""
-        self._store.check()
+        """Serve the pools of every kind of slot until SIGTERM or SIGINT and return the exit status.
+
+        The first signal drains: nothing more is taken, and what runs has `grace_seconds` to end; then, or at a second
+        signal, it is ended and given back, uncharged. To be called from the main thread. Raises StoreUnavailable when
+        the store cannot be reached at first.
+        """
+        self.store.check()
         cgroups.hand_on()
         log.info("memory limits", held=str(cgroups.find()))
-        if self._settings.api_token.get_secret_value():
+        if self.settings.api_token.get_secret_value():
             log.warning("this worker can read a token of the API, which it does not need: start it without api_token")
         for worker in self._workers:
             worker.register()
-        with self._counting(), self._listening(), serve_health(self._settings.health_port, self._health, self._metrics):
+        with self._counting(), self._listening(), serve_health(self.settings.health_port, self._health, self._metrics):
             try:
-                self._deliveries.start()
+                self.deliveries.start()
                 for worker in self._workers:
                     worker.start()
                     worker.look(self._signals)  # Its first probe waits for no heartbeat.
                 while working := [worker for worker in self._workers if not worker.done]:
-                    self._wait(
-                        min(self._settings.renew_seconds, *(worker.patience for worker in working)),
+                    self.wait(
+                        min(self.settings.renew_seconds, *(worker.patience for worker in working)),
                         [descriptor for worker in working if (descriptor := worker.descriptor) is not None],
                     )
+                    self.disk.start()
                     for worker in working:
                         worker.look(self._signals)
+                    self._leave_if_idle()
                     self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
             finally:
                 for worker in self._workers:
                     worker.leave()
-                self._store.close()
+                self.store.close()
         return 0
 
-    def _wait(self, seconds: float, descriptors: Sequence[int] = ()) -> bool:
+    def _leave_if_idle(self) -> None:
+        """Drain, as at a signal, if no worker had work for long and no finished program waits on this disk."""
+        idle = min(worker.idle_for for worker in self._workers)
+        if idle >= self._idle_seconds and not self._signals and not self.deliveries.holding:
+            log.info("leaving, for there is no work", seconds=round(idle))
+            self._signals = 1
+            self.nudge()
+
+    def wait(self, seconds: float, descriptors: Sequence[int] = ()) -> bool:
         """Wait for a signal, or the end of a process, or for so long; return whether a signal has come so far."""
         poll = select.poll()
         for descriptor in (self._wake, *descriptors):
@@ -212,13 +195,12 @@ class Supervisor:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         """Let the worker processes count in one folder, if anybody can ask for it. Counts of dead processes stay."""
-        if not self._settings.health_port:
+        if not self.settings.health_port:
             yield
             return
-        with TemporaryDirectory(prefix="metrics-", dir=self._settings.data_dir) as folder:
+        with TemporaryDirectory(prefix="metrics-", dir=self.settings.data_dir) as folder:
             self._counted = Path(folder)
-            for worker in self._workers:
-                worker.environment = {**worker.environment, FOLDER_VARIABLE: folder}
+            self.environment[FOLDER_VARIABLE] = folder
             yield
 
     @contextmanager
@@ -254,41 +236,23 @@ class Stage(Enum):
 class Worker:
     """The worker of one kind of slot: its registration, its Celery process, its end."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        kind: SlotKind,
-        *,
-        node: str,
-        app: str,
-        versions: Mapping[str, str],
-        environment: Mapping[str, str],
-        probe: Probe,
-        pause: Callable[[float], bool],
-        nudge: Callable[[], None],
-        deliveries: Deliveries,
-    ) -> None:
-        self._deliveries = deliveries
-        self._store = store
-        self._settings = settings
+    def __init__(self, node: Supervisor, kind: SlotKind) -> None:
+        self._supervisor = node
+        self._store = node.store
+        self._settings = node.settings.model_copy(update={"threads": kind.threads})
         self._kind = kind
-        self._node = node
-        self._app = app
-        self._versions = {"farm": farm.__version__, "python": sys.version.split()[0], **versions}
-        self.environment = environment
-        """Variables for its process, next to those of the settings."""
-        self._pause = pause
-        self._id = f"{node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._node = node.node
+        self._id = f"{node.node}-{kind.name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._process: CeleryProcess | None = None
         """None before the start, and while a process that died waits for the store to come back."""
-        self._probes = Probes(partial(probe, settings, kind), settings.probe_pause, nudge)
+        self._probes = Probes(partial(node.probe, self._settings, kind), self._settings.probe_pause, node.nudge)
         self._fenced = ""
         self._resting = UNPROVEN
         self._broken = ""
         """Why its process takes no jobs though it may."""
         self._doubt = ""
         self._beaten = Beat("ok", 0, 0.0)
+        self._busy_at = time.monotonic()
         self._reaches_store = True
         self._stage = Stage.SERVING
         self._deadline = math.inf
@@ -297,6 +261,11 @@ class Worker:
     def slots(self) -> Sequence[Slot]:
         """Its slots."""
         return self._kind.slots
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds since it last had work, was not yet proven, or did not reach the store."""
+        return time.monotonic() - self._busy_at
 
     @property
     def done(self) -> bool:
@@ -317,7 +286,7 @@ class Worker:
                 "threads": self._kind.threads,
                 "locks": lock_place(self._settings.lock_dir),
                 "pools": [pool.as_dict() for pool in self._kind.pools],
-                "versions": self._versions,
+                "versions": self._supervisor.versions,
             },
             ttl=self._settings.lease_seconds,
             resting=self._takes_none,
@@ -329,12 +298,12 @@ class Worker:
     def start(self) -> None:
         """Start its process, which begins to consume when nothing speaks against it."""
         self._process = CeleryProcess(
-            self._app,
+            self._supervisor.app,
             queues=[pool.name for pool in self._kind.pools],
             slots=self._kind.slots,
             worker=self._id,
             node=self._node,
-            environment=worker_environment(self._settings, {**os.environ, **self.environment}),
+            environment=worker_environment(self._settings, {**os.environ, **self._supervisor.environment}),
         )
 
     @property
@@ -374,8 +343,8 @@ class Worker:
 
     def look(self, signals: int) -> None:
         """Send a heartbeat and act on the answer; `signals` counts the signals to stop so far."""
-        if self._process and self._process.met_outage():
-            self._deliveries.suspect()
+        if self._process and self._process.met(AWAY):
+            self._supervisor.deliveries.suspect()
         if self._stage is not Stage.SERVING or signals:
             self._drain(hurry=signals)
             return
@@ -387,6 +356,8 @@ class Worker:
         reported = self._takes_none
         if beat:
             self._see_to_health(beat)
+        if not beat or beat.running or self._resting == UNPROVEN or (beat.unclaimed and not self._rests):
+            self._busy_at = time.monotonic()
         if self._process and self._process.consuming_for is not None:
             self._broken = ""
         if beat and self._takes_none != reported:
@@ -412,8 +383,9 @@ class Worker:
                 self._restart(self._process)
 
     def _see_to_health(self, beat: Beat) -> None:
-        """Check whether the node is fenced and its disk has room, and probe the node if a probe is due."""
+        """Check whether the node is fenced, its disk has room and its GPUs are free; probe it if that is due."""
         full = lacks_room(self._settings)
+        foreign = gpu_usage.foreign_users(self._kind.slots, self._settings.lock_dir)
         if self._probes.answer and full:
             self._probes.forget()  # A full disk is not the node's fault: it is probed again when there is room.
         self._see_to_doubts()
@@ -439,11 +411,11 @@ class Worker:
         self._fenced = fenced
         suspect = wrong is None and beat.failed >= SUSPICIOUS
         soon = not self._probes.proven or (self._probes.due if fenced else suspect)
-        if not full and (self._probes.due if self._doubt else soon):
+        if not (full or foreign) and (self._probes.due if self._doubt else soon):
             self._probes.start()
         unproven = "" if self._probes.proven else UNPROVEN
         # An outage first: it costs no job, even if it has filled the disk.
-        self._resting = self._deliveries.resting or full or self._doubt or unproven
+        self._resting = self._supervisor.deliveries.resting or full or foreign or self._doubt or unproven
 
     def _see_to_doubts(self) -> None:
         """Take no jobs after an attempt found the wrong toolchain or a GPU failed.
@@ -459,11 +431,11 @@ class Worker:
             self._probes.forget()
         elif wrong == "":
             self._doubt = ""
-        if self._process and self._process.met_mismatch():
+        if self._process and self._process.met(MISMATCH):
             log.error("worker rests", worker=self._id, reason=MISMATCHED)
             self._doubt = self._doubt or MISMATCHED
             self._probes.begin_row()
-        if self._process and self._process.met_fault():
+        if self._process and self._process.met(FAULT):
             log.error("worker rests", worker=self._id, reason=FAULTED)
             self._doubt = self._doubt or FAULTED
             self._probes.hurry()
@@ -482,7 +454,7 @@ class Worker:
     def _give_up(self, why: str) -> None:
         """Report its attempts as lost, since its process is dead. If the store is away, their leases will expire."""
         try:
-            self._deliveries.keep_left()
+            self._supervisor.deliveries.keep_left()
             for job in self._store.workers.died(self._id, why):
                 LEASES_ENDED.labels("died").inc()
                 log.warning("attempt lost with its worker process", job=job, worker=self._id)
@@ -493,7 +465,8 @@ class Worker:
         """Send one heartbeat; return None if the store is away, or had forgotten this worker."""
         try:
             draining = self._stage is not Stage.SERVING
-            beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._takes_none)
+            slow = self._supervisor.disk.slow
+            beat = self._store.workers.heartbeat(self._id, draining=draining, resting=self._takes_none, warning=slow)
             self._beaten = beat
             if beat.answer == "unknown":
                 self.register()
@@ -532,7 +505,7 @@ class Worker:
     def _restart(self, process: CeleryProcess) -> None:
         process.kill()
         self._process = None
-        stopping = process.age < RESTART_SECONDS and self._pause(RESTART_SECONDS)
+        stopping = process.age < RESTART_SECONDS and self._supervisor.wait(RESTART_SECONDS)
         if not stopping:
             self.start()
 
@@ -565,3 +538,115 @@ def _readings(document: Mapping[str, Any]) -> list[GaugeValue]:
         "reaches_store": document["reaches_store"],
     }
     return [GaugeValue(f"farm_worker_{name}", float(value), (document["kind"],)) for name, value in values.items()]
+
+
+class CeleryProcess:
+    """A Celery worker process that ends when this one does."""
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        queues: Sequence[str],
+        slots: Sequence[Slot],
+        worker: str,
+        node: str,
+        environment: dict[str, str],
+    ) -> None:
+        self._lifeline, lifeline = socket.socketpair()
+        options = {
+            "quiet": True,
+            "pool_cls": "threads",
+            "concurrency": len(slots),
+            "queues": list(queues),
+            "without_gossip": True,
+            "without_mingle": True,
+            "without_heartbeat": True,
+            "hostname": worker,
+            "lifeline": lifeline.fileno(),
+            "worker": worker,
+            "node": node,
+            "slots": as_text(slots),
+        }
+        # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
+        with lifeline:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tasks", app, json.dumps(options)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[lifeline.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        self._lifeline.setblocking(False)
+        self.descriptor = os.pidfd_open(self._popen.pid)
+        """Readable when the process has ended."""
+        self._started = time.monotonic()
+        self._consuming: float | None = None
+        self._heard: set[bytes] = set()
+        self.may_consume = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started, or since it may consume (again)."""
+        return time.monotonic() - self._started
+
+    @property
+    def consuming_for(self) -> float | None:
+        """Seconds since it reported that it takes messages, or was allowed to again; None before its report."""
+        self._hear()
+        return None if self._consuming is None else min(time.monotonic() - self._consuming, self.age)
+
+    def met(self, word: bytes) -> bool:
+        """Return whether one of its attempts has said this word (AWAY, MISMATCH, FAULT) since the last call."""
+        self._hear()
+        met = word in self._heard
+        self._heard.discard(word)
+        return met
+
+    def _hear(self) -> None:
+        with suppress(OSError):  # No message, or the process is gone.
+            words = self._lifeline.recv(4096)
+            if CONSUMING in words and self._consuming is None:
+                self._consuming = time.monotonic()
+            self._heard |= {word for word in (AWAY, MISMATCH, FAULT) if word in words}
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._popen.poll() is not None
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, once it has ended."""
+        return self._popen.poll()
+
+    def consume(self) -> None:
+        """Let it take messages; its age counts from now. Repeatable."""
+        if not self.may_consume:
+            self.may_consume, self._started = True, time.monotonic()
+            with suppress(BrokenPipeError):
+                self._lifeline.send(CONSUME)
+
+    def pause(self) -> None:
+        """Let it take no messages until `consume` is called again. Running attempts continue. Repeatable."""
+        if self.may_consume:
+            self.may_consume = False
+            with suppress(BrokenPipeError):
+                self._lifeline.send(PAUSE)
+
+    def stop_consuming(self) -> None:
+        """Take no more messages, and end when the running ones have."""
+        self._popen.send_signal(signal.SIGTERM)
+
+    def release(self) -> None:
+        """End the attempts that run, and give them back."""
+        with suppress(BrokenPipeError):
+            self._lifeline.send(RELEASE)
+
+    def kill(self) -> None:
+        """Kill it if it has not ended, and close its lifeline. Repeatable."""
+        self._popen.kill()
+        self._popen.wait()
+        if self._lifeline.fileno() >= 0:
+            self._lifeline.close()
+            os.close(self.descriptor)

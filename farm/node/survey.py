@@ -67,7 +67,7 @@ def survey(settings: Settings, machine: Machine | None = None) -> Findings:
     machine = machine or Machine()
     rocm = find_rocm(machine, settings.migraphx_python)
     gpus, notes = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
-    for maker in entry_points.names(entry_points.GPUS):
+    for maker in entry_points.modules(entry_points.GPUS):
         if driver := driver_of(maker):
             others, more = driver.find(machine)
             gpus, notes = [*gpus, *others], [*notes, *more]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import added
+from .child import add_modules, find_module
 from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
         CompileAnswer,
         EvaluateAnswer,
         Evidence,
+        Latency,
+        MeasuredPoint,
         PackAnswer,
         ProbeAnswer,
         ReferenceAnswer,
         Request,
         RunsHeader,
-        RunTimes,
         SamplePoint,
         SliceAnswer,
-        ToolchainState,
         TuneAnswer,
-        VerifiedProgram,
+        Verification,
     )
 
 MAX_SAMPLES = 64
@@ -65,11 +65,11 @@ class Program(Protocol):
 class CompilerModule(Protocol):
     """What each compiler's module offers."""
 
+    RECIPE: int
+    """Its number in cache keys: it goes up when its conversion or quantization changes what comes out."""
+
     def probe(self, request: Request) -> ProbeAnswer:
         """Return what is installed; if it cannot be used, why not."""
-
-    def state(self, request: Request) -> ToolchainState:
-        """Return what a cache key says about the toolchain, as it is in this process."""
 
     def compile(self, request: Request, messages: Messages) -> CompileAnswer:
         """Quantize, compile, save."""
@@ -96,10 +96,11 @@ def run_action(request: Request, messages: Messages) -> Answer:
 
     Raises RequestFailed with the kind and sentence for the user.
     """
+    os.environ.update(request.get("environment") or {})
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
-    added.add(request.get("modules") or {})
+    add_modules(request.get("modules") or {})
     if "extension" in request:
-        found: Answer = getattr(added.find(request["extension"], ""), request["action"])(request, messages)
+        found: Answer = getattr(find_module(request["extension"], ""), request["action"])(request, messages)
         return found
     actions: dict[str, Callable[[Request, Messages], Answer]] = {
         "probe": _probe,
@@ -121,7 +122,7 @@ def compiler_module(request: Request) -> CompilerModule:
     if name in _MODULES:
         module: Any = importlib.import_module(_MODULES[name], __package__)
     else:
-        module = added.find(name, request.get("device") or "")
+        module = find_module(name, request.get("device") or "")
     return module  # type: ignore[no-any-return]
 
 
@@ -189,12 +190,15 @@ def _refuse_other_toolchain(request: Request) -> None:
     expected = request.get("expected")
     if not expected:
         return
-    here = compiler_module(request).state(request)
+    module = compiler_module(request)
+    here = module.probe({**request, "rocm": ""})
+    if not here["available"]:
+        raise RequestFailed("toolchain_mismatch", here["reason"], here.get("fix", ""))
     # The digest decides; the label may have the version of an installation that only the worker knows.
     same = here["toolchain"].rpartition("-")[2] == expected["toolchain"].rpartition("-")[2]
     differs = [] if same else [f"toolchain {here['toolchain']}, not {expected['toolchain']}"]
-    if here["recipe"] != expected["recipe"]:
-        differs.append(f"recipe {here['recipe']}, not {expected['recipe']}")
+    if expected["recipe"] != module.RECIPE:
+        differs.append(f"recipe {module.RECIPE}, not {expected['recipe']}")
     for name, version in expected["libraries"].items():
         if here["libraries"].get(name) != version:
             differs.append(f"{name} {here['libraries'].get(name, 'missing')}, not {version}")
@@ -299,7 +303,7 @@ def _doubted_outputs(request: Request) -> dict[str, str]:
     """Return the outputs of which the onnx package's evaluator is not known to be right, each with the reason."""
     import onnx
 
-    from .onnx_forms import doubted_outputs
+    from .onnx_evaluator import doubted_outputs
 
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"], load_external_data=False)
@@ -371,14 +375,13 @@ def _verified_and_measured(
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
-    measured: list[RunTimes] = [
-        {
-            "batch": point["batch"],
-            "shapes": {name: list(array.shape) for name, array in runs[part[0]].items()},
-            **_measure(program, runs[part[0]], spent, point["batch"], budget, messages),
-        }
-        for point, part, spent in zip(points, parts, times, strict=True)
-    ]
+    measured: list[MeasuredPoint] = []
+    for point, part, verifying in zip(points, parts, times, strict=True):
+        repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
+        verifying.extend(repeats)
+        latency, shapes = _latency(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
+        throughput = point["batch"] / latency["median"] if latency["median"] else None
+        measured.append({"batch": point["batch"], "shapes": shapes, "latency": latency, "throughput": throughput})
     if request.get("sample"):
         _save_sample(request["sample"], runs[0], references[0])
     return {
@@ -392,17 +395,19 @@ def _verified_and_measured(
         },
         # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
         "measurements": {
-            **measured[-1],
             "load": load,
-            "cold_run": measured[0]["cold_run"],
-            "warm_run": measured[0]["warm_run"],
+            "first_run_cold": times[0][0],
+            "first_run_warm": times[0][1],
+            "latency": latency,
+            "device_latency": _latency(on_device) if on_device else None,
+            "throughput": throughput,
             "points": measured if len(measured) > 1 else [],
         },
         "peak_memory": _peak_memory(),
     }
 
 
-def _not_run(program: Program, why: str) -> VerifiedProgram:
+def _not_run(program: Program, why: str) -> Verification:
     """Return the verification of a program that could be loaded and not be run."""
     return {
         "errors": {},
@@ -473,37 +478,24 @@ def _load_any(request: Request) -> Program:
 
 
 def _measure(
-    program: Program,
-    feeds: Arrays,
-    times: Sequence[float],
-    batch: int,
-    budget: float,
-    messages: Messages,
-) -> RunTimes:
-    """Return the measurements of one run after another for `budget` seconds; verification was the warm-up.
+    program: Program, feeds: Arrays, last: float, budget: float, messages: Messages
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of runs, one after another for `budget` seconds, and of runs without host copies, if any.
 
-    If one run takes longer than the whole budget, the last run of the verification is the only repeat.
+    Verification was the warm-up. If its `last` run took longer than the whole budget, that is the only one.
     """
+    prepared = program.prepare(feeds)
+    seconds = _repeat(lambda: program.run(prepared), budget, messages) if last < budget else [last]
+    device = program.run_on_device(prepared)
+    on_device = _repeat(device, budget, messages) if device and last < budget else []
+    return seconds, on_device
+
+
+def _latency(seconds: Sequence[float]) -> Latency:
     from . import evidence
 
-    prepared = program.prepare(feeds)
-    seconds = _repeat(lambda: program.run(prepared), budget, messages) if times[-1] < budget else [times[-1]]
-    device = program.run_on_device(prepared)
-    on_device = _repeat(device, budget, messages) if device and times[-1] < budget else []
-    p50, p90, p99 = evidence.split(seconds, (0.5, 0.9, 0.99))
-    return {
-        "cold_run": times[0],
-        "warm_run": times[1] if len(times) > 1 else seconds[0],
-        "latency": p50,
-        "device_latency": {"median": next(evidence.split(on_device, (0.5,))), "repeats": len(on_device)}
-        if on_device
-        else None,
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "repeats": len(seconds),
-        "throughput": batch / p50 if p50 else None,
-    }
+    median, p90, p99 = evidence.split(seconds, (0.5, 0.9, 0.99))
+    return {"median": median, "p90": p90, "p99": p99, "repeats": len(seconds)}
 
 
 def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:

@@ -79,6 +79,8 @@ Name = Annotated[str, Bound(longest=1024)]
 """Of an input, an output or a node."""
 Word = Annotated[str, Bound(longest=256)]
 """A dtype, an operator, a version."""
+Given = Annotated[str, Bound(longest=1000, pattern="[A-Za-z0-9][A-Za-z0-9._/:+-]*")]
+"""What only the farm names: cells, toolchains, architectures. It becomes part of scripts, paths and pages."""
 Label = Annotated[str, Bound(longest=256, pattern="[A-Za-z0-9._+-]*")]
 """What becomes part of a key: a toolchain, a target, a version of a library."""
 File = Annotated[str, Bound(longest=1024, inside=True)]

@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 PACKAGE = "farm.runner"
 
 
 def start(work: Callable[[Any, Any], Any] | None = None) -> int:
-    """Run the request named on the command line under a guard; return the guard's exit code.
+    """Run the request named on the command line below a launcher; return the launcher's exit code.
 
-    `work` takes the request and a `protocol.Messages`, and returns the result; without it, `actions.py` does
-    what the request asks for.
+    With a descriptor, and what a template is for, serve as one. `work` takes the request and a `protocol.Messages`, and
+    returns the result; without it, `actions.py` does what the request asks for.
     """
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is imported later)
     sys.path[:] = [entry for entry in sys.path if entry and os.path.abspath(entry) != folder]  # noqa: PTH100
     add_package(PACKAGE, folder)
-    guard = importlib.import_module(f"{PACKAGE}.guard")
-    request, messages, words = sys.argv[1:4]
-    return int(guard.run(request, int(messages), int(words), work))
+    first, second, *rest = sys.argv[1:]
+    if not rest:
+        template = importlib.import_module(f"{PACKAGE}.template")
+        return int(template.serve(int(first), json.loads(second), work))
+    launcher = importlib.import_module(f"{PACKAGE}.launcher")
+    return int(launcher.run(first, int(second), int(rest[0]), work))
 
 
 def add_package(name: str, folder: str) -> None:
@@ -45,6 +49,28 @@ def add_package(name: str, folder: str) -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
     spec.loader.exec_module(package)
+
+
+_ADDED: dict[str, str] = {}
+"""Modules that extensions add, by target (`onnxruntime/cuda`, a pattern): compilers, and devices of ONNX Runtime."""
+
+
+def add_modules(modules: Mapping[str, Sequence[str]]) -> None:
+    """Make modules known: `{target: [name, folder of its package]}`. None of them is imported yet."""
+    for target, (name, folder) in modules.items():
+        package = name.rpartition(".")[0]
+        if package and package not in sys.modules:
+            add_package(package, folder)
+        _ADDED[target] = name
+
+
+def find_module(compiler: str, device: str) -> Any:
+    """Import the module that an extension adds for a compiler's device; None if there is none."""
+    from fnmatch import fnmatchcase
+
+    asked = f"{compiler}/{device}"
+    name = next((name for target, name in _ADDED.items() if fnmatchcase(asked, target)), None)
+    return importlib.import_module(name) if name else None
 
 
 if __name__ == "__main__":

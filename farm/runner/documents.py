@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from .bounds import Amount, Bound, Count, File, Label, Name, Word
+from .bounds import Amount, Bound, Count, Default, File, Label, Name, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,20 +89,24 @@ class RunsHeader(TypedDict, total=False):
     refused: str
 
 
-class ValueRange(TypedDict, total=False):
-    """What generated samples of one input are made of: values in a range, or one constant."""
+class DeclaredValues(TypedDict, total=False):
+    """What is declared of an input's values, which are generated so: a range, both ends included, or one value."""
 
-    range: Sequence[float] | None
-    value: float | None
+    range: Sequence[float]
+    value: float
 
 
-class SampleSource(TypedDict, total=False):
-    """Where samples come from: an `.npz` at `path`, or `generate` seeded ones."""
+class DataRecipe(TypedDict, total=False):
+    """Calibration data or samples: a blob by its `digest`, or how many to `generate`, from which `seed`.
 
+    To a child the blob is an `.npz` at `path`.
+    """
+
+    digest: str
     path: str
     generate: int
     seed: int
-    ranges: Mapping[str, ValueRange]
+    ranges: Mapping[str, DeclaredValues]
 
 
 class SlicePart(TypedDict):
@@ -121,12 +125,13 @@ class TuningWish(TypedDict, total=False):
     slices: Sequence[SlicePart]
 
 
-class GpuElsewhere(TypedDict):
-    """A GPU that is not here, which a program is compiled for."""
+class DeviceDocument(TypedDict):
+    """The device of a program as plain JSON: `farm.spec.Device`."""
 
     arch: str
     compute_units: int | None
     xcc: int | None
+    cpu_family: str | None
 
 
 class ExpectedToolchain(TypedDict):
@@ -155,11 +160,13 @@ class SealPaths(TypedDict):
 
 
 class ControlGroup(TypedDict, total=False):
-    """Files of the control group that holds a child's limits; empty if there is none."""
+    """The control group of a child; empty if there is none."""
 
-    join: str
-    events: str
-    refused: str
+    folder: str
+    memory: bool
+    """Whether it holds the limit of memory."""
+    processes: bool
+    """Whether it holds the limit of processes."""
 
 
 class ConvertedInput(TypedDict):
@@ -187,7 +194,7 @@ class BenchProgram(TypedDict, total=False):
     program: str | None
     model: ModelFile
     outputs: Sequence[str]
-    samples: SampleSource
+    samples: DataRecipe
     session: SessionChoice | None
 
 
@@ -210,6 +217,8 @@ class ChildRequest(TypedDict, total=False):
     """Numbers of the CPUs to stay on; none: all."""
     search: Sequence[str]
     """Folders to import the compiler from."""
+    environment: Mapping[str, str]
+    """Variables of the cell. The child sets them when it is sealed: before, they would act on what watches it, too."""
     modules: Mapping[str, Sequence[str]]
     """Modules of extensions, by target: the name of each, and the folder of its package. `run_child` sets it."""
 
@@ -234,7 +243,7 @@ class Request(ChildRequest, total=False):
     options: Options
     model: ModelFile
     precision: str
-    samples: SampleSource
+    samples: DataRecipe
     """reference, bench."""
     min_samples: int
     reference: str
@@ -252,10 +261,10 @@ class Request(ChildRequest, total=False):
     key: str
     """tune: what the records of the slice are kept under."""
     tuning: TuningWish
-    calibration: SampleSource | None
+    calibration: DataRecipe | None
     program: str
     """compile: the file to write; evaluate: the file to load."""
-    cross: GpuElsewhere | None
+    cross: DeviceDocument | None
     debug: DebugRequest
     expected: ExpectedToolchain
     outputs: Sequence[str]
@@ -303,15 +312,6 @@ class ProbeAnswer(Answer, total=False):
     """Compute capability that CUDA's libraries serve at least, times 10."""
 
 
-class ToolchainState(TypedDict):
-    """What a cache key says about the compiler, as it is in this process."""
-
-    toolchain: str
-    recipe: int
-    libraries: Mapping[str, str]
-    cpu_family: str
-
-
 class TensorInfo(TypedDict):
     """An input or output of a model, as far as the model describes it."""
 
@@ -335,14 +335,6 @@ class CheckAnswer(Answer, total=False):
     doubts: Sequence[str]
 
 
-class ReferenceOutput(TypedDict):
-    """One reference output."""
-
-    name: Name
-    dtype: Word
-    shape: Shape[Count]
-
-
 class ReferenceAnswer(Answer):
     """What the reference outputs are; `origin` says by output what gave them, `unverified` why nothing could."""
 
@@ -350,7 +342,7 @@ class ReferenceAnswer(Answer):
     runs: Count
     origin: Mapping[Name, Word]
     unverified: Mapping[Name, str]
-    outputs: Sequence[ReferenceOutput]
+    outputs: Sequence[TensorInfo]
     peak_memory: Count
 
 
@@ -365,8 +357,8 @@ class SlicedModel(TypedDict):
 
     path: str
     signature: Annotated[str, Bound(pattern="[0-9a-f]{64}")]
-    operations: Count
-    count: Count
+    operations: Annotated[int, Bound(least=0, most=2**32)]
+    count: Annotated[int, Bound(least=1, most=2**32)]
     inputs: Mapping[Name, InputSpec]
 
 
@@ -392,17 +384,23 @@ class ProgramPort(TypedDict):
     strides: NotRequired[Shape[int] | None]
 
 
-class SessionChoice(TypedDict):
-    """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider."""
+Switch = Annotated[str, Bound(pattern="[01]")]
 
-    level: str
+
+class SessionChoice(TypedDict):
+    """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider.
+
+    Scripts are made of it, so each text is one of a closed set.
+    """
+
+    level: Annotated[str, Bound(pattern="basic|extended|all")]
     threads: Count
     spinning: bool
-    cudnn_conv_algo_search: NotRequired[str]
-    prefer_nhwc: NotRequired[str]
-    enable_cuda_graph: NotRequired[str]
-    trt_builder_optimization_level: NotRequired[str]
-    trt_cuda_graph_enable: NotRequired[str]
+    cudnn_conv_algo_search: NotRequired[Annotated[str, Bound(pattern="EXHAUSTIVE|HEURISTIC|DEFAULT")]]
+    prefer_nhwc: NotRequired[Switch]
+    enable_cuda_graph: NotRequired[Switch]
+    trt_builder_optimization_level: NotRequired[Annotated[str, Bound(pattern="[0-5]")]]
+    trt_cuda_graph_enable: NotRequired[Switch]
 
 
 class Placement(TypedDict):
@@ -456,52 +454,68 @@ class Evidence(TypedDict):
     doubted: NotRequired[Mapping[Name, str]]
 
 
-class VerifiedProgram(Evidence):
-    """The comparison, and what was compared."""
+class Verification(TypedDict, total=False):
+    """How the program compares with the reference; everything by output name. Judged by builds, not here.
 
-    samples: Count
-    runs: Count
-    origin: Mapping[Name, Word]
-    unverified: Mapping[Name, str]
-
-
-class DeviceLatency(TypedDict):
-    """Seconds of a run without copies from and to the host."""
-
-    median: Amount
-    repeats: Count
-
-
-class RunTimes(TypedDict, total=False):
-    """What was measured of a program at one size; seconds, and samples a second."""
-
-    load: Amount
-    cold_run: Amount
-    warm_run: Amount
-    latency: Amount | None
-    device_latency: DeviceLatency | None
-    p50: Amount
-    p90: Amount
-    p99: Amount
-    repeats: Count
-    throughput: Amount | None
-    batch: Count
-    shapes: Mapping[Name, Shape[Count]]
-
-
-class ProgramTimes(RunTimes, total=False):
-    """What was measured of a program: at its largest sizes, and at all `points` of a dynamic one.
-
-    It has `load` alone if the program could not be run.
+    `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
+    (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
+    or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
+    `reference` names what was asked for the right outputs, `origin` what gave them: `expected` means the samples.
     """
 
-    points: Sequence[RunTimes]
+    reference: Annotated[str, Default("")]
+    origin: Annotated[Mapping[Name, Word], Default({})]
+    refused: Annotated[Mapping[str, str], Default({})]
+    """References that could not run the model and why, by their names, in the order in which they were asked."""
+    unverified: Annotated[Mapping[Name, str], Default({})]
+    """Outputs that were compared with nothing, and why."""
+    doubted: Annotated[Mapping[Name, str], Default({})]
+    """Outputs of which the reference is not known to be right, and why: a difference proves nothing there."""
+    samples: Annotated[Count, Default(0)]
+    runs: Annotated[Count, Default(0)]
+    errors: Annotated[ByOutput, Default({})]
+    rms: Annotated[ByOutput, Default({})]
+    equal: Annotated[ByOutput, Default({})]
+    nonfinite: Annotated[Sequence[Name], Default([])]
+    spread: Annotated[ByOutput, Default({})]
+    weak: Annotated[bool, Default(False)]
+
+
+class Latency(TypedDict):
+    """Percentiles of one kind of run, in seconds."""
+
+    median: Amount
+    p90: NotRequired[Annotated[Amount | None, Default(None)]]
+    p99: NotRequired[Annotated[Amount | None, Default(None)]]
+    minimum: NotRequired[Annotated[Amount | None, Default(None)]]
+    repeats: NotRequired[Annotated[int, Bound(least=1), Default(1)]]
+
+
+class MeasuredPoint(TypedDict):
+    """Speed of a dynamic program at one of its sizes: `shapes` by input name, `batch` samples in a run."""
+
+    batch: int
+    shapes: Mapping[Name, Shape[Count]]
+    latency: Latency
+    throughput: NotRequired[Annotated[Amount | None, Default(None)]]
+
+
+class ProgramTimes(TypedDict, total=False):
+    """What a child measured of a program, as sidecars say it. Only `load` is there if the program could not be run."""
+
+    load: Annotated[Amount | None, Default(None)]
+    first_run_cold: Annotated[Amount | None, Default(None)]
+    first_run_warm: Annotated[Amount | None, Default(None)]
+    latency: Annotated[Latency | None, Default(None)]
+    device_latency: Annotated[Latency | None, Default(None)]
+    throughput: Annotated[Amount | None, Default(None)]
+    points: Annotated[Sequence[MeasuredPoint], Default([])]
 
 
 class EvaluateAnswer(Answer, total=False):
     """How a program compares with the reference, and how fast it is."""
 
-    verification: Required[VerifiedProgram]
+    verification: Required[Verification]
     measurements: Required[ProgramTimes]
     peak_memory: Count
 
@@ -565,21 +579,29 @@ class UsageMessage(TypedDict):
     usage: ChildUsage
 
 
-class GuardEnd(TypedDict):
-    """The guard's last word on a child."""
+class GuardReport(TypedDict):
+    """What the guard of a child has seen."""
 
     exit: int | None
     signal: int | None
     killed: str
-    """Which limit the guard enforced: `memory`, `disk`, `files`, `processes`; empty for none."""
+    """Which limit the guard enforced: `memory`, `disk`, `files`, `processes`; empty for none.
+
+    `awake`: it did not stand still while it was paused. `guard`: the guard has reported nothing.
+    """
     memory: int
     """Peak in bytes."""
+
+
+class GuardEnd(GuardReport):
+    """The launcher's last word on a child."""
+
     stuck: list[int]
     """Process ids of what could not be killed."""
 
 
 class EndedMessage(TypedDict):
-    """What the guard says when nothing of the child is left but what cannot be killed."""
+    """What the launcher says when nothing of the child is left but what cannot be killed."""
 
     ended: GuardEnd
 

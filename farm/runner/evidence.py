@@ -11,7 +11,7 @@ import numpy as np
 from .protocol import RequestFailed
 
 if TYPE_CHECKING:
-    from .documents import Arrays, Evidence
+    from .documents import Arrays, Evidence, Verification
 
 
 def compare(
@@ -61,7 +61,7 @@ def compare(
     }
 
 
-def worst(found: Sequence[Evidence]) -> Evidence:
+def worst(found: Sequence[Evidence]) -> Verification:
     """Return the comparisons at several sizes of a dynamic program as one, which is not better than any of them."""
 
     def by_output(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import mxr
-from .migraphx_module import migraphx_module, probe, state, takes
+from .migraphx_module import migraphx_module, probe, takes
 from .mxr import dtype_name
 from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Array,
         Arrays,
         CompileAnswer,
-        GpuElsewhere,
+        DeviceDocument,
         InputSpec,
         Options,
         ProgramPort,
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     )
 
 
-__all__ = ["compile", "load", "load_reference", "output_ranks", "probe", "state", "tune"]
+__all__ = ["compile", "load", "load_reference", "output_ranks", "probe", "tune"]
+
+RECIPE = 1
+"""Number of this module: it goes up when its conversion or quantization changes what comes out."""
 
 _EIGHT_BIT = ("int8", "fp8")
 _HALF = ("fp16", "bf16")
@@ -63,13 +66,11 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
-    expected = request.get("expected")
-    _refuse_broken(request["program"], (expected["arch"] if expected else "") or request["device"])
-    signature = _signature(program, request)
+    _refuse_broken(request)
     result: CompileAnswer = {
-        "inputs": signature.inputs,
-        "outputs": signature.outputs,
-        "output_parameters": signature.output_parameters,
+        "inputs": _inputs(program, request),
+        "outputs": _outputs(program, request),
+        "output_parameters": _output_parameters(program),
         "weight_dtypes": _weight_dtypes(instructions),
         "compute_dtypes": _compute_dtypes(instructions),
         "quantized": quantized,
@@ -94,10 +95,11 @@ def _text(program: Any) -> str:
     return "\n".join([*parameters, *outputs, "", str(program)])
 
 
-def _refuse_broken(path: str, device: str) -> None:
-    """Read the finished program back, and refuse a program that MIGraphX saved but nobody can run."""
+def _refuse_broken(request: Request) -> None:
+    """Read the finished program back, and refuse a program that MIGraphX saved but the key's card cannot run."""
+    expected = request.get("expected")
     try:
-        found = mxr.read(path)
+        found = mxr.read(request["program"])
     except mxr.ProgramTooLarge:
         return  # Verification finds out whether it runs; with msgpack this is known before.
     except mxr.MalformedProgram as error:
@@ -106,8 +108,12 @@ def _refuse_broken(path: str, device: str) -> None:
         raise RequestFailed(
             "compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over"
         )
-    foreign = mxr.foreign_arches(found["code_objects"], device)
-    if foreign:
+    _refuse_foreign(found, (expected["arch"] if expected else "") or request["device"])
+
+
+def _refuse_foreign(found: mxr.ProgramContent, device: str) -> None:
+    """Refuse a program with kernels that a device does not run."""
+    if foreign := mxr.foreign_arches(found["code_objects"], device):
         raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
@@ -156,7 +162,7 @@ _DEVICE_HERE = "ref"
 """The target that every build of MIGraphX has, and every machine runs."""
 
 
-def _cross_target(migraphx: Any, cross: GpuElsewhere) -> Any:
+def _cross_target(migraphx: Any, cross: DeviceDocument) -> Any:
     """Return the gpu target for a GPU that is not here; what is not given is MIGraphX's default."""
     arch, _, _ = cross["arch"].partition(":")
     sizes = {"gpu_num_cu": cross["compute_units"], "gpu_num_chiplets": cross["xcc"]}
@@ -351,12 +357,6 @@ def _model_array(array: Any, request: Request) -> Any:
 # --- what a program is -----------------------------------------------------------------------------------------
 
 
-class _ProgramSignature(NamedTuple):
-    inputs: list[ProgramPort]
-    outputs: list[ProgramPort]
-    output_parameters: list[str]
-
-
 class _Instruction(NamedTuple):
     name: str
     operator: str
@@ -422,18 +422,20 @@ def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _signature(program: Any, request: Request) -> _ProgramSignature:
+def _inputs(program: Any, request: Request) -> list[ProgramPort]:
     shapes = program.get_parameter_shapes()
-    outputs = program.get_output_shapes()
-    names = _output_names(request, len(outputs))
-    # If the caller copies, the caller also passes the buffers for the outputs.
-    buffers = sorted((name for name in shapes if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
-    inputs = [name for name in request["inputs"] if name in shapes]
-    return _ProgramSignature(
-        [_described(name, shapes[name]) for name in inputs],
-        [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
-        buffers,
-    )
+    return [_described(name, shapes[name]) for name in request["inputs"] if name in shapes]
+
+
+def _outputs(program: Any, request: Request) -> list[ProgramPort]:
+    shapes = program.get_output_shapes()
+    return [_described(name, shape) for name, shape in zip(_output_names(request, len(shapes)), shapes, strict=True)]
+
+
+def _output_parameters(program: Any) -> list[str]:
+    """Return the buffers for the outputs, which the caller passes if it also copies."""
+    names = (name for name in program.get_parameter_shapes() if "#output_" in name)
+    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
 
 
 def _model_outputs(request: Request) -> list[str]:
@@ -538,7 +540,7 @@ class _MigraphxProgram:
 def load(request: Request) -> _MigraphxProgram:
     """Load a compiled program from its file, which is read here first: MIGraphX's own reader trusts what it reads."""
     try:
-        mxr.read(request["program"])
+        _refuse_foreign(mxr.read(request["program"]), request["device"])
     except mxr.ProgramTooLarge:
         pass  # MIGraphX's own reader has to check it; it can only harm this process.
     except mxr.MalformedProgram as error:

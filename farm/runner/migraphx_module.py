@@ -17,7 +17,7 @@ from .elf import identity
 from .protocol import RequestFailed, first_line
 
 if TYPE_CHECKING:
-    from .documents import ProbeAnswer, Request, ToolchainState
+    from .documents import ProbeAnswer, Request
 
 _PARTS = re.compile(
     r"^lib(migraphx(?!_py|_c\.)|MIOpen|rocblas|hipblaslt|amdhip64|hiprtc(?!-builtins)|amd_comgr)[\w.+-]*\.so"
@@ -38,9 +38,6 @@ _KEYWORDS = {
 _VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
 """What MIGraphX may offer, by how it is found: functions, keywords of functions, variables that its libraries read.
 `farm/targets/pools.py` says what each is for."""
-
-RECIPE = 1
-"""Number of the compiler module: it goes up when its conversion or quantization changes what comes out."""
 
 
 def probe(request: Request) -> ProbeAnswer:
@@ -74,21 +71,6 @@ def probe(request: Request) -> ProbeAnswer:
         "targets": targets,
         "missing": missing,
         "cpu_family": "",
-    }
-
-
-def state(request: Request) -> ToolchainState:
-    """Return what a cache key says about the toolchain, as it is in this process. Its label lacks the version of ROCm.
-
-    All targets are loaded for it, as in `probe`: the libraries of all of them make the toolchain.
-    """
-    migraphx_module()
-    found = probe({**request, "rocm": ""})
-    return {
-        "recipe": RECIPE,
-        "toolchain": found["toolchain"],
-        "libraries": found["libraries"],
-        "cpu_family": found["cpu_family"],
     }
 
 

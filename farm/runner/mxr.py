@@ -159,22 +159,36 @@ def read(path: str | os.PathLike[str]) -> ProgramContent:
         return found.summary(reader.format, reader.size, reader.trailing())
 
 
+_GENERIC = {
+    "gfx9-generic": "gfx90[02469c]", "gfx9-4-generic": "gfx94[012]|gfx950", "gfx10-1-generic": "gfx101[0-3]",
+    "gfx10-3-generic": "gfx103[0-6]", "gfx11-generic": "gfx11[05][0-3]", "gfx12-generic": "gfx120[01]",
+}  # fmt: skip
+"""The devices that run kernels for a generic architecture (LLVM, docs/AMDGPUUsage.rst)."""
+
+
 def foreign_arches(code_objects: Sequence[CodeObjects], device: str) -> list[str]:
     """Return the architectures of those kernels that a device (`gfx90a`, `gfx90a:sramecc+:xnack-`) does not run.
 
-    A feature that either of the two does not name fits, and so do generic architectures and what the file does not say.
+    A feature that either of the two does not name fits, and so does what the file does not say. Kernels for wavefronts
+    of a size that the device does not have are `wave32`.
     """
-    foreign = [code["arches"] for code in code_objects if not any(_fits(arch, device) for arch in code["arches"])]
-    return sorted({arch for arches in foreign for arch in arches})
+    foreign = set()
+    for code in code_objects:
+        if not any(_fits(arch, device) for arch in code["arches"]):
+            foreign.update(code["arches"])
+        elif device.startswith("gfx9"):  # Later devices have wavefronts of both sizes.
+            foreign.update(f"wave{size}" for size in code["wave_sizes"] if size != 64)
+    return sorted(foreign)
 
 
 def _fits(arch: str, device: str) -> bool:
     name, *features = arch.split(":")
-    if not name.startswith("gfx") or name.endswith("generic"):
-        return True
     wanted, *others = device.split(":")
+    if not name.startswith("gfx") or (name.endswith("generic") and name not in _GENERIC):
+        return True
     signs = {feature[:-1]: feature[-1:] for feature in others}
-    return name == wanted and all(signs.get(feature[:-1], feature[-1:]) == feature[-1:] for feature in features)
+    runs = re.fullmatch(_GENERIC.get(name, re.escape(name)), wanted)
+    return bool(runs) and all(signs.get(feature[:-1], feature[-1:]) == feature[-1:] for feature in features)
 
 
 # --- the container ----------------------------------------------------------------------------------------------

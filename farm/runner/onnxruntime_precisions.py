@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import LARGEST_FILE, graphs_of, nodes_of, save
-from .onnxruntime_device import cpu_family, device_of
 from .protocol import Messages, blamed_on_compiler, first_line
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
-    from .documents import Arrays, Options, Request
+    from .documents import Arrays, Options
+    from .onnxruntime_compiler import RuntimeDevice
 
 MIN_WEIGHT = 64
 """Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights."""
 
 
-def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+def _to_fp16(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -27,14 +27,13 @@ def _to_fp16(base: Path, target: Path, request: Request, messages: Messages) -> 
     return {}
 
 
-def _to_bf16(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+def _to_bf16(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
     """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
     import ml_dtypes
     import onnx
     from onnx import helper, numpy_helper
 
     model = onnx.load_model(base)
-    device = device_of(request)
     if device.in_bf16:
         save(device.to_bf16(model), target)
         return {}
@@ -70,15 +69,16 @@ DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators in which the time goes, and which bear 8 bits well."""
 
 
-def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+def _to_int8(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
+    request = device.request
     options = request["quantization"]
     # Of dynamic sizes the largest.
     inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
     samples = make_samples(request["calibration"] or {}, inputs, batch, what="calibration data")
     prepared = _preprocessed(base)
-    if sums_saturate(options, request):
+    if sums_saturate(options, device):
         print(SATURATING, flush=True)  # noqa: T201 (the log)
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
     methods = {
@@ -98,7 +98,7 @@ def _to_int8(base: Path, target: Path, request: Request, messages: Messages) -> 
             weight_type=types[options["weights"]],
             calibrate_method=methods[options["method"]],
             reduce_range=options["reduce_range"],
-            extra_options=device_of(request).quantizer_options(),
+            extra_options=device.quantizer_options(),
             use_external_data_format=prepared.stat().st_size > LARGEST_FILE // 2,
         )
     return {}
@@ -110,14 +110,13 @@ SATURATING = (
 )
 
 
-def sums_saturate(options: Options, request: Request) -> bool:
+def sums_saturate(options: Options, device: RuntimeDevice) -> bool:
     """Whether sums of int8 products may saturate here: unsigned times signed ones do, on x86 CPUs without VNNI.
 
     https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html ("when to try U8U8")
     """
     mixed = (options["activations"], options["weights"]) == ("uint8", "int8") and not options["reduce_range"]
-    family = cpu_family()
-    return mixed and not device_of(request).memory and family.startswith("x86") and not family.endswith("-vnni")
+    return mixed and device.family.startswith("x86") and not device.family.endswith("-vnni")
 
 
 def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
@@ -153,11 +152,11 @@ def _preprocessed(base: Path) -> Path:
     return target
 
 
-def _to_int4(base: Path, target: Path, request: Request, messages: Messages) -> dict[str, int]:
+def _to_int4(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    options = request["quantization"]
+    options = device.request["quantization"]
     with blamed_on_compiler("ONNX Runtime's int4 quantizer failed"):
         quantizer = MatMulNBitsQuantizer(
             onnx.load_model(base), block_size=options["block_size"], is_symmetric=options["symmetric"]
@@ -169,7 +168,7 @@ def _to_int4(base: Path, target: Path, request: Request, messages: Messages) -> 
     return {"MatMul": count}
 
 
-CONVERSIONS: dict[str, Callable[[Path, Path, Request, Messages], dict[str, int]]] = {
+CONVERSIONS: dict[str, Callable[[Path, Path, RuntimeDevice, Messages], dict[str, int]]] = {
     "fp16": _to_fp16,
     "bf16": _to_bf16,
     "int8": _to_int8,

@@ -5,11 +5,12 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
     {"result": {…}}
     {"error": {"kind": failure kind or "", "message": sentence, "detail": text}}
     {"alone": true}                         it waits for `GO`, and then measures; false: it has measured
-and from the guard, on GUARD_FD
+and from its guard and its launcher, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
-    {"ended": {"exit": code or null, "signal": number or null, "killed": "memory", "disk", "files", "processes" or "",
-               "memory": peak in bytes, "stuck": [pids]}}    when nothing of the child is left but what cannot be killed
     {"paused": true}                        after `PAUSE`, when all of the child's processes stand still
+    {"ended": {"exit": code or null, "signal": number or null, "memory": peak in bytes, "stuck": [pids],
+               "killed": "memory", "disk", "files", "processes", "awake", "guard" or ""}}
+                                            when nothing of the child is left but what cannot be killed
 
 The worker sends the guard `PAUSE`, `CONTINUE` and `GO`, of one byte, on its standard input.
 
@@ -126,3 +127,8 @@ def first_line(text: str) -> str:
     """Return the first line of a text, cut to a length that fits a table."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= 400 else line[:397] + "..."
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a library says of bytes that it cannot read, as one line; its error's name if it says nothing."""
+    return first_line(str(error)) or type(error).__name__

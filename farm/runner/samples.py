@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .protocol import RequestFailed
+from .protocol import RequestFailed, reason_of
 
 if TYPE_CHECKING:
-    from .documents import Array, Arrays, InputSpec, RunsHeader, SampleSource, Size, ValueRange
+    from .documents import Array, Arrays, DataRecipe, DeclaredValues, InputSpec, RunsHeader, Size
+
+MOST_UNPACKED = 32 << 20
+"""Bytes of compressed arrays, which are unpacked in memory; the farm stores arrays as they are."""
 
 LEADING = -1
 """Samples are stacked on an axis of their own, before those of the input."""
@@ -93,7 +96,7 @@ def points_of(inputs: Mapping[str, InputSpec], batch: Size | None) -> list[tuple
 
 
 def make_samples(
-    source: SampleSource,
+    source: DataRecipe,
     inputs: Mapping[str, InputSpec],
     batch: int | None,
     *,
@@ -116,7 +119,7 @@ def make_samples(
 # --- generated -------------------------------------------------------------------------------------------------
 
 
-def _generated(source: SampleSource, inputs: Mapping[str, InputSpec], batch: int | None) -> Samples:
+def _generated(source: DataRecipe, inputs: Mapping[str, InputSpec], batch: int | None) -> Samples:
     size = batch or 1
     for spec in inputs.values():
         shape = static_shape(spec)
@@ -127,7 +130,7 @@ def _generated(source: SampleSource, inputs: Mapping[str, InputSpec], batch: int
     return Samples(Runs(count, lambda index: _generate(source, inputs, index)), [], size)
 
 
-def _generate(source: SampleSource, inputs: Mapping[str, InputSpec], index: int) -> Arrays:
+def _generate(source: DataRecipe, inputs: Mapping[str, InputSpec], index: int) -> Arrays:
     ranges = source.get("ranges") or {}
     seed = int(source.get("seed") or 0)
     return {
@@ -142,7 +145,7 @@ def _generate(source: SampleSource, inputs: Mapping[str, InputSpec], index: int)
     }
 
 
-def fill(shape: tuple[int, ...], dtype_name: str, declared: ValueRange, random: Any) -> Array:
+def fill(shape: tuple[int, ...], dtype_name: str, declared: DeclaredValues, random: Any) -> Array:
     """Return one seeded array: a declared constant `value`, or values in a declared `range` (integers: both ends
     included). Undeclared: normally distributed floats, integers 0 and 1 (which are valid indices everywhere)."""
     if dtype_name == "string":
@@ -168,7 +171,7 @@ def fill(shape: tuple[int, ...], dtype_name: str, declared: ValueRange, random: 
 
 
 def _from_file(
-    source: SampleSource,
+    source: DataRecipe,
     inputs: Mapping[str, InputSpec],
     batch: int | None,
     what: str,
@@ -201,7 +204,9 @@ def _from_file(
     return Samples(runs, expected if known else [], size)
 
 
-def _of_input(name: str, spec: InputSpec, arrays: Arrays, declared: ValueRange, batch: int | None, what: str) -> Array:
+def _of_input(
+    name: str, spec: InputSpec, arrays: Arrays, declared: DeclaredValues, batch: int | None, what: str
+) -> Array:
     """Return an input's array, samples stacked; a declared constant needs none. Says in `spec` where the batch is."""
     shape = static_shape(spec)
     if name in arrays:
@@ -239,14 +244,22 @@ def _expected(
 
 
 def _read(path: str, what: str) -> Arrays:
-    """Return an archive's arrays, mapped from the file if they are stored as they are."""
+    """Return an archive's arrays, mapped from the file if they are stored as they are.
+
+    For hostile bytes numpy and zipfile raise almost anything, MemoryError too.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
+            packed = sum(each.file_size for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED)
+            if packed > MOST_UNPACKED:
+                raise ValueError(f"more than {MOST_UNPACKED >> 20} MiB in it are compressed: numpy.savez stores them")
             return {
                 member.filename.removesuffix(".npy"): _mapped(path, archive, member) for member in archive.infolist()
             }
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, zlib.error, TypeError, AttributeError) as error:
-        raise RequestFailed("bad_calibration", f"{what}: not an .npz file of plain arrays: {error}") from None
+    except Exception as error:
+        raise RequestFailed(
+            "bad_calibration", f"{what}: not an .npz file of plain arrays: {reason_of(error)}"
+        ) from None
 
 
 def _mapped(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:

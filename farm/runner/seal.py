@@ -4,9 +4,10 @@ Mechanisms of the kernel that need no privilege, no other program and no namespa
 Landlock (Linux 5.13, `Documentation/userspace-api/landlock.rst`) leaves it the interpreter, the system's libraries, its
 inputs to read and its own folders to write; with version 6 of its interface also no other process to signal.
 A seccomp filter (`Documentation/userspace-api/seccomp_filter.rst`) leaves it no socket and no IPC object of the kernel
-(System V, message queues, keys), no limits of other processes, and no mode, owner or time of a file: Landlock does not
-look at these. A root's capabilities are dropped. None of it can be taken back, and it holds for all that the child
-starts.
+(System V, message queues, keys), no namespace, no limits of other processes, and no mode, owner or time of a file:
+Landlock does not look at these. Before version 6 the filter keeps signals, too; before version 3 what cuts a file
+short. A root's capabilities are dropped. None
+of it can be taken back, and it holds for all that the child starts.
 
 Written by hand on ctypes, because the child's interpreter has only the standard library, numpy and the compiler.
 """
@@ -32,7 +33,8 @@ _CAPABILITY_VERSION = 0x20080522
 # Rights on files, by their bits in <linux/landlock.h>.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-_ADDED_IN = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
+_TRUNCATE_IN = 3
+_ADDED_IN = {2: _REFER, _TRUNCATE_IN: _TRUNCATE, 5: _IOCTL_DEV}
 _FIRST_RIGHTS = (1 << 13) - 1
 _READ = _READ_FILE | _READ_DIR
 _MAKE_DEVICES = 1 << 6 | 1 << 11
@@ -41,31 +43,59 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPES_IN = 6
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 
-# By architecture: AUDIT_ARCH_…, the numbers of socket, prctl and prlimit64, and those of what is refused:
-# io_uring_setup (whose rings open sockets too); connect, sendto, sendmsg and sendmmsg, by which a socket reaches
-# others; shmget, semget, msgget, mq_open, add_key, request_key and keyctl, whose objects outlive their processes and
-# cannot be traced to an attempt; setxattr, lsetxattr, fsetxattr and setxattrat, since access lists open a file to
-# others. The last numbers are answered with success without effect, since compilers fail if they cannot do this to
-# their own files: chmod, fchmod, fchmodat, fchmodat2, chown, lchown, fchown, fchownat; utime, utimes, futimesat and
-# utimensat (aarch64 has the last one alone).
-_ARCHITECTURES = {
-    "x86_64": (
-        0xC000003E,
-        (41, 157, 302),
-        (425, 42, 44, 46, 307, 29, 64, 68, 240, 248, 249, 250, 188, 189, 190, 463),
-        (90, 91, 268, 452, 92, 94, 93, 260, 132, 235, 261, 280),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (198, 167, 261),
-        (425, 203, 206, 211, 269, 194, 190, 186, 180, 217, 218, 219, 5, 6, 7, 463),
-        (52, 53, 452, 55, 54, 88),
-    ),
-}
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""By architecture: its AUDIT_ARCH_…, and which number of a call is its own."""
+_NO_CALL = 0xFFFF  # as the number of a call that an architecture lacks
+_REFUSED = {
+    "io_uring_setup": (425, 425),  # Its rings open sockets, too.
+    # By these a socket reaches others.
+    "connect": (42, 203), "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    # Their objects outlive their processes, and cannot be traced to an attempt.
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # Access lists open a file to others.
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    # A namespace gives all capabilities inside, and with them most of what the kernel does for a root alone.
+    "unshare": (272, 97), "setns": (308, 268),
+    # Large parts of the kernel that no compiler needs, and memory that nobody else sees.
+    "bpf": (321, 280), "perf_event_open": (298, 241), "modify_ldt": (154, _NO_CALL), "userfaultfd": (323, 282),
+    "memfd_secret": (447, 447),
+}  # fmt: skip
+_WITHOUT_EFFECT = {
+    # Compilers fail if they cannot do this to their own files.
+    "chmod": (90, 52), "fchmod": (91, 53), "fchmodat": (268, 54), "fchmodat2": (452, 452), "chown": (92, 55),
+    "lchown": (94, 55), "fchown": (93, 55), "fchownat": (260, 54),
+    "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88), "utimensat": (280, 88),
+}  # fmt: skip
+"""Answered with success; aarch64 has some of them alone."""
+_WITHOUT_CALL = {"clone3": (435, 435)}
+"""Answered as by a kernel that lacks the call: libraries then use `clone`, whose flags a filter can look at."""
+_LOOKED_AT = {
+    "socket": (41, 198), "prctl": (157, 167), "prlimit64": (302, 261), "clone": (56, 220),
+    "kill": (62, 129), "tgkill": (234, 131), "fcntl": (72, 25), "ioctl": (16, 29), "close_range": (436, 436),
+    "open": (2, _NO_CALL), "openat": (257, 56),
+}  # fmt: skip
+"""An argument decides."""
+_OTHER_SIGNALS = {
+    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+}  # fmt: skip
+"""Refused too where Landlock does not keep signals from other processes."""
+_BY_PATH = {"truncate": (76, 45)}
+"""Refused too where Landlock does not see that a file is cut short."""
+_BY_STRUCTURE = {"openat2": (437, 437)}
+"""Not there, then: a filter cannot look at its flags."""
 _X32_BIT = 0x40000000
 _AF_UNIX = 1
 _SELF = 0  # as the process id that a call is about
-_EACCES = 13
+_NAMESPACES = 0x7E020000  # CLONE_NEW… of mounts, control groups, host names, IPC, users, processes, networks
+_SHARE_FILES, _THREAD = 0x400, 0x10000  # flags of `clone`
+_UNSHARE = 2  # flag of `close_range`
+_CUTS = 0x200 | 3  # O_TRUNC and O_ACCMODE: of open's flags, what decides
+_CUTS_UNSEEN = 0x200, 0x200 | 3
+"""A file that is opened so is cut short without a right to write: for reading, or for neither."""
+_SET_OWNER = (8, 15), (0x8901, 0x8902)
+"""What `fcntl` and `ioctl` are asked so that a file sends signals to a process."""
 
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf",
@@ -85,11 +115,11 @@ FILES, NETWORK, PROCESSES = "files", "network", "processes"
 
 def unsealable() -> list[str]:
     """Return what this kernel cannot keep from a child, out of files, network and processes."""
-    version = _landlock_version()
+    version, filters = _landlock_version(), platform.machine() in _ARCHITECTURES
     return [
         *([FILES] if version < 1 else []),
-        *([NETWORK] if platform.machine() not in _ARCHITECTURES else []),
-        *([PROCESSES] if version < _SCOPES_IN else []),
+        *([] if filters else [NETWORK]),
+        *([] if filters or version >= _SCOPES_IN else [PROCESSES]),
     ]
 
 
@@ -110,7 +140,7 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
         patterns = (*_DEVICES, *_GPU_DEVICES.get(maker, ()))
         _allow_files(read, write, [path for pattern in patterns for path in glob.glob(pattern)])  # noqa: PTH207
     if NETWORK not in missing:
-        _forbid_calls(local_sockets=maker == "nvidia")
+        _forbid_calls(local_sockets=maker == "nvidia", version=_landlock_version())
         os.utime = _no_utime
 
 
@@ -190,13 +220,19 @@ def _drop_capabilities() -> None:
     _call("capset", header, bytes(24))
 
 
-def _forbid_calls(*, local_sockets: bool) -> None:
-    architecture, (socket, prctl, prlimit), refused, undone = _ARCHITECTURES[platform.machine()]
+def _forbid_calls(*, local_sockets: bool, version: int) -> None:
+    """Install the filter. By its `version`, Landlock keeps signals to other processes, and files from being cut short.
+
+    Else the filter does. Then this process may signal only itself, and the processes that it starts may signal nobody:
+    a filter cannot tell which process they mean, and each could end its guard. Only a file that is open for writing is
+    cut short.
+    """
+    architecture, own = _ARCHITECTURES[platform.machine()]
     # (code, jump if true, jump if false, value); codes and the layout of the data are in <linux/bpf_common.h> and
     # <linux/seccomp.h>. Calls of another architecture (32-bit programs) are refused whole.
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    refuse, done, allow = 0x00050000 | _EACCES, 0x00050000, 0x7FFF0000
-    first_argument = (load, 0, 0, 16)
+    load, equal, at_least, any_bit, keep, answer = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+    error, allow = 0x00050000, 0x7FFF0000
+    refuse = error | errno.EACCES
     program = [
         (load, 0, 0, 4),
         (equal, 1, 0, architecture),
@@ -205,15 +241,36 @@ def _forbid_calls(*, local_sockets: bool) -> None:
         (at_least, 0, 1, _X32_BIT),
         (answer, 0, 0, refuse),
     ]
-    for number, said in (*((number, refuse) for number in refused), *((number, done) for number in undone)):
-        program += [(equal, 0, 1, number), (answer, 0, 0, said)]
-    for number, value, right, wrong in (
-        (socket, _AF_UNIX if local_sockets else 0xFFFFFFFF, allow, refuse),
-        (prctl, _PR_SET_DUMPABLE, refuse, allow),  # The guard must be able to look at the child.
-        (prlimit, _SELF, allow, refuse),  # Only its own limits: lower ones could end another process.
-    ):
-        program += [(equal, 0, 4, number), first_argument, (equal, 0, 1, value), (answer, 0, 0, right)]
-        program += [(answer, 0, 0, wrong)]
+    answers = [(_REFUSED, refuse), (_WITHOUT_EFFECT, error), (_WITHOUT_CALL, error | errno.ENOSYS)]
+    # The call, the index of its argument, how that is compared with which value, and the answers if so and if not (0:
+    # the next look decides).
+    looks = [
+        ("socket", 0, equal, _AF_UNIX, allow if local_sockets else refuse, refuse),
+        ("prctl", 0, equal, _PR_SET_DUMPABLE, refuse, allow),  # The guard must be able to look at the child.
+        ("prlimit64", 0, equal, _SELF, allow, refuse),  # Only its own limits: lower ones could end another process.
+        ("clone", 0, any_bit, _NAMESPACES, refuse, 0),
+        # No thread has open files of its own: the guard looks at those of one.
+        ("clone", 0, any_bit, _SHARE_FILES, allow, 0),
+        ("clone", 0, any_bit, _THREAD, refuse, allow),
+        ("close_range", 2, any_bit, _UNSHARE, refuse, allow),
+    ]
+    if version < _TRUNCATE_IN:
+        answers += [(_BY_PATH, refuse), (_BY_STRUCTURE, error | errno.ENOSYS)]
+        opens = (("open", 1), ("openat", 2))
+        looks += [(name, flags, equal, way, refuse, 0) for name, flags in opens for way in _CUTS_UNSEEN]
+    if version < _SCOPES_IN:
+        answers.append((_OTHER_SIGNALS, refuse))
+        looks += [(name, 0, equal, os.getpid(), allow, refuse) for name in ("kill", "tgkill")]
+        asked = zip(("fcntl", "ioctl"), _SET_OWNER, strict=True)
+        looks += [(name, 1, equal, what, refuse, 0) for name, whats in asked for what in whats]
+    for calls, said in answers:
+        for number in dict.fromkeys(numbers[own] for numbers in calls.values()):
+            program += [(equal, 0, 1, number), (answer, 0, 0, said)]
+    for name, argument, compare, value, right, wrong in looks:
+        last = [(answer, 0, 0, wrong)] if wrong else [(load, 0, 0, 0)]
+        decides = _CUTS if value in _CUTS_UNSEEN else 0xFFFFFFFF
+        program += [(equal, 0, 5, _LOOKED_AT[name][own]), (load, 0, 0, 16 + 8 * argument), (keep, 0, 0, decides)]
+        program += [(compare, 0, 1, value), (answer, 0, 0, right), *last]
     program.append((answer, 0, 0, allow))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))

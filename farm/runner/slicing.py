@@ -40,17 +40,6 @@ Type = tuple[int, tuple[int, ...]]
 """ONNX element type and static shape of a tensor."""
 
 
-@dataclass
-class Slice:
-    """One small model. `operations` counts its tunable ones, `count` how often the whole model has it."""
-
-    model: Any
-    signature: str
-    operations: int
-    inputs: dict[str, InputSpec]
-    count: int = 1
-
-
 def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> SliceAnswer:
     """Cut the model and write the distinct slices into a folder.
 
@@ -59,25 +48,19 @@ def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> Sl
     """
     distinct: dict[str, SlicedModel] = {}
     total = 0
-    for piece in cut(path, inputs):
-        total += piece.operations
-        if piece.signature in distinct:
-            distinct[piece.signature]["count"] += 1
+    for model, piece in cut(path, inputs):
+        total += piece["operations"]
+        if same := distinct.get(piece["signature"]):
+            same["count"] += 1
             continue
         file = folder / f"slice-{len(distinct):04}.onnx"
-        save(piece.model, file)
-        distinct[piece.signature] = {
-            "path": str(file),
-            "signature": piece.signature,
-            "operations": piece.operations,
-            "count": 1,
-            "inputs": piece.inputs,
-        }
+        save(model, file)
+        distinct[piece["signature"]] = {**piece, "path": str(file)}
     return {"slices": list(distinct.values()), "operations": total}
 
 
-def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) -> Iterator[Slice]:
-    """Yield the slices of the model in a file, at these input shapes, in its own order."""
+def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) -> Iterator[tuple[Any, SlicedModel]]:
+    """Yield the slices of the model in a file, at these input shapes, in its own order; each is not written yet."""
     import onnx
     from onnx import inliner
 
@@ -263,8 +246,8 @@ class _Graph:
             cut -= 1
         return start if blocked[cut] else cut
 
-    def slice(self, start: int, end: int, folder: Path) -> Slice:
-        """Make a model of a run of nodes, with the weights that it uses."""
+    def slice(self, start: int, end: int, folder: Path) -> tuple[Any, SlicedModel]:
+        """Make a model of a run of nodes, with the weights that it uses, and describe it."""
         from onnx import helper
         from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
@@ -297,14 +280,15 @@ class _Graph:
             sparse_initializer=[weight for weight in weights if hasattr(weight, "values")],
         )
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
-        return Slice(
-            model=model,
-            signature=_signature(model, self.types),
-            operations=sum(_operations(node) for node in nodes),
-            inputs={
+        return model, {
+            "path": "",
+            "signature": _signature(model, self.types),
+            "operations": sum(_operations(node) for node in nodes),
+            "count": 1,
+            "inputs": {
                 name: {"dtype": DTYPES[self.types[name][0]][0], "shape": [*self.types[name][1]]} for name in inputs
             },
-        )
+        }
 
     def _constants_for(self, names: Mapping[str, None]) -> tuple[list[Any], list[Any]]:
         """Return the nodes that make the constants among these names, in order, and the tensors behind them."""

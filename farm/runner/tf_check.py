@@ -36,6 +36,9 @@ DTYPES: dict[int, tuple[str, int]] = {
 }
 """TensorFlow's numbers of element types: our name and the size in bytes."""
 
+_VALUES = range(5, 18)
+"""The fields of a constant that are lists of numbers."""
+
 _NO_OUTPUT = frozenset({"Const", "Placeholder", "NoOp", "Assert"})
 
 
@@ -106,7 +109,7 @@ def _nodes(data: memoryview) -> tuple[dict[str, _Node], int]:
             if len(nodes) > MAX_NODES:
                 raise BadModel(f"the graph has more than {MAX_NODES} nodes")
         elif field == 4:
-            version = next((signed(number) for key, number in fields(as_bytes(value)) if key == 1), 0)
+            version = signed(_once(value, "the graph's versions").get(1, version))
     if not nodes:
         raise BadModel("the file is not a TensorFlow frozen graph: it has no nodes")
     return nodes, version
@@ -122,6 +125,19 @@ def _used(nodes: dict[str, _Node]) -> set[str]:
                 raise BadModel(f"node {node.name!r} needs {source!r}, which no node makes")
             used.add(source)
     return used
+
+
+def _once(data: Any, what: str, *, repeated: range = range(0)) -> dict[int, int | memoryview]:
+    """Return the fields of a message by number, of `repeated` ones the last.
+
+    No other may come twice: of numbers and bytes protobuf takes the last, and it joins messages. Raises BadModel.
+    """
+    found: dict[int, int | memoryview] = {}
+    for field, value in fields(as_bytes(data)):
+        if field in found and field not in repeated:
+            raise BadModel(f"{what} has its field {field} twice")
+        found[field] = value
+    return found
 
 
 class _Node:
@@ -146,12 +162,15 @@ class _Node:
                 attributes[text(entry.get(1, b""))] = as_bytes(entry.get(2, b""))
         for key in ("T", "dtype"):
             if key in attributes:
-                number = dict(fields(attributes[key])).get(6, 0)
+                number = self._attribute(attributes[key]).get(6, 0)
                 self.dtype = DTYPES.get(int(number), ("unknown", 0))[0] if isinstance(number, int) else "unknown"
         if self.op == "Placeholder" and "shape" in attributes:
-            self.shape = self._shape(dict(fields(attributes["shape"])).get(7))
+            self.shape = self._shape(self._attribute(attributes["shape"]).get(7))
         if self.op == "Const" and "value" in attributes:
-            self._constant(dict(fields(attributes["value"])).get(8))
+            self._constant(self._attribute(attributes["value"]).get(8))
+
+    def _attribute(self, data: memoryview) -> dict[int, int | memoryview]:
+        return _once(data, f"an attribute of node {self.name!r}")
 
     def _shape(self, data: Any) -> list[int | str | None] | None:
         if data is None:
@@ -173,9 +192,7 @@ class _Node:
         """Check that a constant's content fits its shape: no compiler should be the first to find out."""
         if data is None:
             raise BadModel(f"constant {self.name!r} has no value")
-        tensor: dict[int, Any] = {}
-        for field, value in fields(as_bytes(data)):
-            tensor.setdefault(field, value)
+        tensor = _once(data, f"constant {self.name!r}", repeated=_VALUES)
         dtype, size = DTYPES.get(signed(tensor.get(1, 0)), ("unknown", 0))
         shape = self._shape(tensor.get(2, b""))
         if shape is None or None in shape:

@@ -285,6 +285,19 @@ class Compiler:
         """
         return _resolve(self.quantization_options(precision, device), given, f"quantization option of {precision}")
 
+    def resolved(
+        self, precision: str, given: Mapping[str, OptionValue], device: str
+    ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
+        """Return the compile and quantization options of a spec, each from those `given` for all that it has.
+
+        Raises ValueError that names each wrong value.
+        """
+        quantizer = self.quantization_options(precision, device)
+        return (
+            self.resolve_options({name: given[name] for name in given if name in self.options_of(device)}, device),
+            self.resolve_quantization(precision, {name: given[name] for name in given if name in quantizer}, device),
+        )
+
     @property
     def binds(self) -> bool:
         """Whether some program of it is tied to the CPU family of the machine that makes it."""
@@ -626,7 +639,7 @@ def compilers() -> Mapping[str, Compiler]:
 
 @cache
 def child_modules() -> Mapping[str, list[str]]:
-    """Return what `farm.runner.added.add` takes: the module of each added device, and the folder of its package."""
+    """Return the module of each added device with its package's folder: what `farm.runner.child` adds in children."""
     return {
         f"{compiler.name}/{kind.pattern}": with_folder(kind.module)
         for compiler in compilers().values()

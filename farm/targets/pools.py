@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from farm.errors import suggestion
 from farm.files import configs_folder
@@ -24,7 +24,6 @@ from farm.units import parse_size
 class Profile:
     """A device that a manifest may name: its memory is in bytes."""
 
-    name: str
     device: Device
     memory: int
 
@@ -40,7 +39,6 @@ def profiles() -> Mapping[str, Profile]:
     ]
     return {
         name: Profile(
-            name,
             Device(row["arch"], row["compute_units"] // parts, row["xcc"] // parts if "xcc" in row else None),
             parse_size(row["memory"]) // parts,
         )
@@ -191,18 +189,9 @@ class Pool:
 
     def as_dict(self) -> PoolDocument:
         """Return the pool as plain JSON."""
-        return {
-            "target": {"compiler": self.target.compiler, "device": self.target.device},
-            "toolchain": self.toolchain,
-            "device": self.device.as_dict(),
-            "recipe": self.recipe,
-            "libraries": dict(self.libraries),
-            "features": list(self.features),
-            "cpu_family": self.cpu_family,
-            "memory": self.memory,
-            "untuned": self.untuned,
-            "name": self.name,
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "registered"}
+        plain = {"target": asdict(self.target), "device": self.device.as_dict(), "features": list(self.features)}
+        return cast(PoolDocument, {**own, **plain, "name": self.name})
 
     @classmethod
     def from_dict(cls, document: PoolDocument) -> Pool:
@@ -351,7 +340,10 @@ def understand_target(text: str) -> Choice:
     if not slash:
         compiler, device = "migraphx", text
         if device not in profiles() and not _GFX.fullmatch(device.removesuffix(_ANY)):
-            raise ValueError(f"unknown target `{text}`: {suggestion(text, _known())}")
+            whole = " or ".join(f"`{name}`" for name in _known() if text in name.split("/"))
+            raise ValueError(
+                f"unknown target `{text}`: {f'did you mean {whole}?' if whole else suggestion(text, _known())}"
+            )
     if device.partition(":")[0] in _ON_CARDS:
         said = f"`{text}` needs the extension nvidia, which is not installed"
         raise ValueError(f"{said}: the package migraphx-farm has it in farm/extras/nvidia")
@@ -459,6 +451,6 @@ def _known() -> list[str]:
         f"{compiler.name}/{kind.pattern}"
         for compiler in compilers().values()
         for kind in compiler.devices
-        if kind.maker is None
+        if "*" not in kind.pattern
     ]
     return [*fixed, *profiles()]

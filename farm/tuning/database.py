@@ -22,8 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from farm.artifacts.keys import blob_key, readable
-from farm.artifacts.storage import ArtifactStore, ListedObject, until_moved
+from farm.artifacts.storage import ArtifactStore, ListedObject, blob_key, readable, until_moved
 from farm.errors import ArtifactGone, Conflict, UsageError
 from farm.jobs.order import WorkOrder
 from farm.logging import get_logger

@@ -69,6 +69,9 @@ _SQLITE_STEPS = 200_000_000
 _SQLITE_VALUE = 16 << 20
 """Bytes of one value in it."""
 
+_MOST_DAMAGES = 100
+"""Places in a file from which nothing can be read, each of which costs as much as the whole file, if it is hostile."""
+
 _LARGEST_NUMBER = 1e18
 """No operations or seconds of a slice are as many; sums of them stay numbers."""
 
@@ -292,27 +295,25 @@ def _entries(document: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _salvaged(text: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what is whole in a problem cache that is not."""
-    decoder, device, position = json.JSONDecoder(), "", 0
+    """Yield what is whole in a problem cache that is not, up to the place where it is damaged too often."""
+    decoder, device, position, damages = json.JSONDecoder(), "", 0, 0
     start = re.compile(r"\[\s*(?=\{)")
     between, end = re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
-    while match := start.search(text, position):
+    while damages < _MOST_DAMAGES and (match := start.search(text, position)):
         position = match.end()
         try:
-            first, after = decoder.raw_decode(text, position)
+            first, position = decoder.raw_decode(text, position)
             if first.keys() == _DEVICE_KEYS:
-                device, position = canonical(first), after
-                continue
-            if first.keys() != {"name", "problem"}:
-                continue
-            comma = between.match(text, after)
-            solution, after = decoder.raw_decode(text, comma.end() if comma else after)
-            closed = end.match(text, after)
-            if closed:  # Else a number may have lost its last digits.
-                yield device, first, solution
-                position = closed.end()
+                device = canonical(first)
+            elif first.keys() == {"name", "problem"}:
+                comma = between.match(text, position)
+                solution, after = decoder.raw_decode(text, comma.end() if comma else position)
+                closed = end.match(text, after)
+                if closed:  # Else a number may have lost its last digits.
+                    yield device, first, solution
+                    position = closed.end()
         except (ValueError, RecursionError):
-            continue
+            damages += 1
 
 
 def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:

@@ -113,9 +113,11 @@ class Session:
 class TuningWorkView(TypedDict):
     """The results of tuning sessions.
 
-    Operations that were known, were tuned, or are not tunable; seconds spent and saved.
+    Operations that were known, were tuned, or are not tunable; seconds spent and saved. With a `date`, the sessions are
+    those that ended on this day.
     """
 
+    date: NotRequired[str]
     sessions: int
     known: int
     tuned: int
@@ -124,19 +126,13 @@ class TuningWorkView(TypedDict):
     saved: float
 
 
-class TuningDayView(TuningWorkView):
-    """The sessions that ended on one day."""
-
-    date: str
-
-
 class TuningStats(TypedDict):
     """What a tuning database holds, and what tuning took and saved."""
 
     database: str
     records: dict[str, int]
     total: TuningWorkView
-    days: list[TuningDayView]
+    days: list[TuningWorkView]
 
 
 class TuningImported(TypedDict):

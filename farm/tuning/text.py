@@ -9,18 +9,25 @@ moment, and by people with `gzip -dc`:
     @@ TAB end                                     without it, the text was cut
 
 Tables, and keys in them, are sorted, so that equal snapshots are equal bytes.
+
+What a user offers to import has the same form, without sources and a log, since it is a source of its own. The server
+reads it line by line, each checked before the next, and needs no process of its own for that: bytes of text, records,
+files, the length of a line, and the lists and objects in it are bounded. All of it is ASCII that can be printed.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from farm.errors import UsageError
+from farm.tuning.formats import check_place, check_record
 from farm.tuning.records import (
     Log,
     Measured,
@@ -115,13 +122,17 @@ def cause_of(error: Exception) -> str:
 
 
 def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str, Measured]]:
-    store, file = part.partition("\n")[0].split("\t")
+    name, file = part.partition("\n")[0].split("\t")
+    store = RecordStore(name)
+    # Every worker writes deltas, and a farm may be hostile: whoever reads them makes files of these names.
+    if store is not RecordStore.PROBLEM_CACHE and (wrong := check_place((store, file))):
+        raise ValueError(wrong)
     # All lines at once: a loop over them takes three times as long.
     fields = part.replace("\n", "\t").split("\t")[2:]
     if len(fields) != 3 * part.count("\n"):
         raise ValueError("a line has not three fields")
     values = zip(fields[2::3], map(sources.__getitem__, fields[0::3]), strict=True)
-    return (RecordStore(store), file), dict(zip(fields[1::3], values, strict=True))
+    return (store, file), dict(zip(fields[1::3], values, strict=True))
 
 
 def _log(document: dict[str, Any]) -> Log:
@@ -130,3 +141,81 @@ def _log(document: dict[str, Any]) -> Log:
     }
     days = {name: replace(TuningWork(*sums), sessions=count) for name, (count, sums) in document["days"].items()}
     return Log(sessions, days, document["folded"])
+
+
+MOST_BYTES = 64 << 20
+"""Of unpacked text."""
+
+MOST_RECORDS = 500_000
+
+MOST_FILES = 1000
+"""Tables; the answer names those that are refused."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes."""
+
+LONGEST_NAME = 1000
+"""Bytes of the name of a file or a device."""
+
+MOST_BRACKETS = 500
+"""Lists and objects in a record, so nothing is nested deeper. Compilers write some ten."""
+
+_PRINTABLE = re.compile(rb"[\t -~]*\n?")
+
+
+def read_offered(packed: bytes, source: RecordSource) -> Snapshot:
+    """Return the records of a packed snapshot, measured by `source`. Raises UsageError with the line that is wrong."""
+    tables: dict[Place, dict[str, Measured]] = {}
+    place: Place | None = None
+    records = 0
+    for number, line in _lines(unzip(packed, MOST_BYTES)):
+        try:
+            if number == 1:
+                check_schema(json.loads(line))
+                continue
+            match line.split("\t"):
+                case ["@@", "end"]:
+                    return Snapshot(tables)
+                case ["@@", store, file]:
+                    place = _place(store, file)
+                    tables.setdefault(place, {})
+                    if len(tables) > MOST_FILES:
+                        raise ValueError(f"there are more than {MOST_FILES} files")
+                case [_, key, value] if place:
+                    records += 1
+                    if records > MOST_RECORDS:
+                        raise ValueError(f"there are more than {MOST_RECORDS} records")
+                    if line.count("[") + line.count("{") > MOST_BRACKETS:
+                        raise ValueError(f"it has more than {MOST_BRACKETS} lists and objects")
+                    if wrong := check_record(place[0], key, value):
+                        raise ValueError(wrong)
+                    tables[place][key] = value, source
+                case _:
+                    raise ValueError("it has not the fields of a record")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _refusal(f"line {number}: {cause_of(error)}") from None
+    raise _refusal("it is cut")
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines with their numbers. Raises UsageError for one that is too long, or not of text alone."""
+    file = io.BytesIO(data)
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+        if len(line) == LONGEST_LINE:
+            raise _refusal(f"line {number}: it has more than {LONGEST_LINE >> 20} MiB")
+        if not _PRINTABLE.fullmatch(line):
+            raise _refusal(f"line {number}: it is not of printable ASCII alone")
+        yield number, line.decode("ascii").removesuffix("\n")
+
+
+def _place(store: str, file: str) -> Place:
+    if len(file) > LONGEST_NAME:
+        raise ValueError("the name of its file is too long")
+    place = RecordStore(store), file
+    if wrong := check_place(place):
+        raise ValueError(wrong)
+    return place
+
+
+def _refusal(why: str) -> UsageError:
+    return UsageError(f"the import is not a snapshot of a tuning database: {why}", hint="bring a part of it at a time")

@@ -14,22 +14,21 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from farm.compiling.children import StepEnded
-from farm.compiling.pipeline import inputs_of
-from farm.compiling.program_record import is_shared
+from farm.compiling.pipeline import inputs_of, is_shared
 from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
 from farm.results.speed import Comparison, Rounds, compare, distribution
-from farm.runner.documents import BenchAnswer, CompileAnswer, Request, TimedProgram, TuningWish
+from farm.runner.documents import CompileAnswer, Latency, Request, TimedProgram, TuningWish
 from farm.targets.compilers import OFF
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
 from farm.tuning.search import REFUSED, Search
-from farm.wire.program import Conditions, Latency, Measurements, ProgramRecord, TuningFacts
+from farm.wire.program import Against, Conditions, Measurements, ProgramRecord, TuningFacts
 
 log = get_logger(__name__)
 
@@ -43,18 +42,20 @@ _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 """What MIOpen calls its kernel binaries: names for an archive that others unpack."""
 
 
-class PublishedProgram(NamedTuple):
-    """A program of the same cell that was published before, its cache key, and the toolchain that made it."""
-
-    key: str
-    program: MadeProgram
-    toolchain: str
+def against(key: str, compared: Comparison) -> Against:
+    """Return how a program compares with another, whose cache key this is, as a sidecar says it."""
+    return {
+        "key": key,
+        "ratio": compared.ratio,
+        "interval": [compared.low, compared.high],
+        "verdict": compared.verdict,
+    }
 
 
 class Tuner:
     """Tunes and compiles the model of one cell against the database of its pool, device and mode."""
 
-    def __init__(self, search: Search, *, published: PublishedProgram | None = None) -> None:
+    def __init__(self, search: Search, *, published: MadeProgram | None = None) -> None:
         """`published` is a program that takes turns with this one too."""
         self.search = search
         self.steps, self.children, self.order, self.spec = search.steps, search.children, search.order, search.spec
@@ -157,19 +158,16 @@ class Tuner:
         if untuned := self._compile_untuned():
             programs.append(MadeProgram.of(self.untuned, untuned))
         if self._published:
-            programs.append(self._published.program)
+            programs.append(self._published)
         if len(programs) == 1:
             return True
         with self.children.phase(Phase.MEASURING):
-            request = bench_request(
-                self.order, programs, samples, rounds=ROUNDS, seconds=self.children.settings.measure_seconds
-            )
-            read = [*(program.path for program in programs), *([samples] if samples else [])]
-            answer: BenchAnswer = self.steps.ask(request, self.measuring, read=read, write=[self.proof])
-        rounds = [each["rounds"] for each in answer["programs"]]
+            seconds = self.children.settings.measure_seconds
+            timed = self.steps.bench(programs, samples, rounds=ROUNDS, seconds=seconds, tuner=self)
+        rounds = [each["rounds"] for each in timed]
         best = rounds[0]
         if self.untuned_compiled:
-            self.measured = answer["programs"][:2]
+            self.measured = timed[:2]
             self.comparison = compare(rounds[0], rounds[1])
             best = rounds[0 if self.comparison.ratio >= 1 else 1]
         if self._published:
@@ -249,13 +247,7 @@ class Tuner:
         """Return the sidecar's figures of the programs that took turns."""
         figures: Measurements = {}
         if self._published and self._against:
-            compared = self._against
-            figures["against"] = {
-                "key": self._published.key,
-                "ratio": compared.ratio,
-                "interval": [compared.low, compared.high],
-                "verdict": compared.verdict,
-            }
+            figures["against"] = against(self._published.key, self._against)
         if self.comparison is None:
             return figures
         tuned, baseline = (distribution([run for runs in each["rounds"] for run in runs]) for each in self.measured)
