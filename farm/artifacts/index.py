@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.keys import BLOBS, artifacts_prefix
-from farm.artifacts.storage import ArtifactStore
+from farm.artifacts.storage import BLOBS, ArtifactStore, artifacts_prefix
 from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
 
@@ -25,6 +24,7 @@ log = get_logger(__name__)
 
 SCHEMA = 2
 THREADS = 16
+"""Requests at once while a namespace is read."""
 FEW = 500
 """Up to this number of blobs, asking for each is faster than listing all."""
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.keys import BLOBS, blob_key, build_key, builds_prefix
 from farm.artifacts.refs import SNAPSHOT_LIMIT
-from farm.artifacts.storage import ArtifactStore, ListedObject
+from farm.artifacts.storage import BLOBS, ArtifactStore, ListedObject, blob_key, build_key, builds_prefix
 from farm.errors import ArtifactGone
 
 THREADS = 16
@@ -52,6 +51,12 @@ class Garbage:
 
     deleted: list[ListedObject]
     marked: list[ListedObject]
+
+    @property
+    def counts(self) -> Collected:
+        """How much it is."""
+        size = sum(entry.size for entry in self.deleted)
+        return {"blobs": len(self.deleted), "bytes": size, "marked": len(self.marked)}
 
 
 def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Garbage:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.keys import MAIN
-from farm.artifacts.storage import ArtifactStore, Object, until_moved
+from farm.artifacts.storage import MAIN, ArtifactStore, Object, until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.runner.bounds import Default
@@ -61,88 +60,102 @@ class SnapshotDocument(TypedDict):
     cells: Cells
 
 
+class SignedParts(TypedDict):
+    """What an extension signed about a ref: TUF's metadata, each as text, the farm's roots from the oldest on.
+
+    `role` is the metadata of the role that the top-level `targets` entrust with this ref.
+    """
+
+    roots: list[str]
+    targets: str
+    role: str
+    snapshot: str
+    timestamp: str
+
+
 class RefView(TypedDict):
-    """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs."""
+    """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs.
+
+    `namespace` is the one that has it. `damaged` says why it cannot be read; it points nowhere then.
+    """
 
     tag: str
     generation: int
     snapshot: str
     previous: str | None
     moved: str
-
-
-class ListedRef(RefView):
-    """A ref, and the namespace that has it; `damaged` says why it cannot be read, and then it points nowhere."""
-
-    namespace: str
+    namespace: NotRequired[str]
     damaged: NotRequired[str]
+    signed: NotRequired[SignedParts]
 
 
 class ListedRefs(Listed[str]):
     """The tags of refs; `refs` says where each points, if it was asked for."""
 
-    refs: NotRequired[Annotated[list[ListedRef] | None, Default(None)]]
+    refs: NotRequired[Annotated[list[RefView] | None, Default(None)]]
 
 
 class ShownRef(RefView, SnapshotDocument):
-    """A ref with the cells that it names, and the namespace that has it."""
-
-    namespace: NotRequired[str]
+    """A ref with the cells that it names."""
 
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NOWHERE = ""
+"""The snapshot of a ref that is deleted."""
 SNAPSHOT_LIMIT = 256 << 20
 """Most bytes of a snapshot that are read: room for half a million cells."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
-    """Where a name points. `snapshot` and `previous` are digests of blobs; `generation` counts the moves."""
+class RefCommit:
+    """A ref that is about to be written: where it points now (None: there is no such ref), and what will be written.
 
+    `signed` is what the person who moves it has signed for an extension; empty if nothing.
+    """
+
+    namespace: str
     tag: str
-    generation: int
-    snapshot: str
-    previous: str | None
-    moved: str
-    etag: str
+    before: RefView | None
+    after: RefView
+    signed: str = ""
 
-    def as_dict(self) -> RefView:
-        """Return the ref as plain JSON."""
-        return {
-            "tag": self.tag,
-            "generation": self.generation,
-            "snapshot": self.snapshot,
-            "previous": self.previous,
-            "moved": self.moved,
-        }
+
+Commit = Callable[[RefCommit], RefView | None]
+"""Returns what is written, in one put with the move: it may add to `after`. None if the ref has moved since it was
+read. Raises FarmError to refuse the move."""
 
 
 class Refs:
-    """The refs of all namespaces in one store."""
+    """The refs of all namespaces in one store. Who moves some has `Farm.refs`: their moves are seen by extensions."""
 
-    def __init__(self, artifacts: ArtifactStore) -> None:
+    def __init__(
+        self,
+        artifacts: ArtifactStore,
+        commit: Commit | None = None,
+        committed: Callable[[str, RefView], object] = lambda namespace, ref: None,
+    ) -> None:
+        """`committed` is called with each ref that was written, or deleted, and its namespace."""
         self._artifacts = artifacts
+        self._commit = commit
+        self._committed = committed
 
     def list(self, namespace: str) -> Iterable[str]:
         """Return the tags of a namespace."""
         prefix = f"ns/{namespace}/refs/"
         return [key.removeprefix(prefix).removesuffix(".json") for key in self._artifacts.list_objects(prefix)]
 
-    def find(self, namespace: str, tag: str) -> Ref | None:
+    def find(self, namespace: str, tag: str) -> RefView | None:
         """Return where a tag points; None if there is no such ref."""
         found = self._artifacts.get_object(ref_key(namespace, tag))
-        return _parse_ref(tag, found) if found else None
+        return parse_ref(tag, found) if found else None
 
-    def listed(self, namespace: str, tag: str) -> ListedRef | None:
+    def listed(self, namespace: str, tag: str) -> RefView | None:
         """Return a ref for a list, also one that cannot be read; None if there is no such ref."""
         try:
             ref = self.find(namespace, tag)
         except ArtifactGone as error:
-            nowhere = RefView(tag=tag, generation=0, snapshot="", previous=None, moved="")
-            return ListedRef(**nowhere, namespace=namespace, damaged=error.message)
-        if ref is None:
-            return None
-        return cast("ListedRef", {**ref.as_dict(), "namespace": namespace})
+            ref = {"tag": tag, "generation": 0, "snapshot": "", "previous": None, "moved": "", "damaged": error.message}
+        return {**unsigned(ref), "namespace": namespace} if ref else None
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
         """Return the snapshot that a tag points to; None if there is no such ref.
@@ -150,7 +163,7 @@ class Refs:
         Raises ArtifactGone when the snapshot is missing or damaged.
         """
         ref = self.find(namespace, tag)
-        return self.snapshot(ref.snapshot) if ref else None
+        return self.snapshot(ref["snapshot"]) if ref else None
 
     def snapshot(self, digest: str) -> SnapshotDocument:
         """Return the snapshot with this digest. Raises ArtifactGone when it is missing or damaged."""
@@ -179,20 +192,20 @@ class Refs:
         return self.read_or_empty(self.owner(namespace, tag), tag)
 
     @staticmethod
-    def _readable_ref(tag: str, found: Object | None) -> Ref | None:
+    def _readable_ref(tag: str, found: Object | None) -> RefView | None:
         try:
-            return _parse_ref(tag, found) if found else None
+            return parse_ref(tag, found) if found else None
         except ArtifactGone as error:
             _log().warning("ref unreadable, treated as absent", tag=tag, error=error.message)
             return None
 
-    def _readable_snapshot(self, ref: Ref) -> tuple[str, SnapshotDocument] | tuple[None, None]:
+    def _readable_snapshot(self, ref: RefView) -> tuple[str, SnapshotDocument] | tuple[None, None]:
         """Return digest and content of the newest readable snapshot of a ref."""
-        for digest in filter(None, (ref.snapshot, ref.previous)):
+        for digest in filter(None, (ref["snapshot"], ref["previous"])):
             try:
                 return digest, self.snapshot(digest)
             except ArtifactGone as error:
-                _log().warning("snapshot unreadable, the previous one counts", tag=ref.tag, error=error.message)
+                _log().warning("snapshot unreadable, the previous one counts", tag=ref["tag"], error=error.message)
         return None, None
 
     def move(
@@ -203,49 +216,55 @@ class Refs:
         *,
         generation: int | None = None,
         check: Callable[[Cells, Cells], Callable[[], object]] = lambda before, after: lambda: None,
-    ) -> Ref:
+        signed: str = "",
+    ) -> RefView:
         """Move a ref to what `update` makes of the entries that it has now.
 
         `update` is called again if another writer was faster, so that no move is lost; with `generation` (0: there is
         no such ref) the ref moves only from that generation. If `update` changes nothing, the ref does not move, so a
-        move may be repeated. An unreadable snapshot is replaced by the previous one, an unreadable ref by none.
+        move may be repeated; what is `signed` is written all the same. An unreadable snapshot is replaced by the
+        previous one, an unreadable ref by none.
         `check` gets the entries before and after, raises if it refuses the move, and returns what is called after it.
 
         Raises Conflict if the ref has another generation, StorageUnavailable if others never stop moving it.
         """
         key = ref_key(namespace, tag)
 
-        def attempt() -> Ref | None:
+        def attempt() -> RefView | None:
             there = self._artifacts.get_object(key)
             now = self._readable_ref(tag, there)
             source, before = self._readable_snapshot(now) if now else (None, None)
             cells = before["cells"] if before else {}
             after: SnapshotDocument = {"schema": 1, "cells": update(cells)}
-            moved = now if now and after == before and source == now.snapshot else None
+            moved = now if now and after == before and source == now["snapshot"] else None
             if not moved:
                 _require_generation(tag, now, generation)
             confirm = check(cells, after["cells"])
-            moved = moved or self._put(key, tag, there, now, source, after)
+            if signed or not moved:
+                wanted = unsigned(moved) if moved else self._moved(tag, now, source, after)
+                moved = self._put(there, RefCommit(namespace, tag, now, wanted, signed))
             if moved:
                 confirm()
-            return moved
+            return moved and unsigned(moved)
 
         return until_moved(key, attempt)
 
-    def _put(
-        self, key: str, tag: str, there: Object | None, now: Ref | None, source: str | None, after: SnapshotDocument
-    ) -> Ref | None:
-        """Write a snapshot, and let a ref point to it; None if another writer was faster."""
-        digest, _ = self._artifacts.put_blob_bytes(_json(after))
-        number = now.generation + 1 if now else 1
-        moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        document = {"schema": 1, "generation": number, "snapshot": digest, "previous": source, "moved": moved}
+    def _moved(self, tag: str, now: RefView | None, source: str | None, after: SnapshotDocument) -> RefView:
+        """Write a snapshot, and return the ref that points to it."""
+        digest, _ = self._artifacts.put_blob_bytes(canonical(after))
+        return {**following(tag, now, digest), "previous": source}
+
+    def _put(self, there: Object | None, commit: RefCommit) -> RefView | None:
+        """Write a ref; None if another writer was faster."""
+        ref, key = self._commit(commit) if self._commit else commit.after, ref_key(commit.namespace, commit.tag)
+        if ref is None:
+            return None
         with suppress(Conflict):
-            etag = self._artifacts.put_object(
-                key, _json(document), create=there is None, if_match=there.etag if there else ""
-            )
-            _log().info("ref moved", ref=key, generation=number, snapshot=digest)
-            return Ref(tag, number, digest, source, moved, etag)
+            data, etag = stored_ref(ref), there.etag if there else ""
+            self._artifacts.put_object(key, data, create=there is None, if_match=etag)
+            self._committed(commit.namespace, ref)
+            _log().info("ref moved", ref=key, generation=ref["generation"], snapshot=ref["snapshot"])
+            return ref
         return None
 
     def source(self, namespace: str, tag: str, *, previous: bool = False) -> Cells:
@@ -258,27 +277,31 @@ class Refs:
         found = self.find(namespace, tag)
         if found is None:
             raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
-        digest = found.previous if previous else found.snapshot
+        digest = found["previous"] if previous else found["snapshot"]
         if digest is None:
             raise NotFound(f"{tag} was never moved: it has no previous snapshot")
         return self.snapshot(digest)["cells"]
 
-    def delete(self, namespace: str, tag: str, *, generation: int | None = None) -> None:
-        """Delete a tag; its artifacts stay while others name them. `generation` as in `move`.
+    def delete(self, namespace: str, tag: str, *, generation: int | None = None, signed: str = "") -> None:
+        """Delete a tag; its artifacts stay while others name them. `generation` and `signed` as in `move`.
 
-        Raises NotFound, Conflict if it has moved meanwhile.
+        It is committed as a move to no snapshot. Raises NotFound, Conflict if it has moved meanwhile.
         """
         found = self._artifacts.get_object(ref_key(namespace, tag))
         if found is None:
             raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
-        if generation is not None:
-            _require_generation(tag, self.find(namespace, tag), generation)
+        now = self._readable_ref(tag, found)
+        _require_generation(tag, now, generation)
+        gone = following(tag, now, NOWHERE)
+        if self._commit:
+            self._commit(RefCommit(namespace, tag, now, gone, signed))
         self._artifacts.delete_object(found.key, if_match=found.etag)
+        self._committed(namespace, gone)
         _log().info("ref deleted", ref=found.key)
 
 
-def _require_generation(tag: str, now: Ref | None, generation: int | None) -> None:
-    there = now.generation if now else 0
+def _require_generation(tag: str, now: RefView | None, generation: int | None) -> None:
+    there = now["generation"] if now else 0
     if generation is not None and there != generation:
         is_there = f"has generation {there}" if now else "does not exist"
         raise Conflict(
@@ -287,20 +310,29 @@ def _require_generation(tag: str, now: Ref | None, generation: int | None) -> No
         )
 
 
-def _parse_ref(tag: str, found: Object) -> Ref:
+def following(tag: str, now: RefView | None, snapshot: str) -> RefView:
+    """Return a ref that moves at this moment from where it is `now` to a snapshot."""
+    moved, number = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), now["generation"] + 1 if now else 1
+    previous = now["snapshot"] if now else None
+    return {"tag": tag, "generation": number, "snapshot": snapshot, "previous": previous, "moved": moved}
+
+
+def parse_ref(tag: str, found: Object) -> RefView:
+    """Return a ref as its object says. Raises ArtifactGone if it cannot be read."""
     try:
         document = json.loads(found.data)
-        return Ref(
-            tag=tag,
-            generation=int(document["generation"]),
-            snapshot=document["snapshot"],
-            previous=document["previous"],
-            moved=document.get("moved", ""),
-            etag=found.etag,
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        ref: RefView = {
+            "tag": tag,
+            "generation": int(document["generation"]),
+            "snapshot": document["snapshot"],
+            "previous": document["previous"],
+            "moved": document.get("moved", ""),
+        }
+        return {**ref, "signed": document["signed"]} if document.get("signed") else ref
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ArtifactGone(
-            f"the ref {found.key} cannot be read: {error!r}", hint=f"`farm tag {tag} --delete` deletes it"
+            f"the ref {found.key} cannot be read: {error!r:.200}",
+            hint=f"`farm tag {tag} --delete` deletes it",
         ) from None
 
 
@@ -311,7 +343,17 @@ def ref_key(namespace: str, tag: str) -> str:
     return f"ns/{namespace}/refs/{tag}.json"
 
 
-def _json(value: object) -> bytes:
+def stored_ref(ref: RefView) -> bytes:
+    """Return a ref as it is stored: its key has the names."""
+    return canonical({"schema": 1, **{name: value for name, value in ref.items() if name not in ("tag", "namespace")}})
+
+
+def unsigned(ref: RefView) -> RefView:
+    """Return where a ref points, without what is signed about it."""
+    return cast(RefView, {name: value for name, value in ref.items() if name != "signed"})
+
+
+def canonical(value: object) -> bytes:
     """One spelling for one value, so that equal snapshots are one blob."""
     return json.dumps(value, sort_keys=True, indent=1).encode()
 

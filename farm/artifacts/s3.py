@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.keys import BLOBS, QUARANTINE, UPLOADS, blob_key, sidecar_key, statements_key, upload_key
 from farm.artifacts.s3_bucket import Bucket, FinalStatus, SourceBuckets
-from farm.artifacts.storage import Artifact, Object, PresignedPut, Published, Sign, until_moved
-from farm.errors import Conflict, UsageError
+from farm.artifacts.storage import (
+    BLOBS,
+    BUILD_IDS,
+    QUARANTINE,
+    UPLOADS,
+    Object,
+    Published,
+    Put,
+    Sign,
+    blob_key,
+    sidecar_key,
+    statements_key,
+    until_moved,
+    upload_key,
+)
+from farm.errors import Conflict, StorageUnavailable, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.wire.program import Sidecar
@@ -37,7 +53,7 @@ class LargeUploads:
     def __init__(self, store: S3Store) -> None:
         self._store = store
 
-    def begin(self, namespace: str, digest: str, size: int) -> list[PresignedPut]:
+    def begin(self, namespace: str, digest: str, size: int) -> list[Put]:
         """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
 
         Nothing signs the bytes of a part: the blob is there once `finish` has hashed the whole.
@@ -49,7 +65,7 @@ class LargeUploads:
             upload = self._store.ask("write", key, begin)["UploadId"]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
         part_size = _client_part(size)
-        puts = []
+        puts: list[Put] = []
         for number, start in enumerate(range(0, size, part_size), 1):
             length = min(part_size, size - start)
             if there.get(number) == length:
@@ -58,7 +74,7 @@ class LargeUploads:
             url = self._store.public.generate_presigned_url(
                 "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=UPLOAD_SECONDS
             )
-            puts.append(PresignedPut(url, {"content-length": str(length)}, start, length))
+            puts.append({"url": url, "headers": {"content-length": str(length)}, "start": start, "size": length})
         return puts
 
     def finish(self, namespace: str, digest: str, size: int) -> None:
@@ -161,6 +177,21 @@ class S3Store(Bucket):
         """Objects of users, in other buckets."""
         return SourceBuckets(self.s3)
 
+    def build_id_of(self, *parts: str) -> str:
+        """Return the build id that these texts stand for in this farm: what is asked for twice is built once.
+
+        Only who reads the farm's key can compute it, so nobody can have a build of that id in another namespace before.
+        """
+        return f"b-{hmac.new(self._build_ids, chr(0).join(parts).encode(), hashlib.sha256).hexdigest()[:16]}"
+
+    @cached_property
+    def _build_ids(self) -> bytes:
+        with suppress(Conflict):
+            self.put_object(BUILD_IDS, secrets.token_hex(32).encode(), create=True)
+        if found := self.get_object(BUILD_IDS):
+            return found.data
+        raise StorageUnavailable(f"{self.place(BUILD_IDS)} was removed at this moment", hint="try again")
+
     def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: Sign | None = None) -> Published:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
@@ -184,7 +215,7 @@ class S3Store(Bucket):
             if there is None:  # Retention took it in between.
                 return None
             if theirs := self._whole(namespace, ours["key"], there):
-                return Published(theirs.sidecar, adopted=True)
+                return Published(theirs, adopted=True)
             with suppress(Conflict):
                 self.put_object(key, data, if_match=there.etag)
                 log.warning("artifact repaired", key=key)
@@ -193,12 +224,15 @@ class S3Store(Bucket):
 
         return until_moved(self.place(key), attempt)
 
-    def lookup(self, namespaces: Sequence[str], key: str) -> Artifact | None:
-        """Return the first complete artifact of a cache key, in the order of the namespaces."""
+    def lookup(self, namespaces: Sequence[str], key: str) -> Sidecar | None:
+        """Return the sidecar of the first complete artifact of a cache key, in the order of the namespaces.
+
+        It is readable, and its blobs all exist, in the right size.
+        """
         for namespace in namespaces:
             found = self.get_object(sidecar_key(namespace, key))
-            if found and (artifact := self._whole(namespace, key, found)):
-                return artifact
+            if found and (sidecar := self._whole(namespace, key, found)):
+                return sidecar
         return None
 
     def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:
@@ -206,8 +240,8 @@ class S3Store(Bucket):
         found = (self.get_object(statements_key(namespace, key)) for namespace in namespaces)
         return [line for there in found if there for line in there.data.splitlines()]
 
-    def _whole(self, namespace: str, key: str, found: Object) -> Artifact | None:
-        """Return the artifact of a sidecar, unless the sidecar is unreadable, misplaced or lacks blobs."""
+    def _whole(self, namespace: str, key: str, found: Object) -> Sidecar | None:
+        """Return a sidecar, unless it is unreadable, misplaced or lacks blobs."""
         try:
             sidecar = sidecars.read(found.data)
         except ValueError:
@@ -216,7 +250,7 @@ class S3Store(Bucket):
         if (sidecar["namespace"], sidecar["key"]) != (namespace, key) or self._first_absent(sidecar):
             log.warning("artifact broken", key=found.key)
             return None
-        return Artifact(namespace, key, sidecar, found.etag)
+        return sidecar
 
     def _first_absent(self, sidecar: Sidecar) -> str | None:
         blobs = sidecars.required(sidecar["blobs"])

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,7 @@ from botocore.exceptions import ConnectionError as NoConnection
 from botocore.utils import parse_timestamp
 
 from farm import __version__
-from farm.artifacts.keys import BLOBS, QUARANTINE, blob_key
-from farm.artifacts.storage import ListedObject, Object, PresignedPut
+from farm.artifacts.storage import BLOBS, QUARANTINE, ListedObject, Object, Put, blob_key
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 from farm.files import replacing
 from farm.logging import get_logger
@@ -48,6 +48,9 @@ HINT = "`farm doctor` checks address, bucket and credentials"
 
 UNREACHABLE_SECONDS = 5.0
 """How long a request is repeated if no connection can be made: somebody may wait for the answer."""
+
+SILENT_SECONDS = 15
+"""How long a host may leave what it was sent without an acknowledgement; its kernel sends that, however busy it is."""
 
 RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
@@ -143,6 +146,9 @@ class Bucket:
                 f"an address of object storage (s3_endpoint, s3_public_endpoint) is not valid: {error}",
                 hint="write it as https://s3.example:9000",
             ) from None
+        # botocore has no setting for it.
+        options: list[tuple[int, int, int]] = self.s3._endpoint.http_session._socket_options  # type: ignore[attr-defined]
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_SECONDS * 1000))
 
     def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Self:
         """Return the same bucket for a caller who repeats requests for so many seconds while it is away.
@@ -364,6 +370,21 @@ class Bucket:
         self._read_checked(digest, None, read)
         return data
 
+    def read_range(self, digest: str, start: int, end: int) -> bytes:
+        """Return the bytes of a blob from `start` to `end`, for what is only looked at: a part cannot be checked.
+
+        Raises ArtifactGone.
+        """
+        key = blob_key(digest)
+
+        def read() -> bytes:
+            return self.s3.get_object(Bucket=self.name, Key=key, Range=f"bytes={start}-{end - 1}")["Body"].read()
+
+        found = self._unless_absent("read", key, read) if start < end else b""
+        if found is None:
+            raise ArtifactGone(f"there is no {self.place(key)}", hint="it was deleted, or never uploaded")
+        return found
+
     def _read_checked(self, digest: str, size: int | None, read: Callable[[ListedObject], str]) -> None:
         """Read a blob by `read`, which returns the SHA-256 of what it got; raise ArtifactGone if it is wrong.
 
@@ -442,7 +463,7 @@ class Bucket:
             parameters["ResponseContentDisposition"] = f'attachment; filename="{safe}"'
         return self.public.generate_presigned_url("get_object", Params=parameters, ExpiresIn=URL_SECONDS)
 
-    def presign_put(self, digest: str, size: int) -> PresignedPut:
+    def presign_put(self, digest: str, size: int) -> Put:
         """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
         checksum = _base64(digest)
         url = self.public.generate_presigned_url(
@@ -455,7 +476,8 @@ class Bucket:
             },
             ExpiresIn=URL_SECONDS,
         )
-        return PresignedPut(url, {"x-amz-checksum-sha256": checksum, "content-length": str(size)}, 0, size)
+        headers = {"x-amz-checksum-sha256": checksum, "content-length": str(size)}
+        return {"url": url, "headers": headers, "start": 0, "size": size}
 
     # --- asking ---------------------------------------------------------------------------------------------
 

@@ -7,18 +7,21 @@ do not know, so a newer farm may add some; a change of meaning is a new schema n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from farm.artifacts.keys import sidecar_key
+from farm.artifacts.storage import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.state import Phase
+from farm.runner.documents import Verification
+from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
-from farm.wire.program import Blobs, Processes, Sidecar, TuningFacts, Verification
+from farm.wire.program import Blobs, Processes, Sidecar, TuningFacts
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
 """In a list, since a TypedDict takes no configuration from outside."""
@@ -38,6 +41,8 @@ def read(data: bytes) -> Sidecar:
         return _checked(from_json(data))
     except ValidationError as error:
         raise ValueError(_wrong(error)) from None
+    except UsageError as error:
+        raise ValueError(error.message) from None
 
 
 def validate(document: Mapping[str, Any]) -> Sidecar:
@@ -49,7 +54,11 @@ def validate(document: Mapping[str, Any]) -> Sidecar:
 
 
 def _checked(document: object) -> Sidecar:
-    return _READER.validate_python([document])[0]
+    found = _READER.validate_python([document])[0]
+    path = found["blobs"]["program"]["path"]
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", path):
+        raise UsageError(f"not a valid sidecar: blobs.program.path: {path!r} is not the name of a program")
+    return found
 
 
 def _wrong(error: ValidationError) -> str:
@@ -122,20 +131,8 @@ def _runs_as(sidecar: Sidecar) -> str:
 
 def _tuning(work: TuningFacts) -> TuningSummary | None:
     """Return what tuning came to; None if it was off."""
-    if work["mode"] == "off":
-        return None
-    return {
-        "mode": work["mode"],
-        "operations": work["operations"],
-        "known": work["known"],
-        "tuned": work["tuned"],
-        "untunable": work["untunable"],
-        "seconds": work["seconds"],
-        "saved": work["saved"],
-        "finished": work["finished"],
-        "published": work["published"],
-        "carried": work["carried"],
-    }
+    known = {name: value for name, value in work.items() if name in TuningSummary.__annotations__}
+    return cast(TuningSummary, known) if work["mode"] != "off" else None
 
 
 def facts(sidecar: Sidecar) -> ArtifactFacts:
@@ -180,3 +177,42 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "work": _work(sidecar),
         "created": sidecar["created"],
     }
+
+
+class Serving(NamedTuple):
+    """What a session is made with."""
+
+    providers: list[tuple[str, dict[str, str]]]
+    """In order, with their options. Without them a program in fp32 computes in TF32 on NVIDIA's cards."""
+    environment: dict[str, str]
+    """Of the whole process, before its first session."""
+    level: str
+    """Of the graph's optimisation: `basic`, `extended`, `all`."""
+    threads: int | None
+    spinning: bool | None
+
+
+_LEVELS = ("basic", "extended", "all")
+_OPTION = re.compile("[A-Za-z0-9]{1,32}")
+
+
+def serving_of(sidecar: Sidecar) -> Serving:
+    """Return how to run a program of ONNX Runtime's.
+
+    Raises UsageError for an option that no manifest can have: scripts are made of it.
+    """
+    found: Mapping[str, Any] = sidecar["tuning"]["session"] or {}
+    precision, options = sidecar["spec"].get("precision", ""), sidecar["spec"].get("options", {})
+    device = device_of(sidecar["device"]["arch"], sidecar["toolchain"])
+    level = str(found.get("level") or ("basic" if device == "tensorrt" else "all"))
+    providers = providers_of(device, precision, options, found)
+    for name, value in [("level", level), *(each for _, chosen in providers for each in chosen.items())]:
+        if not (value in _LEVELS if name == "level" else _OPTION.fullmatch(value)):
+            raise UsageError(f"{sidecar['identifier']} sets {name} to {value!r}, which no farm does")
+    return Serving(
+        providers,
+        environment_of(device, precision),
+        level,
+        int(found["threads"]) if found.get("threads") else None,
+        bool(found["spinning"]) if found.get("spinning") is not None else None,
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -16,6 +16,81 @@ from farm.errors import Conflict, StorageUnavailable
 
 if TYPE_CHECKING:
     from farm.wire.program import Sidecar
+
+MAIN = "main"
+"""The namespace of trusted submitters; every other namespace can read it and never write there."""
+
+
+BLOBS = "blobs/sha256/"
+"""Prefix of all blobs."""
+
+
+BUILD_IDS = "config/build-ids"
+"""The farm's key for ids of builds that it submits itself; lost, such builds are submitted once more."""
+
+UPLOADS = "uploads/"
+"""Prefix of large uploads that are not yet hashed into blobs."""
+
+
+QUARANTINE = "quarantine/sha256/"
+"""Prefix of blobs whose bytes did not match their name."""
+
+
+def blob_key(digest: str) -> str:
+    """Object key of a blob. Raises ValueError for anything but 64 lower-case hex digits."""
+    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise ValueError(f"{digest!r} is not a SHA-256 in hex")
+    return f"{BLOBS}{digest[:2]}/{digest}"
+
+
+def upload_key(namespace: str, digest: str) -> str:
+    """Object key under which the parts of a large blob are assembled, until its bytes are checked."""
+    return f"{UPLOADS}{namespace}/{digest}"
+
+
+def readable(namespace: str) -> list[str]:
+    """Namespaces whose artifacts a namespace may use, in order."""
+    return [MAIN] if namespace == MAIN else [MAIN, namespace]
+
+
+def artifacts_prefix(namespace: str) -> str:
+    """Prefix of all sidecars of a namespace."""
+    return f"ns/{namespace}/artifacts/"
+
+
+def sidecar_key(namespace: str, key: str) -> str:
+    """Object key of the sidecar of a cache key in a namespace."""
+    return f"{artifacts_prefix(namespace)}{key[:2]}/{key}.json"
+
+
+def builds_prefix(namespace: str) -> str:
+    """Prefix of what is kept of a namespace's builds."""
+    return f"ns/{namespace}/builds/"
+
+
+def build_key(namespace: str, build_id: str, name: str) -> str:
+    """Object key of one document of a build, such as its `plan.json`."""
+    return f"{builds_prefix(namespace)}{build_id}/{name}"
+
+
+def open_prefix(namespace: str) -> str:
+    """Prefix of the marks of a namespace's builds that have no report yet."""
+    return f"ns/{namespace}/open/"
+
+
+def open_key(namespace: str, build_id: str) -> str:
+    """Object key of the mark of a build that has no report yet."""
+    return f"{open_prefix(namespace)}{build_id}"
+
+
+def statements_key(namespace: str, key: str) -> str:
+    """Object key of what is signed about the artifacts of a cache key in a namespace."""
+    return f"ns/{namespace}/statements/{key[:2]}/{key}.sigstore.jsonl"
+
+
+def reference_key(namespace: str, recipe: str) -> str:
+    """Object key of the record of reference outputs, by the digest of how they are made."""
+    return f"ns/{namespace}/references/{recipe[:2]}/{recipe}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +113,6 @@ class ListedObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """A complete artifact: a readable sidecar whose blobs all exist, in the right size."""
-
-    namespace: str
-    key: str
-    sidecar: Sidecar
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
 class Published:
     """Result of publishing. `adopted`: another attempt was first, and `sidecar` is its sidecar."""
 
@@ -55,18 +120,8 @@ class Published:
     adopted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PresignedPut:
-    """A permission to upload `size` bytes of a blob from `start` on: a PUT to `url` with exactly these headers."""
-
-    url: str
-    headers: Mapping[str, str]
-    start: int
-    size: int
-
-
 class Put(TypedDict):
-    """A PUT to `url` with `headers` and `size` bytes of a blob from `start` on."""
+    """A permission to upload `size` bytes of a blob from `start` on: a PUT to `url` with exactly these headers."""
 
     url: str
     headers: dict[str, str]
@@ -102,6 +157,9 @@ class SignedSidecar(TypedDict):
 
 class ArtifactStore(Protocol):
     """The part of a store that keeps documents and small blobs; `S3Store` documents each method."""
+
+    def with_patience(self, seconds: float) -> Self:
+        """Return the same store for a caller who waits so long while storage is away."""
 
     def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
         """Upload bytes as a blob."""

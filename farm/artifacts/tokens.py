@@ -12,20 +12,25 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
+from typing import cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import ArtifactStore
+from farm.artifacts.storage import ArtifactStore, Object, readable
 from farm.errors import Conflict, NotFound
 
 PREFIX = "config/tokens/"
 ADMINISTRATOR = "admin"
 """The name of the caller who has the administrator's own token; no other token may have it."""
+PERSON = "person:"
+"""How the name of a person begins, if a proxy signs the person in. No token has such a name, nor has the farm."""
 REMEMBERED = 5.0
 """Seconds for which a looked-up token is trusted; after that a revoked token is refused everywhere."""
+MOST_REMEMBERED = 4096
+"""Tokens that are remembered, also those to look up again."""
 
 
 class Secret(TypedDict):
@@ -58,23 +63,27 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as the farm knows it. `max_cells` limits the unfinished cells of its builds; 0 means no limit."""
+    """A token as the farm knows it, and so the caller who has it: a name, and a role in a namespace.
+
+    `max_cells` limits the unfinished cells of its builds; 0 means no limit.
+    """
 
     name: str
     role: Role
     namespace: str
     max_cells: int = 0
     created: str = ""
+    digest: str = ""
+    """The SHA-256 of its secret, which no other token has, also none of the same name later; empty for the rest."""
+
+    @property
+    def readable(self) -> list[str]:
+        """The namespaces that it reads, in the order in which they are asked."""
+        return readable(self.namespace)
 
     def as_dict(self) -> TokenDocument:
         """Return the token as JSON, without its secret."""
-        return {
-            "name": self.name,
-            "role": self.role.name.lower(),
-            "namespace": self.namespace,
-            "max_cells": self.max_cells,
-            "created": self.created,
-        }
+        return cast(TokenDocument, {**asdict(self), "role": self.role.name.lower()})
 
 
 class Tokens:
@@ -84,23 +93,34 @@ class Tokens:
         self._artifacts = artifacts
         self._lock = threading.Lock()
         self._remembered: dict[str, tuple[float, Token | None]] = {}
+        """By key, the one looked up last at the end: until when a token is trusted without another look, and it."""
 
     def find(self, secret: str) -> Token | None:
-        """Return the token with this secret; None if there is none, or it was revoked."""
+        """Return the token with this secret; None if there is none, or it was revoked.
+
+        Only for a secret that was known before does this wait while storage is away. Raises StorageAway.
+        """
         key = _key(secret)
         now = time.monotonic()
         with self._lock:
             until, token = self._remembered.get(key, (0.0, None))
             if now < until:
                 return token
-        found = self._artifacts.get_object(key)
-        token = _read(found.data) if found else None
+        found = (self._artifacts if token else self._artifacts.with_patience(0)).get_object(key)
+        token = _read(found) if found else None
         with self._lock:
             # Wrong secrets are not cached, so that nobody can fill the memory with them.
-            self._remembered = {name: kept for name, kept in self._remembered.items() if kept[0] > now}
+            self._remembered.pop(key, None)
             if token:
                 self._remembered[key] = (now + REMEMBERED, token)
+            if len(self._remembered) > MOST_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
         return token
+
+    def remembers(self, secret: str) -> bool:
+        """Whether this was a token's secret when it was looked up last; asks nobody."""
+        with self._lock:
+            return _key(secret) in self._remembered
 
     def create(self, name: str, role: Role, namespace: str, *, max_cells: int = 0) -> str:
         """Make a token and return its secret, which is shown only once. Raises Conflict if the name is taken."""
@@ -128,7 +148,7 @@ class Tokens:
     def _all(self) -> Iterator[tuple[str, Token]]:
         for key in self._artifacts.list_objects(PREFIX):
             if found := self._artifacts.get_object(key):
-                yield key, _read(found.data)
+                yield key, _read(found)
 
 
 def _key(secret: str) -> str:
@@ -136,6 +156,7 @@ def _key(secret: str) -> str:
     return f"{PREFIX}{hashlib.sha256(secret.encode()).hexdigest()}.json"
 
 
-def _read(data: bytes) -> Token:
-    document = json.loads(data)
-    return Token(**{**document, "role": Role[document["role"].upper()]})
+def _read(found: Object) -> Token:
+    document = json.loads(found.data)
+    digest = found.key.removeprefix(PREFIX).removesuffix(".json")
+    return Token(**{**document, "role": Role[document["role"].upper()], "digest": digest})

@@ -4,9 +4,8 @@ Every change of state is one Lua script that names the state it expects and writ
 repeated and gives the same answer. `docs/job-store.md` lists the keys.
 """
 
-from farm.store.build_records import Events
 from farm.store.job_records import Claim, Renewal, Renewed
 from farm.store.store import Store
 from farm.store.worker_records import Beat
 
-__all__ = ["Beat", "Claim", "Events", "Renewal", "Renewed", "Store"]
+__all__ = ["Beat", "Claim", "Renewal", "Renewed", "Store"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from farm.store.link import Link, key, lots
 
 LOT = 100
+"""Records that are asked about at once."""
 
 
 class AuditRecords:

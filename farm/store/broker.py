@@ -8,27 +8,38 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
+import kombu
+import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
+from kombu.transport.redis import SentinelChannel
 
-from farm.errors import StoreUnavailable
+from farm.errors import FarmFault, StoreUnavailable
 from farm.settings import Settings
+from farm.store import sentinel
+from farm.store.link import SOCKET_TIMEOUT
 
 TASK = "tasks.compile"
 
 PREFIX = "{farm}:broker:"
 """Prefix of Celery's keys, so that they do not collide with the store's in the same database."""
 
-SOCKET_SECONDS = 30
+SOCKET_SECONDS = 10
 """A silent broker counts as gone; longer than Celery's own blocking reads."""
+
+CHECK_SECONDS = 5
+"""A worker looks so often whether its blocking read, of a second, was answered: else the server's host has vanished."""
 
 
 def make_celery(settings: Settings) -> Celery:
     """Return the Celery application for the broker at `redis_url`. Does not connect."""
-    app = Celery("farm", broker=_broker_url(settings.redis_url.get_secret_value()), set_as_current=True)
+    url = settings.redis_url.get_secret_value()
+    app = Celery("farm", broker=_broker_url(url), set_as_current=True)
+    sentinels = sentinel.read(url)
     app.conf.update(
+        broker_use_ssl=sentinels.certificates if sentinels else None,
         accept_content=["json"],
         task_serializer="json",
         task_ignore_result=True,
@@ -55,8 +66,11 @@ def make_celery(settings: Settings) -> Celery:
             # The job store records who has taken a message (docs/decisions/0029).
             "ack_emulation": False,
             "socket_timeout": SOCKET_SECONDS,
+            "socket_connect_timeout": SOCKET_TIMEOUT,
             "socket_keepalive": True,
+            "health_check_interval": CHECK_SECONDS,
             "priority_steps": [0],
+            **({"master_name": sentinels.master, "sentinel_kwargs": sentinels.sentinel} if sentinels else {}),
         },
     )
     return app
@@ -121,10 +135,26 @@ def _reaching(app: Celery) -> Iterator[None]:
 
 
 def _address(app: Celery) -> str:
-    parts = urlsplit(app.conf.broker_url)
-    return f"{parts.hostname}:{parts.port or 6379}"
+    parts = [urlsplit(url) for url in app.conf.broker_url.split(";")]
+    return ", ".join(each.netloc.rpartition("@")[2] or each.path for each in parts)
 
 
 def _broker_url(url: str) -> str:
-    """Kombu's spelling of an address: redis-py writes sockets as `unix://`."""
-    return url.replace("unix://", "redis+socket://", 1)
+    """Kombu's spelling of an address: redis-py writes sockets as `unix://`, and checks certificates unasked."""
+    parts = urlsplit(url.replace("unix://", "redis+socket://", 1))
+    if found := sentinel.read(url):
+        hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found.places]
+        return ";".join(f"sentinel://{found.who}{host}{found.path}" for host in hosts)
+    query = parts.query
+    if parts.scheme == "rediss" and "ssl_cert_reqs=" not in query:
+        query = f"{query}&ssl_cert_reqs=required".lstrip("&")
+    return urlunsplit(parts._replace(query=query))
+
+
+def require_sentinels() -> None:
+    """Raise FarmFault if kombu found nothing of Sentinels in the installed redis-py (celery/kombu#2420)."""
+    if SentinelChannel.connection_class is None:
+        raise FarmFault(
+            f"kombu {kombu.__version__} cannot use sentinel:// with redis-py {redis.__version__}",
+            hint="pip install --upgrade 'kombu>=5.7' 'redis>=6.4'",
+        )

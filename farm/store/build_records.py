@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from operator import itemgetter
 from typing import Any, cast
 
 from farm.errors import Conflict, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
-from farm.jobs.rows import BuildEvent, BuildRow, CellRow, NewCell, PlannedBuild, StaticCell, VerdictDocument
+from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
+from farm.jobs.state import State
 from farm.store.link import Link, lots
 
 LOT = 500
@@ -31,7 +31,7 @@ FOR_EVER = 1e11
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
 
-_LIVE = ("worker", "node", "number", "started_at", "queued_at", "phase", "progress", "detail", "spent")
+_LIVE = ("worker", "number", "started_at", "phase", "progress", "detail", "spent")
 
 BuildRows = list[BuildRow]
 CellRows = list[CellRow]
@@ -44,7 +44,7 @@ class BuildRecords:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def create(self, build: PlannedBuild, lots_of_cells: Iterable[Sequence[NewCell]]) -> int:
+    def create(self, build: PlannedBuild, cells: Iterable[NewCell]) -> int:
         """Add a build and its cells; return how many of its cells the store has. Repeating changes nothing.
 
         Raises Conflict if another namespace has a build of that id.
@@ -61,7 +61,7 @@ class BuildRecords:
         if answer < 0:
             raise Conflict(f"the id {build['id']} is taken", hint="submit again with a new build id")
         accepted = 0
-        rows = (_cell_row(position, cell) for position, cell in enumerate(chain.from_iterable(lots_of_cells)))
+        rows = itertools.starmap(_cell_row, enumerate(cells))
         for some in lots(lots(rows, LOT), AT_ONCE):
             calls = [{"build": build["id"], "cells": json.dumps(lot)} for lot in some]
             accepted = self._link.run_many("add_cells", calls)[-1]
@@ -203,36 +203,25 @@ class BuildRecords:
 
 def _cell_row(position: int, cell: NewCell) -> list[str]:
     """One cell for `add_cells.lua`: all text, because numbers would lose digits."""
-    failure, facts, expected = cell.get("failure"), cell.get("facts"), cell.get("expected")
-    measured = bool((order := cell.get("order")) and order.get("hit"))
+    order, facts, expected, limits = cell["order"], cell["facts"], cell.get("expected"), cell["limits"]
+    is_hit = facts is not None and not (order and order.get("hit"))
     if expected:
         expected = {**expected, "before": min(expected["before"], FOR_EVER) * 1000}
-    limits = cell.get("limits")
-    static: StaticCell = {
-        "identifier": cell["identifier"],
-        "key": cell["key"],
-        "namespace": cell["namespace"],
-        "pool": cell["pool"],
-        "priority": cell["priority"],
-        "position": position,
-        "facts": facts,
-        "failure": failure,
-        "expected": expected,
-    }
+    static = {"identifier": cell["identifier"], "position": position, "facts": facts, "expected": expected}
     return [
         cell["identifier"],
         cell["key"],
         cell["namespace"],
         cell["pool"],
         str(max(-1000, min(1000, int(cell["priority"])))),
-        repr(float(limits.get("time") or 0) if limits else 0.0),
-        str(int(limits.get("memory") or 0) if limits else 0),
-        str(cell.get("expected_seconds") or 0),
-        "failed" if failure else "succeeded" if facts is not None and not measured else "",
+        repr(float(limits["time"])),
+        str(int(limits["memory"])),
+        str(cell["expected_seconds"] or 0),
+        "succeeded" if is_hit else "",
         json.dumps(static),
-        json.dumps(cell.get("order")),
+        json.dumps(order),
         f"j-{secrets.token_hex(8)}",
-        job_key(cell.get("order"), cell["key"]),
+        job_key(order, cell["key"]),
     ]
 
 
@@ -247,57 +236,46 @@ def _build(row: Mapping[str, str]) -> BuildRow | None:
         "ended_at": _seconds(row.get("ended_at")),
         "accepted": int(row["accepted"]),
         "paused": row.get("paused") == "1",
-        "counts": {
-            state: int(row.get(f"n:{state}", 0)) for state in ("queued", "running", "succeeded", "failed", "cancelled")
-        },
+        "counts": {state: int(row.get(f"n:{state}", 0)) for state in (*map(str, State), "expected")},
         "verdict": json.loads(row["verdict"]) if "verdict" in row else None,
     }
 
 
 def _cell(
-    static: StaticCell, state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
+    static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
 ) -> CellRow:
     ended = json.loads(end) if end else {}
     started_at, ended_at = _seconds(ended.get("started_at") or live.get("started_at")), _seconds(ended.get("at"))
     outcome = ended.get("outcome") or {}
-    failure = static["failure"]
-    born = job is None
+    elapsed = round(max(0.0, (ended_at or now) - started_at), 3) if started_at else None
+    spent = float(ended.get("spent") or live.get("spent") or 0) / 1000
     return {
         "identifier": static["identifier"],
-        "key": static["key"],
-        "namespace": static["namespace"],
-        "pool": static["pool"],
-        "priority": static["priority"],
         "state": state,
         "job": job,
         "attempt": ended.get("attempt") or int(live.get("number") or 0),
-        "hit": (born and state == "succeeded") or bool(outcome.get("hit")),
-        "kind": failure["kind"] if failure else outcome.get("kind"),
-        "message": failure["message"] if failure else outcome.get("message") or "",
+        "hit": (job is None and state == "succeeded") or bool(outcome.get("hit")),
+        "kind": outcome.get("kind"),
+        "message": outcome.get("message") or "",
         "detail": outcome.get("detail") or live.get("detail") or "",
         "phase": live.get("phase"),
         "progress": _number(live.get("progress")),
         "worker": ended.get("worker") or live.get("worker"),
-        "node": live.get("node"),
-        "queued_at": _seconds(live.get("queued_at")),
-        "started_at": started_at,
-        "ended_at": ended_at,
-        "elapsed": round(max(0.0, (ended_at or now) - started_at), 3) if started_at else None,
-        "spent": float(ended.get("spent") or live.get("spent") or 0) / 1000,
-        "facts": _facts(static, state, outcome),
+        "elapsed": elapsed,
+        "spent": round(spent + (elapsed or 0.0), 3) if state == "running" else spent,
+        "facts": _facts(static["facts"], state, outcome),
         "log": outcome.get("log") or None,
-        "phases": outcome.get("phases") or {},
     }
 
 
-def _facts(static: StaticCell, state: str, outcome: Mapping[str, Any]) -> ArtifactFacts | None:
+def _facts(of_hit: ArtifactFacts | None, state: str, outcome: Mapping[str, Any]) -> ArtifactFacts | None:
     """Return the facts of a cell's program; those of a hit that is to be measured count when that has ended."""
     if made := outcome.get("facts"):
         return cast(ArtifactFacts, made)
-    if not static["facts"] or state != "succeeded":
+    if not of_hit or state != "succeeded":
         return None
     why = outcome.get("unmeasured")
-    return {**static["facts"], "unmeasured": why} if why else static["facts"]
+    return {**of_hit, "unmeasured": why} if why else of_hit
 
 
 def _number(text: str | None) -> float | None:
@@ -309,22 +287,12 @@ def _seconds(milliseconds: Any) -> float | None:
 
 
 EVENTS_AT_ONCE = 500
+"""Most events of one answer."""
 _STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 """Milliseconds and a count, each of 64 bits."""
 
 LONGEST_BLOCK = 2000
 """Most milliseconds that one command waits: less than the socket's timeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """Events of a build, oldest first.
-
-    `reset`: the reader's position was trimmed, or belongs to another epoch. Then the only item is of type `reset`.
-    """
-
-    items: list[BuildEvent]
-    reset: bool = False
 
 
 class EventStreams:
@@ -334,7 +302,7 @@ class EventStreams:
         self._link = link
         self._new_epoch = epoch
 
-    def read(self, build_id: str, after: str | None = None, block_ms: int = 0) -> Events:
+    def read(self, build_id: str, after: str | None = None, block_ms: int = 0) -> EventBatch:
         """Return up to 500 events after an id (None: from the beginning), waiting up to `block_ms` for the first.
 
         An unknown id counts as an id of another epoch.
@@ -351,11 +319,11 @@ class EventStreams:
                 "type": "reset",
                 "build": build_id,
             }
-            return Events([item], reset=True)
+            return {"items": [item], "reset": True}
         entries = self._link.ask("XRANGE", stream, f"({position}", "+", "COUNT", EVENTS_AT_ONCE)
         if not entries and block_ms > 0:
             entries = self._wait(stream, position, block_ms)
-        return Events([_item(build_id, epoch, *entry) for entry in entries])
+        return {"items": [_item(build_id, epoch, *entry) for entry in entries], "reset": False}
 
     def _wait(self, stream: tuple[str, ...], position: str, block_ms: int) -> list[Any]:
         deadline = time.monotonic() + block_ms / 1000

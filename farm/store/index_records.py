@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from farm.jobs.estimate import Sample
+from farm.jobs.estimate import Compile
 from farm.jobs.facts import ArtifactFacts, ComparableWork
 from farm.store.link import Link, lots
 
@@ -31,27 +31,28 @@ class History:
         trimming = [["ZREMRANGEBYRANK", name, 0, -KEPT - 1] for name in names.values()]
         self._link.ask_many([*adding, *trimming])
 
-    def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Sample]]:
+    def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Compile]]:
         """Return the durations of each sort, in all of these namespaces together."""
         wanted = [(sort, ("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
         answers = self._link.ask_many(["ZRANGE", name, 0, -1] for _, name in wanted)
-        found: dict[str, list[Sample]] = {}
+        found: dict[str, list[Compile]] = {}
         for (sort, _), members in zip(wanted, answers, strict=True):
             found.setdefault(sort, []).extend(map(_sample, members))
         return found
 
 
 def _member(facts: ArtifactFacts, work: ComparableWork) -> str:
-    """As `remember` in `_attempts.lua` writes it."""
+    """As `remember` in `_workers.lua` writes it."""
     return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
 
 
-def _sample(member: str) -> Sample:
+def _sample(member: str) -> Compile:
     _, model, size, seconds = member.split(" ")
-    return Sample(model, int(size), float(seconds))
+    return Compile(model, int(size), float(seconds))
 
 
 LOT = 1000
+"""Artifacts that are put at once."""
 
 
 class IndexRecords:
@@ -121,3 +122,22 @@ class IndexRecords:
             self.remove(namespace, some)
         self._link.run("complete_index", namespace=namespace, begun=epoch)
         return count
+
+
+class SignedRefs:
+    """The newest version that was signed of each ref, by `NAMESPACE/TAG`: object storage may answer with older ones."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def remember(self, path: str, version: int) -> None:
+        """Record a version that was written. A newer one stays."""
+        self._link.ask("ZADD", ("signed",), "GT", version, path)
+
+    def version(self, path: str) -> int:
+        """Return the newest version of a ref; 0 if none is known."""
+        return int(float(self._link.ask("ZSCORE", ("signed",), path) or 0))
+
+    def forget(self, path: str = "") -> None:
+        """Forget a ref, or all."""
+        self._link.ask(*(["ZREM", ("signed",), path] if path else ["DEL", ("signed",)]))

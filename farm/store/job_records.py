@@ -15,6 +15,7 @@ from farm.jobs.state import AttemptLimits, Outcome
 from farm.store.link import Link, lots
 
 LOT = 500
+"""Jobs that are asked about at once."""
 
 _ASKED = ("turns", "unmeasured")
 """Facts that are about one build's question."""

@@ -11,9 +11,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-import redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -31,9 +29,10 @@ from redis.retry import Retry
 
 from farm.errors import StoreUnavailable, UsageError
 from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
+from farm.store import sentinel
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
-_SHARED = ("_base", "_builds", "_lanes", "_jobs", "_workers", "_attempts")
+_SHARED = ("_builds", "_jobs", "_workers")
 """Files that are prepended to every script, in this order: each uses only those before it."""
 
 
@@ -148,8 +147,8 @@ class Link:
     def __init__(self, url: str, constants: str) -> None:
         try:
             # redis-py has no types for these calls.
-            self._redis: Any = redis.Redis.from_url(
-                url.replace("redis+socket://", "unix://"),
+            self._redis: Any = sentinel.connect(
+                url,
                 decode_responses=True,
                 encoding_errors="replace",
                 protocol=2,
@@ -160,9 +159,9 @@ class Link:
                 retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2, (ConnectionError,)),
             )
         except ValueError as error:
-            raise UsageError(f"redis_url: {error}", hint="write it as redis://:password@host:6379/0") from None
-        parts = urlsplit(url)
-        self.address = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+            hint = "write it as redis://:password@host:6379/0, or sentinel://:password@host,host/0?master=name"
+            raise UsageError(f"redis_url: {error}", hint=hint) from None
+        self.address = sentinel.place_of(url)
         self._scripts = load_scripts(constants)
 
     def ask(self, *command: Any) -> Any:

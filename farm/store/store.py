@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+
+from redis.exceptions import ResponseError
 
 from farm.errors import FarmFault, UsageError
 from farm.jobs.state import POLICIES
 from farm.settings import Settings
 from farm.store.audit_records import AuditRecords
 from farm.store.build_records import BuildRecords, EventStreams
-from farm.store.index_records import KEPT, History, IndexRecords
+from farm.store.index_records import KEPT, History, IndexRecords, SignedRefs
 from farm.store.job_records import JobRecords, Wakeups
 from farm.store.link import Link
 from farm.store.worker_records import WorkerRecords
@@ -33,6 +36,33 @@ class Leader:
         self._link.run("resign", process=process)
 
 
+class ControlPlanes:
+    """What the control planes say of themselves, so that each one's pages know of all."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def report(self, name: str, away: str) -> None:
+        """Note that a control plane is there, and what it cannot reach (empty: nothing)."""
+        now = int(self._link.now() * 1000)
+        self._link.ask("HSET", ("planes",), name, json.dumps([now, away]))
+
+    def leave(self, name: str) -> None:
+        """Forget a control plane that ends."""
+        self._link.ask("HDEL", ("planes",), name)
+
+    def forget_dead(self) -> None:
+        """Drop control planes that have been silent for an hour."""
+        for name, (at, _) in self.list().items():
+            if at < self._link.now() - 3600:
+                self.leave(name)
+
+    def list(self) -> dict[str, tuple[float, str]]:
+        """Return by name when each was heard last (Unix seconds), and what it said that it cannot reach."""
+        said = {name: json.loads(text) for name, text in self._link.ask("HGETALL", ("planes",)).items()}
+        return {name: (at / 1000, away) for name, (at, away) in sorted(said.items())}
+
+
 class Store:
     """The records of the job store, one attribute each. Thread-safe."""
 
@@ -44,17 +74,26 @@ class Store:
         self.workers = WorkerRecords(link)
         self.events = EventStreams(link, self.epoch)
         self.leader = Leader(link)
+        self.planes = ControlPlanes(link)
         self.history = History(link)
         self.index = IndexRecords(link, self.history, self.epoch)
+        self.signed = SignedRefs(link)
         self.wakeups = Wakeups(link)
         self.audit = AuditRecords(link)
 
     @classmethod
     def connect(cls, settings: Settings) -> Store:
-        """Return the store at `redis_url`. Connects at its first use; raises UsageError if no address is set."""
+        """Return the store at `redis_url`. Connects at its first use.
+
+        Raises UsageError if no address is set, and FarmFault if kombu could not use it: Celery fails only at work.
+        """
         url = settings.redis_url.get_secret_value()
         if not url:
             raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
+        if url.startswith("sentinel"):
+            from farm.store.broker import require_sentinels
+
+            require_sentinels()
         attempts = ", ".join(f"{kind.value} = {policy.attempts}" for kind, policy in POLICIES.items())
         blames = ", ".join(f"{kind.value} = true" for kind, policy in POLICIES.items() if policy.node)
         constants = {
@@ -100,6 +139,23 @@ class Store:
             )
 
         self._link.ask("SETRANGE", ("nothing",), 0, "")  # writes nothing, but is refused like a write
+
+    def make_users(self, rules: str) -> tuple[dict[str, str], bool]:
+        """Make those users of an ACL file that are missing; return their passwords, and whether a restart keeps them.
+
+        Raises StoreUnavailable if this user may not.
+        """
+        known = {line.split()[1] for line in self._link.ask("ACL", "LIST")}
+        users = {name: words for _, name, *words in map(str.split, rules.splitlines()) if name not in known}
+        passwords = {name: secrets.token_hex(24) for name in users}
+        for name, words in users.items():
+            self._link.ask("ACL", "SETUSER", name, *words, f">{passwords[name]}")
+        try:
+            if passwords:
+                self._link.ask("ACL", "SAVE")
+        except ResponseError:  # It has no ACL file, or may not write it.
+            return passwords, False
+        return passwords, True
 
     def epoch(self) -> str:
         """Return the store's epoch, which changes with each restart, failover or loss of the server."""

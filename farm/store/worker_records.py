@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from farm.jobs.rows import NewWorker, PoolView, RegisteredWorker, WorkerView
+from farm.jobs.rows import NewWorker, PoolView, WorkerView
 from farm.store.link import Link
 
 WorkerViews = list[WorkerView]
@@ -50,7 +50,7 @@ class WorkerRecords:
         the fence of its node that the worker knows, for a store that lost its data.
         """
         pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
-        document: RegisteredWorker = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
+        document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
         self._link.run(
             "register",
             worker=worker["id"],
@@ -63,10 +63,13 @@ class WorkerRecords:
             fenced=fenced,
         )
 
-    def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "") -> Beat:
-        """Send a heartbeat; `draining`: the worker takes no more jobs, `resting`: why it takes none for now."""
+    def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "", warning: str = "") -> Beat:
+        """Send a heartbeat; `draining`: the worker takes no more jobs, `resting`: why it takes none for now.
+
+        `warning` says what else is wrong there.
+        """
         answer, running, unclaimed, fenced, failed = self._link.run(
-            "heartbeat", worker=worker_id, draining=int(draining), resting=resting
+            "heartbeat", worker=worker_id, draining=int(draining), resting=resting, warning=warning
         )
         return Beat(answer, running, unclaimed / 1000, fenced, failed)
 
@@ -114,6 +117,17 @@ class WorkerRecords:
             if record.get("document")
         ]
 
+    def silent(self) -> dict[str, float]:
+        """Return the nodes whose workers fell silent within the last hour, and when each was heard last (Unix seconds).
+
+        A node with a live worker is not silent, nor is one whose workers said that they leave.
+        """
+        ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
+        rows = self._link.ask_many(["HMGET", ("worker", worker_id, "last"), "node", "seen_at"] for worker_id in ids)
+        live = {worker["node"] for worker in self.list()}
+        heard = sorted((int(seen_at) / 1000, node) for node, seen_at in rows if node and node not in live)
+        return {node: seen_at for seen_at, node in heard}
+
     def is_split(self, locks: str) -> bool:
         """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
         ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
@@ -147,6 +161,10 @@ class WorkerRecords:
             )
         return sorted(pools, key=lambda pool: pool["name"])
 
+    def wanted_slots(self, pool: str) -> int:
+        """Return how many slots a pool could use now; jobs that may not start, as of a paused build, do not count."""
+        return int(self._link.run("wanted", pool=pool))
+
     def paused_pools(self) -> Names:
         """Return the names of the pools that are paused."""
         return list(self._link.ask("SMEMBERS", ("paused",)))
@@ -177,9 +195,9 @@ class WorkerRecords:
         return list(self._link.ask("HKEYS", ("pools",)))
 
     def forget_dead(self) -> None:
-        """Drop the names of workers whose records expired."""
+        """Drop the names of workers that died an hour ago."""
         now = int(self._link.ask("TIME")[0]) * 1000
-        self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", now)
+        self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", now - 3_600_000)
 
     def _running(self) -> dict[str, Jobs]:
         """Return the jobs that each worker runs, with their namespaces."""
@@ -192,7 +210,7 @@ class WorkerRecords:
 
 
 def _worker(record: Mapping[str, str], fenced: str, jobs: Jobs, namespace: str) -> WorkerView:
-    registered: RegisteredWorker = json.loads(record["document"])
+    registered: WorkerView = json.loads(record["document"])
     ours = [job for job, owner in jobs if owner == namespace or not namespace]
     return {
         **registered,
@@ -203,6 +221,7 @@ def _worker(record: Mapping[str, str], fenced: str, jobs: Jobs, namespace: str) 
         "running_others": len(jobs) - len(ours),
         "fenced": fenced,
         "resting": record.get("resting", ""),
+        "warning": record.get("warning", ""),
     }
 
 

@@ -16,22 +16,29 @@ T = TypeVar("T")
 
 
 def parsed(text: str | bytes, source: str) -> Any:
-    """Return what JSON says. Raises UsageError for anything else."""
+    """Return what JSON says. Raises UsageError for anything else, and for whole numbers that no float can hold."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json.loads(text, parse_int=_whole)
+    except (ValueError, RecursionError, OverflowError):
         raise unexpected(source, "not JSON") from None
 
 
-def checked(document: object, kind: type[T], source: str) -> T:
+def _whole(digits: str) -> int:
+    float(number := int(digits))  # Raises OverflowError, as whoever prints it would.
+    return number
+
+
+def checked(document: object, kind: type[T], source: str, *, strict: bool = False) -> T:
     """Return a document that is of this type, with fields that the type does not know.
+
+    A number in quotes counts as a number, unless `strict`: for who goes on with the document as it came.
 
     Raises UsageError that names the source and the first field that is wrong.
     """
     from pydantic import ValidationError
 
     try:
-        return cast(T, _adapter(cast(Hashable, kind)).validate_python([document])[0])
+        return cast(T, _adapter(cast(Hashable, kind)).validate_python([document], strict=strict)[0])
     except ValidationError as error:
         raise unexpected(source, wrong(error)) from None
 

@@ -10,8 +10,16 @@ from typing import Annotated, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Amount, Bound, Count, Default, Digest, Unchecked, Word
-from farm.runner.documents import ConvertedInput, Placement, ProgramPort, SessionChoice
+from farm.runner.bounds import Amount, Bound, Count, Default, Digest, Given, Unchecked, Word
+from farm.runner.documents import (
+    ConvertedInput,
+    Latency,
+    Placement,
+    ProgramPort,
+    ProgramTimes,
+    SessionChoice,
+    Verification,
+)
 from farm.spec import FileReference, SpecDocument
 
 Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]
@@ -63,25 +71,6 @@ class Alone(TypedDict):
 
     ratio: float
     interval: Interval
-
-
-class Latency(TypedDict):
-    """Percentiles of one kind of run, in seconds."""
-
-    median: Amount
-    p90: NotRequired[Annotated[Amount | None, Default(None)]]
-    p99: NotRequired[Annotated[Amount | None, Default(None)]]
-    minimum: NotRequired[Annotated[Amount | None, Default(None)]]
-    repeats: NotRequired[Annotated[int, Bound(least=1), Default(1)]]
-
-
-class MeasuredPoint(TypedDict):
-    """Speed of a dynamic program at one of its sizes: `shapes` by input name, `batch` samples in a run."""
-
-    batch: int
-    shapes: Mapping[str, Sequence[int]]
-    latency: Latency
-    throughput: NotRequired[Annotated[float | None, Default(None)]]
 
 
 class Against(TypedDict):
@@ -148,7 +137,7 @@ class GpuFields(TypedDict, total=False):
 class FoundDevice(GpuFields):
     """The device as the worker found it; how it was just then is in `conditions`."""
 
-    arch: str
+    arch: Given
     compute_units: NotRequired[Annotated[int | None, Default(None)]]
 
 
@@ -172,7 +161,7 @@ class TuningFacts(TypedDict, total=False):
     saved: Annotated[Amount, Default(0.0)]
     finished: Annotated[bool, Default(True)]
     published: Annotated[Literal["tuned", "untuned"] | None, Default(None)]
-    session: Annotated[Annotated[SessionChoice, Unchecked()] | None, Default(None)]
+    session: Annotated[SessionChoice | None, Default(None)]
     written: Annotated[int, Default(0)]
     conditions: Annotated[Sequence[Conditions], Default([])]
     """Before and after tuning, where the device tells."""
@@ -180,34 +169,7 @@ class TuningFacts(TypedDict, total=False):
     alone: Annotated[Alone | None, Default(None)]
 
 
-class Verification(TypedDict, total=False):
-    """How the program compares with the reference; everything by output name. Judged by builds, not here.
-
-    `errors` is |y - r| / |r|, `rms` is |y - r| / (sqrt(n) max|.|), `equal` the share of equal elements
-    (integer and bool outputs), `spread` is |r - mean over samples| / |r|. `nonfinite` names outputs with NaN
-    or infinity where the reference has none. `weak`: a program that always returned the mean would pass too.
-    `reference` names what was asked for the right outputs, `origin` what gave them: `expected` means the samples.
-    """
-
-    reference: Annotated[str, Default("")]
-    origin: Annotated[Mapping[str, str], Default({})]
-    refused: Annotated[Mapping[str, str], Default({})]
-    """References that could not run the model and why, by their names, in the order in which they were asked."""
-    unverified: Annotated[Mapping[str, str], Default({})]
-    """Outputs that were compared with nothing, and why."""
-    doubted: Annotated[Mapping[str, str], Default({})]
-    """Outputs of which the reference is not known to be right, and why: a difference proves nothing there."""
-    samples: Annotated[Count, Default(0)]
-    runs: Annotated[Count, Default(0)]
-    errors: Annotated[Mapping[str, Amount], Default({})]
-    rms: Annotated[Mapping[str, Amount], Default({})]
-    equal: Annotated[Mapping[str, Amount], Default({})]
-    nonfinite: Annotated[Sequence[str], Default([])]
-    spread: Annotated[Mapping[str, Amount], Default({})]
-    weak: Annotated[bool, Default(False)]
-
-
-class Measurements(TypedDict, total=False):
+class Measurements(ProgramTimes, total=False):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
@@ -218,18 +180,11 @@ class Measurements(TypedDict, total=False):
     largest sizes.
     """
 
-    load: Annotated[Amount | None, Default(None)]
-    first_run_cold: Annotated[Amount | None, Default(None)]
-    first_run_warm: Annotated[Amount | None, Default(None)]
-    latency: Annotated[Latency | None, Default(None)]
-    device_latency: Annotated[Latency | None, Default(None)]
-    throughput: Annotated[float | None, Default(None)]
     tuned: Annotated[Latency | None, Default(None)]
     baseline: Annotated[Latency | None, Default(None)]
     ratio: Annotated[float | None, Default(None)]
     interval: Annotated[Interval | None, Default(None)]
     against: Annotated[Against | None, Default(None)]
-    points: Annotated[Sequence[MeasuredPoint], Default([])]
     conditions: Annotated[Sequence[Conditions], Default([])]
     """Before and after measuring, and after the turns with other programs, where the device tells."""
     shared: Annotated[bool, Default(False)]
@@ -239,13 +194,13 @@ class ProgramRecord(TypedDict, total=False):
     """What the sidecar says about a program and about how it was made, wherever that was."""
 
     schema: Required[Literal[1]]
-    identifier: Required[str]
+    identifier: Required[Given]
     spec: Required[Annotated[SpecDocument, Unchecked()]]
     conversion: Annotated[Annotated[ConversionRecord, Unchecked()] | None, Default(None)]
     """How the model was made from one of another format, with what; null where it came as it was compiled."""
     model_size: Annotated[int, Default(0)]
     """Bytes of the model as it was submitted, with its external data; 0 if not known."""
-    toolchain: Required[str]
+    toolchain: Required[Given]
     device: Required[FoundDevice]
     inputs: Annotated[Sequence[Port], Default([])]
     outputs: Annotated[Sequence[Port], Default([])]
@@ -283,7 +238,7 @@ class Sidecar(ProgramRecord, total=False):
 
     key: Required[Digest]
     """The cache key: SHA-256 of the canonical JSON of `spec`."""
-    namespace: Required[str]
+    namespace: Required[Annotated[str, Bound(pattern="[a-z0-9][a-z0-9._-]{0,63}")]]
     blobs: Required[Blobs]
     build: Annotated[str, Default("")]
     job: Annotated[str, Default("")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def _keep_junit(farm: Farm, report: Report) -> None:
     """Keep a build's report as JUnit XML next to it."""
-    from farm.artifacts.keys import build_key
+    from farm.artifacts.storage import build_key
     from farm.extras.ci import junit
 
     build = report["build"]

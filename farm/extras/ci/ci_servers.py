@@ -63,7 +63,8 @@ def labels(environ: Mapping[str, str]) -> dict[str, str]:
     commit = environ.get(_COMMITS[server], "")
     page = environ.get(_PAGES.get(server, ""), "")
     if server is CiServer.GITHUB and environ.get("GITHUB_RUN_ID"):
-        page = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(_SetVariables(environ))
+        where = [environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY")]
+        page = "/".join([*where, "actions/runs", environ["GITHUB_RUN_ID"]])
     return {name: value[:256] for name, value in (("commit", commit), ("ci", page)) if value}
 
 
@@ -90,9 +91,7 @@ def _github(report: Report, manifest: Path | None, link: str, environ: Mapping[s
 
     build, cells = report["build"], report["cells"]
     file = _in_repository(manifest, Path(environ.get("GITHUB_WORKSPACE", "."))) if manifest else ""
-    for line in line_annotations.github_commands(
-        line_annotations.of_cells(cells, file), f"in the summary of {build['id']}"
-    ):
+    for line in line_annotations.bounded(line_annotations.of_cells(cells, file), f"in the summary of {build['id']}"):
         # GitHub reads commands on both streams.
         output.note(line, command=True) if quiet else output.say(line, command=True)
     if named := environ.get("GITHUB_OUTPUT"):
@@ -164,10 +163,3 @@ def _in_repository(file: Path, root: Path) -> str:
         return file.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
         return file.as_posix()
-
-
-class _SetVariables(dict[str, str]):
-    """Variables; some of them may not be set."""
-
-    def __missing__(self, key: str) -> str:
-        return ""

@@ -34,24 +34,20 @@ def render(report: Report, link: str = "") -> str:
         if outcome:
             tag, counter, message = outcome
             counts[counter] += 1
-            element = ET.SubElement(
-                case, tag, message=_UNPRINTABLE.sub("?", message), type=cell["kind"] or cell["state"]
-            )
-            element.text = _UNPRINTABLE.sub("?", _body(cell))
+            ET.SubElement(case, tag, message=message, type=cell["kind"] or cell["state"]).text = _body(cell)
     for name, number in counts.items():
         suite.set(name, str(number))
     root = ET.Element("testsuites")
     root.append(suite)
     ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True)
+    return _UNPRINTABLE.sub("?", ET.tostring(root, encoding="unicode", xml_declaration=True))
 
 
 def _add_properties(element: ET.Element, found: Sequence[tuple[str, object]]) -> None:
     properties = ET.SubElement(element, "properties")
     for name, value in found:
         if value is not None:
-            shown = (_UNPRINTABLE.sub("?", text) for text in (name, _text(value)))
-            ET.SubElement(properties, "property", dict(zip(("name", "value"), shown, strict=True)))
+            ET.SubElement(properties, "property", name=name, value=_text(value))
 
 
 def _body(cell: JudgedCell) -> str:

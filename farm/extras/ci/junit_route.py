@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from fastapi import APIRouter, Request, Response
 
-from fastapi import APIRouter, Path, Request, Response
-
-from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller
+from farm.api.build_routes import BuildReference
 from farm.extras.ci.junit import render
 
 router = APIRouter(tags=["builds"])
-
-BuildReference = Annotated[
-    str, Path(pattern=schemas.BUILD_REFERENCE, description="A build's id, a unique start of it, or `@latest`.")
-]
 
 
 @router.get("/builds/{build_id}/junit", response_class=Response, responses={200: {"content": {"application/xml": {}}}})

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-from typing_extensions import TypedDict
+from collections.abc import Iterable, Mapping, Sequence
 
 from farm.errors import Problem
 from farm.jobs.state import Fault, State
@@ -16,102 +13,76 @@ from farm.results.verdict import change_of
 SHOWN = 10
 """Errors and warnings of one step that GitHub shows, each; it drops the rest silently."""
 
-
-class Annotation(NamedTuple):
-    """One remark: `error` or `warning`, and its place if it has one (line and column count from 1)."""
-
-    level: str
-    message: str
-    file: str = ""
-    line: int = 0
-    column: int = 0
-    title: str = ""
-
-
-class ExternalLink(TypedDict):
-    """A link that GitLab shows on the page of a job."""
-
-    label: str
-    url: str
+Commands = Mapping[str, Sequence[str]]
+"""Workflow commands of GitHub by their level, `error` or `warning`."""
 
 
 def render(problems: Iterable[Problem]) -> list[str]:
     """Return a manifest's problems as GitHub's workflow commands, a line each."""
-    return github_commands(of_problems(problems), "problems; `farm lint` lists them all")
-
-
-def of_problems(problems: Iterable[Problem]) -> list[Annotation]:
-    """Return what is said about a manifest's problems."""
-    return [
-        Annotation(
-            "error",
-            problem.message + (f"\n{problem.hint}" if problem.hint else ""),
-            problem.file,
-            problem.line,
-            problem.column,
-        )
-        for problem in problems
+    found = [
+        _command("error", "\n".join(filter(None, (each.message, each.hint))), each.file, each.line, col=each.column)
+        for each in problems
     ]
+    return bounded({"error": found}, "problems; `farm lint` lists them all")
 
 
-def of_cells(cells: Sequence[JudgedCell], file: str = "") -> list[Annotation]:
+def of_cells(cells: Sequence[JudgedCell], file: str = "") -> Commands:
     """Return what is said about a build's cells, the worst first: the farm's faults, failures, gates, then warnings.
 
     `file` is the manifest that they are of, as a path in the repository.
     """
-    failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+    failed = _failed(cells)
     failed.sort(
         key=lambda cell: (cell["fault"] != Fault.FARM, bool(cell["facts"]), change_of(cell).effect == "still failing")
     )
-    found = [
-        _of_cell(
-            "error",
-            cell,
-            f"{cell['kind']}: {cell['message']}" + (f"\n{cell['advice']}" if cell["advice"] else ""),
-            file,
-        )
+    errors = [
+        _of_cell("error", cell, "\n".join(filter(None, (f"{cell['kind']}: {cell['message']}", cell["advice"]))), file)
         for cell in failed
     ]
-    for cell in cells:
-        if cell["state"] == State.SUCCEEDED:
-            said = [cell["warning"]] if cell["warning"] else []
-            said += undecided(cell.get("compared") or [])
-            found += [_of_cell("warning", cell, "; ".join(said), file)] if said else []
-    return found
+    warnings = [
+        _of_cell("warning", cell, "; ".join(said), file)
+        for cell in cells
+        if cell["state"] == State.SUCCEEDED
+        and (said := [*filter(None, [cell["warning"]]), *undecided(cell.get("compared") or [])])
+    ]
+    return {"error": errors, "warning": warnings}
 
 
-def github_commands(annotations: Sequence[Annotation], rest: str) -> list[str]:
-    """Return workflow commands, at most ten of each level; `rest` says where the others are."""
+def bounded(commands: Commands, rest: str) -> list[str]:
+    """Return at most ten commands of each level; `rest` says where the others are."""
     lines: list[str] = []
-    for level in ("error", "warning"):
-        found = [each for each in annotations if each.level == level]
+    for level, found in commands.items():
         shown = found if len(found) <= SHOWN else found[: SHOWN - 1]
-        lines += [_command(each) for each in shown]
+        lines += shown
         if len(found) > len(shown):
-            lines.append(f"::{level}::{_escaped(f'and {len(found) - len(shown)} more {rest}')}")
+            lines.append(_command(level, f"and {len(found) - len(shown)} more {rest}"))
     return lines
 
 
-def gitlab_links(build: BuildView, cells: Sequence[JudgedCell], link: str) -> dict[str, list[dict[str, ExternalLink]]]:
+def gitlab_links(build: BuildView, cells: Sequence[JudgedCell], link: str) -> Mapping[str, object]:
     """Return GitLab's annotations report: links on the job's page to the build and to its worst cells."""
-    links: list[ExternalLink] = [{"label": f"{build['name']} {build['id']}", "url": link}]
-    failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+    links = [(f"{build['name']} {build['id']}", link)]
     links += [
-        {"label": f"{cell['identifier']}: {cell['kind']}", "url": f"{link}/cells/{cell['identifier']}"}
-        for cell in failed[: SHOWN - 1]
+        (f"{cell['identifier']}: {cell['kind']}", f"{link}/cells/{cell['identifier']}")
+        for cell in _failed(cells)[: SHOWN - 1]
     ]
-    return {"farm": [{"external_link": each} for each in links]}
+    return {"farm": [{"external_link": {"label": label, "url": url}} for label, url in links]}
 
 
-def _of_cell(level: str, cell: JudgedCell, message: str, file: str) -> Annotation:
+def _failed(cells: Sequence[JudgedCell]) -> list[JudgedCell]:
+    return [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
+
+
+def _of_cell(level: str, cell: JudgedCell, message: str, file: str) -> str:
     line = int(cell.get("line") or 0) if file else 0
-    return Annotation(level, f"{cell['identifier']}: {message}", file, line, title=str(cell["identifier"]))
+    return _command(level, f"{cell['identifier']}: {message}", file, line, title=cell["identifier"])
 
 
-def _command(found: Annotation) -> str:
-    place = {"file": found.file, "line": found.line, "col": found.column, "title": found.title}
+def _command(level: str, message: str, file: str = "", line: int = 0, **more: str | int) -> str:
+    """Return a workflow command about a place (line and column count from 1), or about none."""
+    place = {"file": file, "line": line, **more}
     properties = ",".join(f"{name}={_escaped(str(value), property=True)}" for name, value in place.items() if value)
-    return f"::{found.level}{' ' * bool(properties)}{properties}::{_escaped(found.message)}"
+    return f"::{level}{' ' * bool(properties)}{properties}::{_escaped(message)}"
 
 
 def _escaped(text: str, *, property: bool = False) -> str:

@@ -11,9 +11,9 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
-from farm.client.cache import adopt, note_use
+from farm.client.transfers import adopt, note_use
 from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
@@ -21,7 +21,6 @@ from farm.files import NotPlain, take
 from farm.manifest.entries import ModelEntry
 from farm.models.model import UnreadableModel, file_reference
 from farm.models.shapes import Span
-from farm.runner.bounds import Count
 from farm.runner.documents import Answer, ChildRequest, ConvertedInput, Libraries
 from farm.spec import digest_of, model_digest
 from farm.wire.program import ConversionContent, ConversionRecord
@@ -41,35 +40,22 @@ OPEN_SIZE = 2
 _EXPORT = "torch.export.save(torch.export.export(model, (example,)), 'net.pt2'), or torch.onnx.export(model, …)"
 
 
-class ConversionOptions(TypedDict):
-    """How a model is converted."""
-
-    to: str
-    opset: int
-    signature: str
-
-
 class ConvertRequest(ChildRequest, total=False):
     """What a child is asked that converts a model: from the file `source` to the file `output`."""
 
     kind: str
     """`pt2`, `torchscript`, `saved-model`."""
-    options: ConversionOptions
+    options: Mapping[str, Any]
+    """`to` (`onnx`, `tf`), `opset`, and the `signature` of a SavedModel."""
     inputs: Sequence[ConvertedInput]
     source: str
     output: str
 
 
 class LibrariesAnswer(Answer):
-    """Versions by name."""
+    """What converts, or has converted: versions by name."""
 
     libraries: Libraries
-
-
-class ConvertAnswer(Answer):
-    """Bytes of the converted model."""
-
-    size: Count
 
 
 def kind_of(path: Path, format: str) -> str:
@@ -137,17 +123,12 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
                 "action": "convert",
                 "extension": converter,
                 "kind": kind,
-                "options": cast("ConversionOptions", options),
+                "options": options,
                 "inputs": record["inputs"],
                 "source": str(path.resolve()),
                 "output": str(output),
             }
-            _ask(
-                request,
-                path,
-                python,
-                Seal(read=[path.resolve()], write=[output.parent], within=Path(made)),
-            )
+            _ask(request, path, python, Seal(read=[path.resolve()], write=[output.parent], within=Path(made)))
             # A child may leave a link of any name, or a folder, in its own: nothing is written there.
             kept = Path(made) / "kept"
             kept.mkdir()
@@ -156,9 +137,6 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
             (kept / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
             adopt(kept, place, model)
     return model, {**record, "key": key, "name": path.name}
-
-
-_ANSWERS = {"libraries": LibrariesAnswer, "convert": ConvertAnswer}
 
 
 def _keep(file: Path, target: Path) -> None:
@@ -206,8 +184,7 @@ def libraries(converter: str, python: str) -> dict[str, str]:
 
     Raises UsageError that says what is missing, and how to install it.
     """
-    found: dict[str, str] = _ask({"action": "libraries", "extension": converter}, Path(), python)["libraries"]
-    return found
+    return dict(_ask({"action": "libraries", "extension": converter}, Path(), python)["libraries"])
 
 
 def source_digest(path: Path) -> str:
@@ -219,7 +196,7 @@ def source_digest(path: Path) -> str:
     return model_digest({name: file_reference(file, name)["digest"] for name, file in names.items()})
 
 
-def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = None) -> Any:
+def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = None) -> LibrariesAnswer:
     """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
     with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
         folder = Path(name)
@@ -231,12 +208,12 @@ def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = Non
                 limits=LIMITS,
                 folder=folder,
                 seal=seal,
-                answer=_ANSWERS[request["action"]],
+                answer=LibrariesAnswer,
             )
         except OSError as error:
             raise UsageError(f"the converter cannot be started: {error}") from None
     if end.ok and end.result is not None:
-        return end.result
+        return cast(LibrariesAnswer, end.result)
     failure = classify(end)
     message = failure.message if failure else "interrupted"
     if failure is None or request["action"] == "libraries":

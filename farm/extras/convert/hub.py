@@ -6,10 +6,10 @@ import hashlib
 import os
 from pathlib import Path, PurePosixPath
 
-from farm.client.cache import note_use
+from farm.client.transfers import note_use
 from farm.errors import UsageError
 from farm.files import replacing
-from farm.manifest.sources import Source
+from farm.manifest.values import Source
 
 
 def kept_from_hub(source: Source, cache: Path) -> Path | None:

@@ -1,25 +1,170 @@
-"""What a node asks NVIDIA's driver, as `farm.node.gpus.GpuDriver` has it."""
+"""NVIDIA GPUs of a node, as the driver reports them: whole cards, or the MIG slices of a card.
+
+This is the `farm.node.gpus.GpuDriver`. MIG is found as it is and never changed. Every device is pinned by its UUID:
+numbers depend on what a process sees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus
-from farm.extras.nvidia.nvml import gauges as _gauges
-from farm.extras.nvidia.nvml import open_nvml
+from farm.extras.nvidia.nvml import Nvml, open_nvml
 from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
 from farm.wire.program import Conditions
 
+CHOICE = "CUDA_VISIBLE_DEVICES"
+
+_CORES = {60: 64, 70: 64, 72: 64, 75: 64, 80: 64}
+"""CUDA cores of one multiprocessor by compute capability, if they are not 128."""
+_PROHIBITED = 2
+
 
 def find(machine: Machine) -> tuple[list[Gpu], list[Note]]:
     """Return the GPUs that can be used, and notes on GPUs that cannot be used."""
-    return find_nvidia_gpus(machine)
+    nvml, note = open_nvml(machine)
+    if nvml is None:
+        return [], [note] if note else []
+    found: list[Gpu] = []
+    notes: list[Note] = []
+    for index in range(nvml.ask("DeviceGetCount") or 0):
+        card = nvml.ask("DeviceGetHandleByIndex", index)
+        if card is None:
+            text = "the driver lists the card and does not answer for it: it fell off the bus, or is in a bad state"
+            notes.append(Note(f"NVIDIA GPU {index}", text, "look at the kernel's log (dmesg | grep -i xid)"))
+        elif closed := _closed(machine, nvml, index, card):
+            notes.append(closed)
+        else:
+            found += _devices(machine, nvml, index, card, notes)
+    found, left_out = _allowed(found, machine.environ.get(CHOICE))
+    return found, notes + left_out
+
+
+def _closed(machine: Machine, nvml: Nvml, index: int, card: Any) -> Note | None:
+    """Return a note if this process may not use a card."""
+    subject = f"NVIDIA GPU {index}"
+    if nvml.ask("DeviceGetComputeMode", card) == _PROHIBITED:
+        return Note(subject, "its compute mode is Prohibited", f"nvidia-smi -i {index} -c DEFAULT, if it shall be used")
+    minor = nvml.ask("DeviceGetMinorNumber", card)
+    names = ["/dev/nvidiactl", "/dev/nvidia-uvm", *([] if minor is None else [f"/dev/nvidia{minor}"])]
+    for name in names:
+        path = machine.path(name)
+        if not path.exists():
+            # A sealed child cannot start the program that makes it.
+            fix = "nvidia-modprobe -u -c=0 makes it; a container gets it by --gpus"
+            return Note(subject, f"{name} is not there", fix)
+        if not os.access(path, os.R_OK | os.W_OK):
+            return Note(subject, f"this user may not open {name}", "give the user the group that owns it")
+    return None
+
+
+def _devices(machine: Machine, nvml: Nvml, index: int, card: Any, notes: list[Note]) -> Iterator[Gpu]:
+    mode = nvml.ask("DeviceGetMigMode", card)
+    if not mode or mode[0] != 1:
+        cores = nvml.ask("DeviceGetNumGpuCores", card)
+        yield from _device(machine, nvml, index, card, card, None, cores, notes)
+        return
+    slices = [
+        (place, device)
+        for place in range(nvml.ask("DeviceGetMaxMigDeviceCount", card) or 0)
+        if (device := nvml.ask("DeviceGetMigDeviceHandleByIndex", card, place)) is not None
+    ]
+    if not slices:
+        text = "MIG is on, and no slice is made: nothing can run on it"
+        notes.append(Note(f"NVIDIA GPU {index}", text, f"nvidia-smi mig -i {index} -cgi …, or switch MIG off"))
+    for place, device in slices:
+        yield from _device(machine, nvml, index, card, device, place, None, notes)
+
+
+def _device(
+    machine: Machine,
+    nvml: Nvml,
+    index: int,
+    card: Any,
+    device: Any,
+    place: int | None,
+    cores: int | None,
+    notes: list[Note],
+) -> Iterator[Gpu]:
+    subject = f"NVIDIA GPU {index}" + ("" if place is None else f", slice {place}")
+    model, uuid = str(nvml.ask("DeviceGetName", device) or ""), str(nvml.ask("DeviceGetUUID", device) or "")
+    capability = nvml.ask("DeviceGetCudaComputeCapability", card)
+    units = None
+    if capability and cores:
+        units = cores // _CORES.get(capability[0] * 10 + capability[1], 128)
+    elif place is not None and (attributes := nvml.ask("DeviceGetAttributes_v2", device)):
+        units = int(attributes.multiprocessorCount)
+    missing = {"UUID": uuid, "compute capability": capability, "number of multiprocessors": units, "name": model}
+    if silent := [name for name, value in missing.items() if not value]:
+        text = f"the driver does not tell its {' and '.join(silent)}"
+        notes.append(Note(subject, text, "install a newer driver, or look at nvidia-smi -q"))
+        return
+    bus = nvml.ask("DeviceGetPciInfo", card)
+    bdf = _address(bus.busId) if bus else ""
+    memory = nvml.ask("DeviceGetMemoryInfo", device)
+    yield Gpu(
+        index=index,
+        uuid=uuid,
+        arch=f"sm_{capability[0]}{capability[1]}:{model_slug(model)}",
+        compute_units=units or 0,
+        memory=int(memory.total) if memory else None,
+        model=model,
+        partition=model.partition(" MIG ")[2],
+        bdf=bdf,
+        cpus=_cpus(machine, nvml, card, bdf),
+        driver=str(nvml.ask("SystemGetDriverVersion") or ""),
+        maker="nvidia",
+    )
+
+
+def model_slug(model: str) -> str:
+    """Return a model's name as it is in keys and targets: `NVIDIA H100 80GB HBM3` is `h100-80gb-hbm3`.
+
+    A MIG slice's name has its profile: `NVIDIA H200 MIG 1g.18gb` is `h200-mig-1g.18gb`.
+    """
+    short = re.sub(r"\b(nvidia|geforce|tesla|quadro|graphics|gpu)\b", " ", model.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", short).strip("-")
+
+
+def _address(bus: str | bytes) -> str:
+    """Return a PCI address as the kernel writes it; NVML writes the domain with 8 digits."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest else ""
+
+
+def _cpus(machine: Machine, nvml: Nvml, card: Any, bdf: str) -> str:
+    """Return the CPUs near a card: those of its PCI device, else those of the NUMA node that the driver names."""
+    if near := machine.text(f"/sys/bus/pci/devices/{bdf}/local_cpulist") if bdf else "":
+        return near
+    node = nvml.ask("DeviceGetNumaNodeId", card)
+    return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")
+
+
+def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
+    """Keep the GPUs that the worker's environment leaves visible, by card number or by the start of a UUID."""
+    if choice is None:
+        return list(found), []
+    names = [name.strip() for name in choice.split(",") if name.strip()]
+    kept = [
+        gpu
+        for gpu in found
+        if any(name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name)) for name in names)
+    ]
+    text = f"{CHOICE}={choice} leaves {len(kept)} of {len(found)} to this worker"
+    return kept, [Note("NVIDIA GPUs", text, broken=False)] if len(kept) < len(found) else []
 
 
 def gauges(machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    """Return what reads how busy a GPU is, in percent, and how many bytes of its memory are in use."""
-    return _gauges(machine, pin)
+    """Return what reads how busy a device is, in percent, and how many bytes of its memory are in use."""
+    nvml, _ = open_nvml(machine)
+    device = nvml.device(pin) if nvml else None
+    if nvml is None or device is None:
+        return lambda: None, lambda: None
+    return lambda: nvml.busy(device), lambda: nvml.used(device)
 
 
 def conditions(machine: Machine, pin: str) -> Conditions | None:

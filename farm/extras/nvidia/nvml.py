@@ -6,7 +6,6 @@ temperatures and errors, so a slice reports those of its card.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from farm.node.gpus import Note
@@ -143,12 +142,3 @@ def _driverless(machine: Machine) -> Note | None:
         return None
     text = f"{', '.join(cards)}: the NVIDIA driver is not loaded, or not in this container"
     return Note("NVIDIA GPUs", text, "install it (nvidia-smi shows the cards), or start the container with --gpus all")
-
-
-def gauges(machine: Machine, uuid: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    """Return what reads how busy a device is, in percent, and how many bytes of its memory are in use."""
-    nvml, _ = open_nvml(machine)
-    device = nvml.device(uuid) if nvml else None
-    if nvml is None or device is None:
-        return lambda: None, lambda: None
-    return lambda: nvml.busy(device), lambda: nvml.used(device)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from farm.client.fetching import RESERVED
 from farm.client.packs import Layout
 from farm.errors import ArtifactGone, FarmError, UsageError
 
@@ -27,7 +28,7 @@ def require_fit(layout: Layout, sidecar: Sidecar) -> None:
     """
     words = {sidecar["identifier"]: _WORDS, sidecar["toolchain"]: _WORDS, sidecar["device"]["arch"]: _WORDS}
     words[sidecar["blobs"]["program"]["path"]] = _FILE
-    if odd := [word for word, pattern in words.items() if not re.fullmatch(pattern, word)]:
+    if odd := [word for word, pattern in words.items() if not re.fullmatch(pattern, word) or word in RESERVED]:
         raise ArtifactGone(f"the artifact has a name {odd[0]!r}, which no farm gives")
     reasons = list(_unfit(layout, sidecar))
     if reasons:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from farm.client.fetching import read_sidecar, require_model, statements_path
+from farm.artifacts.sidecar import of_cell
+from farm.client.fetching import read_sidecar, read_work_order, statements_path
+from farm.client.inspection import inspect_if_small, wrong_card
 from farm.client.packs import PACK, SIDECAR, Layout, PackIndex
 from farm.client.transfers import Downloads
-from farm.errors import ArtifactGone, FarmError, NotFound
+from farm.errors import FarmError, NotFound, UsageError
+from farm.extras.packs.fetch import SCRATCH, fixed_model, model_path, read_index, small_files
 from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import CacheFile
-from farm.extras.packs.writing import SCRATCH, fixed_model, model_path, named, small_files
 from farm.extras.signing.judging import Standing, TrustCheck
 from farm.extras.signing.verifying import (
-    LARGEST_SIDECAR,
     Trust,
     file_digest,
     read_document,
     read_statements,
     sha256_of,
 )
-from farm.files import NotPlain, read_plain
+from farm.files import NotPlain
 from farm.wire.program import Sidecar
 
 
 def verify(folder: Path, trust: Trust, tag: str, cache: Path | None) -> Iterator[TrustCheck]:
-    """Yield the checks of a pack: its files, who signed what it was made of, and who signed the files.
+    """Yield the checks of a pack: its files, and who signed what it was made of.
 
-    A file that nobody signed is made again from what is signed, and compared.
+    A file that is not signed itself is made again from what is signed, and compared.
     """
-    index = _index(folder)
+    index = read_index(folder)
     found: dict[str, str] = {}
     for file in index["files"]:
         parts = PurePosixPath(file["path"]).parts
@@ -57,14 +57,24 @@ def verify(folder: Path, trust: Trust, tag: str, cache: Path | None) -> Iterator
     yield from judged.checks
     if sidecar["blobs"]["program"]["digest"] not in found.values():
         yield TrustCheck(Standing.REFUSED, "pack", "it does not hold the program")
+    yield from _kernels(folder, found, sidecar)
     if judged.refused or not judged.accepted:
         return  # Said already, or nothing of this namespace need be signed.
     covered = {sidecar["blobs"]["program"]["digest"], sha256_of(text)}
-    for each in judged.accepted:
-        if each.statement.kind == "pack":
-            covered |= set(each.statement.subjects.values())
     bare = [name for name, digest in found.items() if digest not in covered]
     yield _unsigned(bare, found, _made_again(index, sidecar, found, cache) if bare else {})
+
+
+def _kernels(folder: Path, found: Mapping[str, str], sidecar: Sidecar) -> Iterator[TrustCheck]:
+    """Yield a check for each copy of the program with kernels for another card than the sidecar says."""
+    program, arch = sidecar["blobs"]["program"]["digest"], sidecar["device"]["arch"]
+    for name in sorted(name for name, digest in found.items() if digest == program and name.endswith(".mxr")):
+        try:
+            why = wrong_card(inspect_if_small(folder / name), [arch])
+        except UsageError as error:
+            why = error.message
+        if why:
+            yield TrustCheck(Standing.REFUSED, "program", f"{name}: {why}")
 
 
 def _files_in(folder: Path) -> set[str]:
@@ -97,7 +107,7 @@ def _made_again(index: PackIndex, sidecar: Sidecar, found: Mapping[str, str], ca
     made: dict[str, str] = {}
     with suppress(FarmError, KeyError, ValueError):
         layout = Layout(index["layout"])
-        sidecar = named(layout, sidecar, str(index["identifier"]))
+        sidecar = of_cell(sidecar, str(index["identifier"]))
         require_fit(layout, sidecar)
         names = [path.removeprefix("cache/") for path in found if path.startswith("cache/")]
         cached = CacheFile(names[0], str(index["onnxruntime"])) if len(names) == 1 else None
@@ -128,17 +138,6 @@ def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, s
     blob = sidecar["blobs"]["reproduction"]
     if blob is None:
         raise NotFound("it was published without its work order")
-    order = json.loads(kept(blob["digest"], blob["size"]).read_bytes())["order"]
-    require_model(order, sidecar)
-    model, *others = order["model"]["files"]
+    stored = kept(blob["digest"], blob["size"]).read_bytes()
+    model, *others = read_work_order(stored, sidecar, "the client's cache")["order"]["model"]["files"]
     return kept(model["digest"], model["size"]), {file["path"]: file["digest"] for file in others}
-
-
-def _index(folder: Path) -> PackIndex:
-    try:
-        index: PackIndex = json.loads(read_plain(folder / PACK, LARGEST_SIDECAR))
-        if not all(isinstance(file["path"], str) and isinstance(file["digest"], str) for file in index["files"]):
-            raise TypeError
-        return index
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactGone(f"{folder / PACK} is not an index of a pack: {type(error).__name__}") from None

@@ -5,14 +5,13 @@ The names of the files say nothing of precision, weights and tuning: the provide
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
-from farm.artifacts.sidecar import validate
+from farm.artifacts.sidecar import read
 from farm.client.fetching import sidecar_path
-from farm.client.inspection import TooLarge, disagreements, inspect_program
+from farm.client.inspection import disagreements, inspect_if_small, wrong_card
 from farm.errors import NotFound, UsageError
 from farm.files import read_plain
 from farm.wire.program import Sidecar
@@ -20,8 +19,10 @@ from farm.wire.program import Sidecar
 _LARGEST_SIDECAR = 16 << 20
 
 
-def wrong_files(folder: Path) -> Iterator[tuple[str, str]]:
+def wrong_files(folder: Path, cards: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield each file of a cache that should not be trusted, and why; one line for each reason.
+
+    `cards` are the AMD GPUs of this machine; a program that none of them runs is wrong here.
 
     A file's sidecar is `FILE.artifact.json`, else `artifact.json` in the folder or above it, as packs have it.
 
@@ -34,25 +35,20 @@ def wrong_files(folder: Path) -> Iterator[tuple[str, str]]:
         if found is None:
             yield file.name, "no sidecar says what it is"
             continue
-        document = cast(Sidecar, found)
-        what = f"{document['identifier']} made by {document['toolchain']}"
+        what = f"{found['identifier']} made by {found['toolchain']}"
         try:
-            inside = inspect_program(file)
-        except TooLarge:
-            inside = None
+            inside = inspect_if_small(file)
         except UsageError as error:
             yield file.name, error.message
             continue
-        for reason in disagreements(document, inside, file):
+        for reason in disagreements(found, inside, file):
             yield file.name, f"it is not {what}: {reason}"
+        if why := wrong_card(inside, cards):
+            yield file.name, f"the provider cannot load it here: {why}"
 
 
-def _sidecar_of(file: Path) -> object | None:
+def _sidecar_of(file: Path) -> Sidecar | None:
     for path in (sidecar_path(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
-        try:
-            document: object = json.loads(read_plain(path, _LARGEST_SIDECAR))
-            validate(cast(Sidecar, document))
-        except (OSError, ValueError, UsageError):
-            continue
-        return document
+        with suppress(OSError, ValueError):
+            return read(read_plain(path, _LARGEST_SIDECAR))
     return None

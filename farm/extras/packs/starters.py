@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from farm.artifacts.serving import serving_of
+from farm.artifacts.sidecar import serving_of
 from farm.errors import UsageError
-from farm.runner.onnxruntime_providers import CUDA
+from farm.runner.onnxruntime_sessions import CUDA
 from farm.wire.program import Port, Sidecar
 
 _HEAD = '''"""Opens {identifier} with ONNX Runtime: {how}.
@@ -173,7 +173,9 @@ def _session(sidecar: Sidecar) -> str:
     provider, options = how.providers[0]
     cards = ""
     if provider == CUDA:
-        said = " ".join(f'parameters {{ key: "{name}" value: "{value}" }}' for name, value in options.items())
+        said = " ".join(
+            f"parameters {{ key: {json.dumps(name)} value: {json.dumps(value)} }}" for name, value in options.items()
+        )
         cards = f'execution_accelerators {{ gpu_execution_accelerator: [{{ name: "cuda" {said} }}] }} '
     session = f"optimization {{ {level}{cards}}}\n" if level or cards else ""
     if how.threads:

@@ -28,7 +28,7 @@ def _loops(farm: Farm) -> list[Loop]:
 extension = Extension(
     name="radar",
     routes=["farm.extras.radar.toolchain_routes:router"],
-    pages=["farm.extras.radar.radar_pages:router"],
+    pages=["farm.extras.radar.toolchain_routes:pages"],
     templates=Path(__file__).parent / "templates",
     loops=_loops,
 )

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from typing_extensions import TypedDict
 
+from farm.artifacts.refs import SnapshotCell
 from farm.errors import NotFound, UsageError
-from farm.extras.radar.bisection import Bisection, TryVerdict, verdict_on
-from farm.extras.radar.radar import RadarDocument
+from farm.extras.radar.radar import RadarCell, RadarDocument
 from farm.extras.radar.toolchains_api import ToolchainsApi
 from farm.jobs.rows import ToolchainLine
+from farm.jobs.state import Fault, policy_of
+from farm.results.gates import DECIDED
 from farm.results.ref_rules import given
 from farm.targets.pools import begins
 from farm.wire.asked import ChosenGates
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
+
+
+class TryVerdict(StrEnum):
+    """What a try says about a toolchain: `skipped` ones cannot be judged, as the versions of `git bisect skip`."""
+
+    GOOD = "good"
+    BAD = "bad"
+    SKIPPED = "skipped"
 
 
 class Tried(TypedDict):
@@ -43,61 +54,89 @@ class BisectedCell(TypedDict):
     tried: list[Tried]
 
 
-class Step(NamedTuple):
-    """One try, as it is announced."""
-
-    identifier: str
-    tried: Tried
-
-
-OnStep = Callable[[Step], None]
-"""Called after each try."""
+OnStep = Callable[[str, Tried], None]
+"""Called after each try, with the cell's identifier."""
 
 
 @dataclass
-class _Search:
-    """The search of one cell."""
+class Bisection:
+    """The search of one cell among toolchains. As far as is known, the last one is wrong and the first one is not.
+
+    Tries the two ends if nobody knows them, then at most log2 of the rest, rounded up; more if some cannot be judged.
+    """
 
     identifier: str
-    versions: Sequence[str]
-    search: Bisection
+    toolchains: Sequence[str]
     tried: list[Tried] = field(default_factory=list)
 
-    def note(self, version: int, verdict: TryVerdict, text: str, build: str, *, compiled: bool) -> Step:
-        self.search.judge(version, verdict)
+    def note(
+        self, toolchain: str, verdict: TryVerdict, text: str = "", build: str = "", *, compiled: bool = False
+    ) -> None:
+        """Take what a try said."""
         self.tried.append(
-            {
-                "toolchain": self.versions[version],
-                "verdict": verdict.value,
-                "text": text,
-                "build": build,
-                "compiled": compiled,
-            }
+            {"toolchain": toolchain, "verdict": verdict.value, "text": text, "build": build, "compiled": compiled}
         )
-        return Step(self.identifier, self.tried[-1])
+
+    def next(self) -> str | None:
+        """Return the toolchain to try; None if the search is over."""
+        ends = self._ends()
+        if open_end := next((end for end in ends if self._verdict(end) is None), None):
+            return open_end
+        if [self._verdict(end) for end in ends] != [TryVerdict.GOOD, TryVerdict.BAD]:
+            return None
+        # In the middle of the longest stretch that is not judged, so that a row of broken ones costs few tries.
+        stretches: list[list[str]] = [[]]
+        for toolchain in self._around()[1:-1]:
+            if self._verdict(toolchain) is None:
+                stretches[-1].append(toolchain)
+            else:
+                stretches.append([])
+        longest = max(stretches, key=len)
+        return longest[(len(longest) - 1) // 2] if longest else None
+
+    @property
+    def suspects(self) -> Sequence[str]:
+        """The toolchains that may be the first wrong one, when the search is over; empty if nothing was found."""
+        over = self.next() is None and [self._verdict(end) for end in self._ends()] == [TryVerdict.GOOD, TryVerdict.BAD]
+        return self._around()[1:] if over else []
 
     def found(self) -> BisectedCell:
-        suspects = [self.versions[version] for version in self.search.suspects]
-        last_good = self.search.last_good
+        """Return what the search found, when it is over."""
+        suspects = list(self.suspects)
         said = {tried["toolchain"]: tried["text"] for tried in self.tried}
-        text = said.get(suspects[-1], "") if suspects else self._why_none()
         return {
             "identifier": self.identifier,
             "first_bad": suspects[0] if len(suspects) == 1 else "",
-            "last_good": self.versions[last_good] if last_good is not None else "",
+            "last_good": self._around()[0] if suspects else "",
             "suspects": suspects,
-            "text": text,
+            "text": said.get(suspects[-1], "") if suspects else self._why_none(),
             "compiles": sum(tried["compiled"] for tried in self.tried),
             "tried": self.tried,
         }
 
     def _why_none(self) -> str:
-        judged = [self.search.judged.get(version) for version in (0, len(self.versions) - 1)]
-        if judged[0] is TryVerdict.BAD:
-            return f"it is wrong under {self.versions[0]} already"
-        if judged[1] is TryVerdict.GOOD:
-            return f"nothing is wrong under {self.versions[-1]}"
+        if self._verdict(self.toolchains[0]) is TryVerdict.BAD:
+            return f"it is wrong under {self.toolchains[0]} already"
+        if self._verdict(self.toolchains[-1]) is TryVerdict.GOOD:
+            return f"nothing is wrong under {self.toolchains[-1]}"
         return "too few toolchains could be judged"
+
+    def _verdict(self, toolchain: str) -> TryVerdict | None:
+        """Return what the last try of a toolchain said; None if there was none."""
+        said = [tried["verdict"] for tried in self.tried if tried["toolchain"] == toolchain]
+        return TryVerdict(said[-1]) if said else None
+
+    def _ends(self) -> list[str]:
+        """Return the first and the last toolchain that are not skipped; nothing if all are."""
+        left = [each for each in self.toolchains if self._verdict(each) is not TryVerdict.SKIPPED]
+        return [left[0], left[-1]] if left else []
+
+    def _around(self) -> Sequence[str]:
+        """Return the toolchains from the last good one to the first bad one after it."""
+        verdicts = [self._verdict(each) for each in self.toolchains]
+        bad = verdicts.index(TryVerdict.BAD)
+        good = max(place for place, verdict in enumerate(verdicts[:bad]) if verdict is TryVerdict.GOOD)
+        return self.toolchains[good : bad + 1]
 
 
 def bisect(
@@ -108,7 +147,7 @@ def bisect(
     good: str = "",
     bad: str = "",
     gates: ChosenGates | None = None,
-    on_step: OnStep = lambda step: None,
+    on_step: OnStep = lambda cell, tried: None,
 ) -> list[BisectedCell]:
     """Return the first toolchain under which each cell of a ref (by its identifier) fails, or misses one of `gates`.
 
@@ -143,11 +182,25 @@ def bisect(
         for (version, base), build in builds.items():
             radar = ToolchainsApi.of(client).radar(build)
             for search in _by_baseline(wanted[version], against)[base]:
-                on_step(_take(search, version, radar))
+                _take(search, version, radar)
+                on_step(search.identifier, search.tried[-1])
     return [search.found() for search in searches]
 
 
-def _search(cell: str, target: str, own: str, lines: Sequence[ToolchainLine], good: str, bad: str) -> _Search:
+def verdict_on(cell: RadarCell) -> TryVerdict:
+    """Return what a cell of a shadow build says about its toolchain, by the gates that were asked for.
+
+    What ended by the farm's fault, and numbers that could not be compared surely, say nothing.
+    """
+    if cell["passes"]:
+        decided = all(row["outcome"] in DECIDED for row in cell["compared"])
+        return TryVerdict.GOOD if decided else TryVerdict.SKIPPED
+    if not cell["kind"] or policy_of(cell["kind"]).fault is Fault.FARM:
+        return TryVerdict.SKIPPED
+    return TryVerdict.BAD
+
+
+def _search(cell: str, target: str, own: str, lines: Sequence[ToolchainLine], good: str, bad: str) -> Bisection:
     there = [
         line["toolchain"] for line in lines if line["target"] == target and (line["live_workers"] or line["named"])
     ]
@@ -160,11 +213,11 @@ def _search(cell: str, target: str, own: str, lines: Sequence[ToolchainLine], go
             f"{cell}: there is nothing between {good or 'its own'} and {bad or 'the newest'} toolchain",
             hint=f"{target} has {', '.join(there) or 'none with a worker'}",
         )
-    search = _Search(cell, versions, Bisection(len(versions)))
+    search = Bisection(cell, versions)
     if good or own == versions[0]:
-        search.note(0, TryVerdict.GOOD, "it is known" if good else "the ref names its program", "", compiled=False)
+        search.note(versions[0], TryVerdict.GOOD, "it is known" if good else "the ref names its program")
     if bad:
-        search.note(len(versions) - 1, TryVerdict.BAD, "it is known", "", compiled=False)
+        search.note(versions[-1], TryVerdict.BAD, "it is known")
     return search
 
 
@@ -176,16 +229,16 @@ def _place(versions: Sequence[str], start: str) -> int:
 
 
 def _first_good(
-    client: FarmClient, ref: str, searches: Sequence[_Search], named: Mapping[str, object]
+    client: FarmClient, ref: str, searches: Sequence[Bisection], named: Mapping[str, SnapshotCell]
 ) -> dict[str, str]:
     """Make the first toolchain's programs, with which speed is compared; return the build of each cell that needs one.
 
     A cell whose program the ref names is compared with that.
     """
-    starts: dict[str, list[_Search]] = {}
+    starts: dict[str, list[Bisection]] = {}
     for search in searches:
-        if not _is_own(named[search.identifier], search.versions[0]):
-            starts.setdefault(search.versions[0], []).append(search)
+        if named[search.identifier]["toolchain"] != search.toolchains[0]:
+            starts.setdefault(search.toolchains[0], []).append(search)
     found: dict[str, str] = {}
     for version, asking in starts.items():
         names = [search.identifier for search in asking]
@@ -199,38 +252,34 @@ def _first_good(
             compiled = cell is not None and not cell["hit"]
             verdict = verdict_on(cell) if cell else TryVerdict.SKIPPED
             search.tried = [tried for tried in search.tried if tried["toolchain"] != version]
-            search.note(0, verdict, cell["text"] if cell else "it was left out", build, compiled=compiled)
+            search.note(version, verdict, cell["text"] if cell else "it was left out", build, compiled=compiled)
     return found
 
 
-def _is_own(cell: object, version: str) -> bool:
-    return isinstance(cell, Mapping) and cell["toolchain"] == version
-
-
-def _wanted(searches: Sequence[_Search]) -> dict[str, list[_Search]]:
+def _wanted(searches: Sequence[Bisection]) -> dict[str, list[Bisection]]:
     """Return which toolchains are to be tried next, with the searches that ask for each."""
-    wanted: dict[str, list[_Search]] = {}
+    wanted: dict[str, list[Bisection]] = {}
     for search in searches:
-        if (version := search.search.next()) is not None:
-            wanted.setdefault(search.versions[version], []).append(search)
+        if (version := search.next()) is not None:
+            wanted.setdefault(version, []).append(search)
     return wanted
 
 
-def _by_baseline(searches: Sequence[_Search], against: Mapping[str, str]) -> dict[str, list[_Search]]:
-    found: dict[str, list[_Search]] = {}
+def _by_baseline(searches: Sequence[Bisection], against: Mapping[str, str]) -> dict[str, list[Bisection]]:
+    found: dict[str, list[Bisection]] = {}
     for search in searches:
         found.setdefault(against.get(search.identifier, ""), []).append(search)
     return found
 
 
-def _take(search: _Search, version: str, radar: RadarDocument) -> Step:
-    place = search.versions.index(version)
+def _take(search: Bisection, version: str, radar: RadarDocument) -> None:
     cell = next((cell for cell in radar["cells"] if cell["identifier"] == search.identifier), None)
     if cell:
-        return search.note(place, verdict_on(cell), cell["text"], radar["build"], compiled=not cell["hit"])
+        search.note(version, verdict_on(cell), cell["text"], radar["build"], compiled=not cell["hit"])
+        return
     left = next((each for each in radar["left_out"] if each["identifier"] == search.identifier), None)
     verdict = TryVerdict.BAD if left and left["breaks"] else TryVerdict.SKIPPED
-    return search.note(place, verdict, left["text"] if left else "", radar["build"], compiled=False)
+    search.note(version, verdict, left["text"] if left else "", radar["build"])
 
 
 def _wait(client: FarmClient, build: str) -> None:

@@ -16,7 +16,7 @@ from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView
-    from farm.extras.radar.bisecting import BisectedCell, Step
+    from farm.extras.radar.bisecting import BisectedCell, Tried
     from farm.extras.radar.radar import RadarDocument
 
 commands = output.commands(__doc__)
@@ -63,7 +63,7 @@ def radar(
     Nothing that readers see moves. Exits with 0 if it can be promoted, with 3 if only gates speak against it.
     """
     from farm.cli.progress import follow
-    from farm.manifest.choice import read_gates
+    from farm.manifest.parsing import read_gates
 
     with connect() as client:
         build = ToolchainsApi.of(client).shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
@@ -141,7 +141,7 @@ def bisect(
     them, and the two ends if they are not known. A toolchain that cannot be judged is skipped.
     """
     from farm.extras.radar.bisecting import bisect as search
-    from farm.manifest.choice import read_gates
+    from farm.manifest.parsing import read_gates
 
     gates = read_gates(gate or (), budget or ())
     with connect() as client:
@@ -187,9 +187,8 @@ def bisected(found: Sequence[BisectedCell]) -> list[str]:
     return said
 
 
-def _note_step(step: Step) -> None:
-    tried = step.tried
-    output.note(f"{step.identifier}: {tried['toolchain']} is {tried['verdict']} {one_line(tried['text'])}".rstrip())
+def _note_step(cell: str, tried: Tried) -> None:
+    output.note(f"{cell}: {tried['toolchain']} is {tried['verdict']} {one_line(tried['text'])}".rstrip())
 
 
 def _say_moved(moved: RefView, *, as_json: bool) -> None:

@@ -1,10 +1,10 @@
-"""Toolchains over HTTP: shadow builds, what they found, and which toolchain's programs a ref gives to readers."""
+"""Toolchains over HTTP: shadow builds, what they found (also as a page), and which toolchain's programs a ref gives."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.api import schemas
@@ -12,13 +12,18 @@ from farm.api.artifact_routes import Generation
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.api.build_routes import BuildReference
 from farm.artifacts.refs import RefView
-from farm.extras.radar.radar import RadarDocument
+from farm.extras.radar.radar import RadarCell, RadarDocument
 from farm.extras.radar.toolchains import ShadowBuild, Toolchains
 from farm.jobs.rows import Listed, ToolchainLine
+from farm.pages.page_answers import BuildName, Here
 from farm.results.report import BuildView
 from farm.wire.asked import ToolchainStart
 
 router = APIRouter(tags=["toolchains"])
+pages = APIRouter()
+
+COMPARED = 100
+"""Rows of one sort of difference on the page."""
 
 
 class Promotion(BaseModel):
@@ -70,10 +75,28 @@ def promote(promotion: Promotion, caller: Submitter, farm: FarmDep) -> RefView:
 
     One conditional write: 409 if the ref has moved since. Repeating it is harmless.
     """
-    return farm.part(Toolchains).promote(caller.namespace, promotion.build_id, force=promotion.force).as_dict()
+    return farm.part(Toolchains).promote(caller.namespace, promotion.build_id, force=promotion.force)
 
 
 @router.post("/toolchains/rollback")
 def rollback(choice: ToolchainChoice, caller: Submitter, farm: FarmDep, generation: Generation = None) -> RefView:
     """Let a ref give readers the programs of a toolchain that it has kept. One conditional write."""
-    return farm.part(Toolchains).choose(caller.namespace, choice.ref, choice.toolchain, generation=generation).as_dict()
+    return farm.part(Toolchains).choose(caller.namespace, choice.ref, choice.toolchain, generation=generation)
+
+
+@pages.get("/ns/{namespace}/builds/{build_id}/radar")
+def radar_page(visit: Here, build_id: BuildName) -> Response:
+    """Show what a shadow build found: what breaks, gets worse and gets better under another toolchain."""
+    found = visit.farm.part(Toolchains).radar(visit.namespace, build_id)
+    by_effect: dict[str, list[RadarCell]] = {effect: [] for effect in found["counts"]}
+    for cell in found["cells"]:
+        by_effect[cell["effect"]].append(cell)
+    return visit.page(
+        "radar",
+        section="builds",
+        id=found["build"],
+        build=visit.farm.build_reader.get(visit.namespace, found["build"]),
+        radar=found,
+        by_effect=by_effect,
+        limit=COMPARED,
+    )

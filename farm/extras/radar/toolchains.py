@@ -6,9 +6,7 @@ and rolling back are one conditional write of the ref each, and keep the program
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from farm.artifacts.keys import readable
-from farm.artifacts.refs import Cells, Ref, Refs, SnapshotCell
+from farm.artifacts.refs import Cells, RefView, SnapshotCell
 from farm.artifacts.sidecar import facts as facts_of
+from farm.artifacts.storage import readable
 from farm.builds.baselines import Baselines
 from farm.builds.plan import is_unfinished, plan_digest
-from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded
-from farm.extras.radar.radar import RadarDocument, radar_of
-from farm.extras.radar.shadow import KnownWork, lacking, pool_for, shadow_cell
+from farm.client.fetching import read_work_order
+from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded, UsageError
+from farm.extras.radar.radar import KnownWork, RadarDocument, lacking, pool_for, radar_of, shadow_cell
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import PoolView, ToolchainLine
 from farm.logging import get_logger
@@ -33,6 +31,7 @@ from farm.results.report import BuildView
 from farm.spec import digest_of
 from farm.targets.pools import Pool, version_of
 from farm.wire.asked import BUILD_ID, TAG, BuildId, ChosenGates, ToolchainStart
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.app import Farm
@@ -67,7 +66,7 @@ class Toolchains:
         self._store, self._artifacts, self._known = farm.store, farm.artifacts, farm.known
         self._admission, self._reader, self._finisher = farm.admission, farm.build_reader, farm.build_finisher
         self._check_named = farm.check_named
-        self._refs = Refs(farm.artifacts)
+        self._refs, self._refused = farm.refs, farm.refused
         self._baselines = Baselines(self._refs, farm.known, farm.build_index)
         self._tried: set[str] = set()
         """What `follow` has started, or could not start."""
@@ -124,7 +123,7 @@ class Toolchains:
             newer = _newer(self.lines(namespace, ref)) if self._refs.find(namespace, ref) else []
             for toolchain in newer:
                 name = f"{namespace} {ref} {toolchain}"
-                build_id = f"b-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+                build_id = self._artifacts.build_id_of("shadow", name)
                 if name in self._tried:
                     continue
                 # Its documents alone say nothing: storage or the store may have gone away in between.
@@ -160,13 +159,15 @@ class Toolchains:
             raise NotFound(f"no ref {wish['ref']} in namespace {namespace}", hint="`farm ls refs` lists them")
         self._known.require_index(namespace)
         patterns = wish["cells"] or ["*"]
-        named = ref_rules.given(self._refs.snapshot(ref.snapshot)["cells"].values())
+        named = ref_rules.given(self._refs.snapshot(ref["snapshot"])["cells"].values())
         chosen = [cell for name, cell in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
         pools = self._store.workers.pools()
-        cells, left_out, before = self._cells(namespace, wish, chosen, _with_workers(pools))
+        there = [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]
+        cells, left_out, before = self._cells(namespace, wish, chosen, there)
         if not cells:
             raise self._nothing(wish, left_out, pools)
-        facts = self._known.whole(namespace, {cell["identifier"]: _keys(cell) for cell in cells})
+        keys = {cell["identifier"]: keys_of(order, cell["key"]) for cell in cells if (order := cell["order"])}
+        facts = self._known.whole(namespace, keys)
         live = {pool["name"]: pool["live_workers"] for pool in pools}
         shared = {cell["identifier"]: job_key(cell["order"], cell["key"]) for cell in cells}
         running = set(self._store.jobs.unfinished(namespace, [shared[name] for name in shared if name not in facts]))
@@ -182,7 +183,7 @@ class Toolchains:
         label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
         notes: ShadowNotes = {
             "ref": wish["ref"],
-            "generation": ref.generation,
+            "generation": ref["generation"],
             "toolchain": label,
             "before": before,
             "left_out": left_out,
@@ -201,7 +202,7 @@ class Toolchains:
                 "max_parallel": None,
                 "fail_fast": False,
                 "warnings": warnings,
-                "plan": plan_digest((cell["identifier"], cell["key"], cell["pool"]) for cell in cells),
+                "plan": plan_digest(cells),
                 "shadows": wish["ref"],
             },
             "cells": cells,
@@ -242,27 +243,28 @@ class Toolchains:
 
     def _work(self, namespace: str, cell: SnapshotCell) -> tuple[KnownWork | None, float | None]:
         """Return how a program was made, from its build's plan, else its reproduction; and its largest error."""
-        found = self._artifacts.lookup(readable(namespace), cell["key"])
-        if found is None:
+        sidecar = self._artifacts.lookup(readable(namespace), cell["key"])
+        if sidecar is None:
             return None, None
-        sidecar = found.sidecar
         error = max(facts_of(sidecar)["errors"].values(), default=None)
         build = str(sidecar.get("build") or "")
         try:
-            planned = self._reader.read_plan(found.namespace, build) if build else None
+            planned = self._reader.read_plan(sidecar["namespace"], build) if build else None
         except NotFound:  # It is kept for `keep_days`.
             planned = None
         for each in planned["cells"] if planned else ():
             if each["order"] and cell["key"] in keys_of(each["order"], each["key"]):
                 return KnownWork(each["order"], each["limits"], each["gates"], each["priority"], each["line"]), error
-        return self._from_reproduction(found.namespace, build, sidecar["blobs"].get("reproduction")), error
+        return self._from_reproduction(sidecar["namespace"], build, sidecar), error
 
-    def _from_reproduction(self, namespace: str, build: str, blob: Mapping[str, object] | None) -> KnownWork | None:
-        if blob is None:
+    def _from_reproduction(self, namespace: str, build: str, sidecar: Sidecar) -> KnownWork | None:
+        if not (blob := sidecar["blobs"].get("reproduction")):
             return None
         try:
-            document = json.loads(self._artifacts.read_blob(str(blob["digest"]), limit=REPRODUCTION_LIMIT))
-        except (ArtifactGone, ValueError):
+            # Workers write it: what is planned from it has to be the compile that its program's key names.
+            data = self._artifacts.read_blob(blob["digest"], limit=REPRODUCTION_LIMIT)
+            document = read_work_order(data, sidecar, f"the work order {blob['digest']}")
+        except (ArtifactGone, UsageError):
             return None
         report = self._reader.read_report(namespace, build) if build else None
         judged = next((each for each in report["cells"] if each["key"] == document["key"]), None) if report else None
@@ -292,7 +294,7 @@ class Toolchains:
 
     # --- what readers get ---------------------------------------------------------------------------------------
 
-    def promote(self, namespace: str, build_id: str, *, force: bool = False) -> Ref:
+    def promote(self, namespace: str, build_id: str, *, force: bool = False) -> RefView:
         """Let a ref give readers what a shadow build made; keep the programs before for those who name their toolchain.
 
         One conditional write of the ref: if somebody has moved it since the shadow build was planned, nothing changes.
@@ -318,15 +320,17 @@ class Toolchains:
         if not cells:
             raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
         new = ref_rules.entries(namespace, cells)
-        return self._refs.move(
+        moved = self._refs.move(
             namespace,
             found["ref"],
             lambda there: ref_rules.promoted(there, new, moment),
             generation=found["generation"],
             check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
         )
+        self._refused.taken(namespace, {cell["key"] for cell in cells})
+        return moved
 
-    def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> Ref:
+    def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> RefView:
         """Let a ref give readers the programs of another toolchain that it still has: this rolls back.
 
         `toolchain` is the start of its id; empty: the one that was superseded last. One conditional write; the programs
@@ -351,7 +355,7 @@ class Toolchains:
             namespace,
             ref,
             update,
-            generation=now.generation if generation is None else generation,
+            generation=now["generation"] if generation is None else generation,
             check=lambda before, after: self._check_named(namespace, ref, ref_rules.brought(before, after)),
         )
 
@@ -372,10 +376,6 @@ def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
     )
 
 
-def _keys(cell: CellPlan) -> list[str]:
-    return keys_of(cell["order"], cell["key"]) if cell["order"] else [cell["key"]]
-
-
 def _on(wish: ShadowBuild) -> ChosenGates:
     """Return the gates of a shadow build: those of the request, against the ref."""
     chosen = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
@@ -384,7 +384,3 @@ def _on(wish: ShadowBuild) -> ChosenGates:
 
 def _place(pool: Pool) -> tuple[str, str]:
     return str(pool.target), pool.toolchain
-
-
-def _with_workers(pools: Iterable[PoolView]) -> list[tuple[Pool, int]]:
-    return [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]

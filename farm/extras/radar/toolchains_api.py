@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from farm.artifacts.refs import RefView
-from farm.client.paths import build_named
-from farm.client.topic import Api
+from farm.client.transport import Api, build_named
 from farm.errors import Conflict
 from farm.extras.radar.radar import RadarDocument
 from farm.jobs.rows import ToolchainLine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import sys
 import threading
@@ -31,12 +32,14 @@ from farm.errors import UsageError
 from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, Phase
-from farm.spec import CompileSpec, FileReference, cache_key
+from farm.spec import FileReference, cache_key
 from farm.targets.compilers import Compiler, child_modules, compilers
 
 Document = dict[str, Any]
 Bring = Callable[[FileReference, Path], object]
 """Writes the blob that a file reference (`{"path", "digest", "size"}`) names to a path."""
+
+_GIVEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:+-]{0,999}")
 
 MODULES = (
     "__init__.py", "compiling", "entry_points.py", "errors.py", "extras/__init__.py", "extras/reproduce", "files.py",
@@ -75,12 +78,15 @@ class MachineFile:
 def write(document: Mapping[str, Any], folder: Path, machine: StepSettings, bring: Bring) -> None:
     """Write the folder that reruns an attempt; `machine` has the defaults for reruns.
 
-    Raises OSError, UsageError for a folder that has other content, ValueError for a file that would lie outside it, and
-    what `bring` raises.
+    Raises OSError, UsageError for a folder that has other content, ValueError for a file that would lie outside it or a
+    name that no farm gives, and what `bring` raises.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="choose another folder")
     order = document["order"]
+    for named in (order["identifier"], document["key"], document["farm"]):
+        if not _GIVEN.fullmatch(str(named)):  # It is in a file for people, who copy from it.
+            raise ValueError(f"the work order has a name {named!r}, which no farm gives")
     for _, file, place in _inputs(document, folder / "inputs"):
         place.parent.mkdir(parents=True, exist_ok=True)
         bring(file, place)
@@ -241,7 +247,7 @@ def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool 
     steps.env_files = {name: str(places[name]) for name in order.get("env", {})}
     compiler, _, device = str(order["target"]).partition("/")
     found = {
-        "key": cache_key(CompileSpec.from_dict(spec)),
+        "key": cache_key(spec),
         "expected_key": document["key"],
         "toolchain": "",
         "expected_toolchain": spec["toolchain"],
@@ -313,7 +319,7 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     lines += [f"error      {name}: {error:.2e}" for name, error in errors.items()]
     unverified = (record["verification"] or {}).get("unverified", {})
     lines += [f"unverified {name}: {why}" for name, why in unverified.items()]
-    if latency := record["measurements"]["latency"]:
+    if latency := record["measurements"].get("latency"):
         lines.append(f"latency    {latency['median'] * 1e3:.3g} ms")
     lines.append("gates      not judged here: a build compares these numbers with its tolerance, limits and budgets")
     return lines

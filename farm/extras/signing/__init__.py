@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from farm.extension import Extension
+from farm.extension import Extension, Loop
 
 if TYPE_CHECKING:
     from farm.app import Farm
-    from farm.artifacts.refs import SnapshotCell
+    from farm.artifacts.refs import RefCommit, RefView, SnapshotCell
     from farm.artifacts.storage import Sign
     from farm.results.report import Report
     from farm.settings import Settings
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 def _start(farm: Farm) -> None:
     """Read key and policy: a wrong one ends the start."""
-    if farm.settings.trust_policy or farm.settings.signing_key:
+    if farm.settings.trust_policy or farm.settings.signing_key or farm.settings.timestamp_key:
         from farm.extras.signing.notary import Promotions
+        from farm.extras.signing.signing_keys import signers_of
 
         farm.part(Promotions.of)
+        signers_of(farm.settings)
 
 
 def _sign_publications(settings: Settings) -> Sign | None:
     """Return what signs the programs of a worker; None if it has no key."""
     if not settings.signing_key:
         return None
-    from farm.extras.signing.notary import signing
+    from farm.extras.signing.notary import Notary
 
-    return signing(settings)
+    notary = Notary.from_settings(settings)
+    return notary.attest if notary else None
 
 
 def _sign_gates(farm: Farm, report: Report) -> None:
@@ -57,13 +60,36 @@ def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
     return [("signed", said_of(farm, namespace, made))]
 
 
+def _commit(farm: Farm, move: RefCommit) -> RefView | None:
+    """Sign a ref before it is written, if the farm's refs are signed."""
+    from farm.extras.signing.sealing import commit
+
+    return commit(farm, move)
+
+
+def _committed(farm: Farm, namespace: str, ref: RefView) -> None:
+    """Remember what was signed of a ref, so that object storage cannot answer with an older one."""
+    from farm.extras.signing.remembering import remember
+
+    remember(farm, namespace, ref)
+
+
+def _loops(farm: Farm) -> Sequence[Loop]:
+    from farm.extras.signing.sealing import Renewals
+
+    return [Loop("signed refs", Renewals(farm).step, 30.0)]
+
+
 extension = Extension(
     name="signing",
-    settings=["signing_key", "trust_policy", "builder_id"],
-    routes=["farm.extras.signing.revocation_routes:router"],
+    settings=["signing_key", "timestamp_key", "trust_policy", "builder_id"],
+    routes=["farm.extras.signing.role_routes:router"],
+    loops=_loops,
     on_start=_start,
     on_published=_sign_publications,
     on_judged=_sign_gates,
     on_named=_check,
+    on_commit=_commit,
+    on_committed=_committed,
     artifact_facts=_signed,
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 from farm.errors import Untrusted
-from farm.extras.signing import bundles, revocations
-from farm.extras.signing.statements import SIDECAR, NoStatement, Statement, read, resource_of
+from farm.extras.signing import bundles
+from farm.extras.signing.statements import RETIRED, SIDECAR, NoStatement, Statement, read, resource_of
 from farm.extras.signing.trust import KnownSigner, NamespaceRules, TrustPolicy
-from farm.files import NotPlain, read_plain
+
+AHEAD = timedelta(minutes=10)
+"""How far another clock may be ahead of this one."""
 
 
 class Standing(StrEnum):
@@ -35,15 +37,13 @@ class TrustCheck(NamedTuple):
 class AtHand:
     """What is judged: the SHA-256 of the program and of the sidecar as they are here, and where they are from.
 
-    `tag` is the ref by which the reader asked for it; `needs` are kinds of statements that are needed
-    in addition to those of the policy.
+    `tag` is the ref by which the reader asked for it.
     """
 
     namespace: str
     program: str
     sidecar: str
     tag: str = ""
-    needs: tuple[str, ...] = ()
 
 
 class Accepted(NamedTuple):
@@ -79,10 +79,9 @@ def judge(policy: TrustPolicy, found: AtHand, given: Sequence[bytes], now: datet
         text = f"it says nothing of the namespace {found.namespace}"
         return Checks([TrustCheck(Standing.REFUSED, "policy", text)], [])
     checks: list[TrustCheck] = []
-    revoked = _revocations(policy, found, now, checks)
     accepted: list[Accepted] = []
     for data in given[: bundles.MOST]:
-        check, statement = _check(policy, rules, found, data, revoked, now)
+        check, statement = _check(policy, rules, found, data, now)
         checks.append(check)
         if statement:
             accepted.append(Accepted(statement, data))
@@ -90,27 +89,6 @@ def judge(policy: TrustPolicy, found: AtHand, given: Sequence[bytes], now: datet
         checks.append(TrustCheck(Standing.REFUSED, "statements", f"{len(given)} are more than {bundles.MOST}"))
     checks += _lacking(rules, found, accepted)
     return Checks(checks, accepted)
-
-
-def _revocations(
-    policy: TrustPolicy, found: AtHand, now: datetime, checks: list[TrustCheck]
-) -> revocations.Revocations | None:
-    rules = policy.document.revocations
-    if rules is None:
-        return None
-    name = "revocations"
-    try:
-        data = read_plain(policy.folder / rules.file, bundles.LARGEST)
-        known = revocations.read(data, policy, rules, now)
-    except (revocations.Unusable, NotPlain) as error:
-        text = error.strerror if isinstance(error, OSError) else str(error)
-        checks.append(TrustCheck(Standing.REFUSED, name, f"{rules.file}: {text}"))
-        return None
-    checks.append(TrustCheck(Standing.OK, name, f"number {known.number} of {known.issued:%Y-%m-%d}"))
-    if found.program in known.programs:
-        reason = known.programs[found.program]
-        checks.append(TrustCheck(Standing.REFUSED, name, f"the program is revoked{f': {reason}' if reason else ''}"))
-    return known
 
 
 class _NotCounted(Exception):
@@ -122,17 +100,12 @@ class _NotCounted(Exception):
 
 
 def _check(
-    policy: TrustPolicy,
-    rules: NamespaceRules,
-    found: AtHand,
-    data: bytes,
-    revoked: revocations.Revocations | None,
-    now: datetime,
+    policy: TrustPolicy, rules: NamespaceRules, found: AtHand, data: bytes, now: datetime
 ) -> tuple[TrustCheck, Statement | None]:
     """Judge one bundle; return the line about it, and the statement if it counts."""
     try:
         signer, statement = _opened(policy, rules, found.namespace, data)
-        _require_valid(signer, rules, found, statement, revoked, now)
+        _require_valid(signer, rules, found, statement, now)
     except _NotCounted as error:
         return error.check, None
     when = f" on {statement.signed_on:%Y-%m-%d}" if statement.signed_on else ""
@@ -161,22 +134,17 @@ def _opened(policy: TrustPolicy, rules: NamespaceRules, namespace: str, data: by
 
 
 def _require_valid(
-    signer: KnownSigner,
-    rules: NamespaceRules,
-    found: AtHand,
-    statement: Statement,
-    revoked: revocations.Revocations | None,
-    now: datetime,
+    signer: KnownSigner, rules: NamespaceRules, found: AtHand, statement: Statement, now: datetime
 ) -> None:
     """Raise _NotCounted unless a statement, which this signer has signed, is about this artifact, timely and good."""
-    kind, when = statement.kind, statement.signed_on
+    kind = statement.kind
     if not _is_about(statement, found):
         raise _NotCounted(Standing.IGNORED, "about another program", kind)
-    why = _untimely(statement, now) or (revoked.why_not(signer.key.keyid, when) if revoked else "")
-    if why := why or signer.why_not(kind, when, now):
+    if why := _untimely(statement, now) or signer.why_not(kind, statement.signed_on, now):
         raise _NotCounted(Standing.IGNORED, why, kind)
     if not kind:
-        verdict = Standing.IGNORED if statement.predicate_type in rules.ignore else Standing.REFUSED
+        known = statement.predicate_type in RETIRED.union(rules.ignore)
+        verdict = Standing.IGNORED if known else Standing.REFUSED
         text = f"{signer.name} says something that is not understood here: {statement.predicate_type}"
         raise _NotCounted(verdict, text)
     if why := _content(statement, rules):
@@ -190,7 +158,7 @@ def _is_about(statement: Statement, found: AtHand) -> bool:
 
 
 def _untimely(statement: Statement, now: datetime) -> str:
-    ahead = statement.signed_on and statement.signed_on > now + revocations.AHEAD
+    ahead = statement.signed_on and statement.signed_on > now + AHEAD
     return f"it is of {statement.signed_on:%Y-%m-%d}, which is to come" if ahead else ""
 
 
@@ -218,8 +186,6 @@ def _said(statement: Statement) -> str:
         return f", made by {_builder(statement)}"
     if statement.kind == "summary":
         return f", for {statement.predicate.get('resourceUri', '')}"
-    if statement.kind == "pack":
-        return f", {statement.predicate.get('layout', '')}"
     gates = statement.predicate.get("gates")
     return f", passed the gates of {gates.get('build', '')}" if isinstance(gates, Mapping) else ""
 
@@ -230,7 +196,7 @@ def _lacking(rules: NamespaceRules, found: AtHand, accepted: Iterable[Accepted])
     if rules.unsigned and not there:
         yield TrustCheck(Standing.OK, "policy", f"programs of {found.namespace} may be unsigned")
         return
-    for kind in dict.fromkeys((*rules.require, *found.needs)):
+    for kind in dict.fromkeys(rules.require):
         if not any(statement.kind == kind for statement in there):
             yield TrustCheck(Standing.REFUSED, kind, "no statement of a trusted signer is there")
     if found.tag and found.tag in rules.promoted:

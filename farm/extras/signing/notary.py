@@ -11,15 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from farm import __version__, entry_points
-from farm.artifacts.keys import REVOCATIONS, sidecar_key, statements_key
+from farm import __version__
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import ArtifactStore, Object, Sign, rewrite
+from farm.artifacts.storage import ArtifactStore, Object, rewrite, sidecar_key, statements_key
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import bundles, statements
 from farm.extras.signing.judging import AtHand, judge
-from farm.extras.signing.revocations import refresh
 from farm.extras.signing.signing_keys import load_signer
 from farm.extras.signing.trust import TrustPolicy, clock, load_policy
 from farm.results.ref_rules import has_passed
@@ -64,8 +62,6 @@ class Notary:
             self.sign("provenance", subjects, statements.provenance(sidecar, self.name)),
             self.sign("test-results", subjects, statements.test_results(sidecar)),
         ]
-        for _, attest in entry_points.load(entry_points.ATTESTATIONS):
-            said += [self.sign(kind, {**subjects, **digests}, more) for kind, digests, more in attest(sidecar)]
         add(artifacts, sidecar["namespace"], sidecar["key"], said)
 
     def attest_gates(
@@ -143,12 +139,6 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
     return f"{'; '.join(found)}. That is what the statements say; {check}"
 
 
-def signing(settings: Settings) -> Sign | None:
-    """Return what signs the publications of a process; None if it has no key. Raises UsageError for a bad one."""
-    notary = Notary.from_settings(settings)
-    return notary.attest if notary else None
-
-
 def add(artifacts: ArtifactStore, namespace: str, key: str, new: Sequence[bytes]) -> None:
     """Keep bundles about the artifacts of a cache key; each takes the place of an older one that says the same."""
 
@@ -190,13 +180,9 @@ class Promotions:
     @classmethod
     def of(cls, farm: Farm) -> Self:
         """Return the promotions of a server. Raises UsageError for a bad key or policy."""
-        return cls.from_settings(farm.artifacts, farm.settings)
-
-    @classmethod
-    def from_settings(cls, artifacts: ArtifactStore, settings: Settings) -> Self:
-        """Return the promotions of a server. Raises UsageError for a bad key or policy."""
+        settings = farm.settings
         policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
-        return cls(artifacts, policy, Notary.from_settings(settings))
+        return cls(farm.artifacts, policy, Notary.from_settings(settings))
 
     def check(self, namespace: str, tag: str, cells: Iterable[SnapshotCell]) -> Callable[[], object]:
         """Check the artifacts of cells before a tag names them; what is returned signs a summary of each afterwards.
@@ -206,8 +192,6 @@ class Promotions:
         policy, notary = self._policy, self._notary
         if policy is None:
             return lambda: None
-        if there := self._artifacts.get_object(REVOCATIONS):
-            refresh(there.data, policy, clock())
         checked = _all_at_once(lambda cell: self._checked(policy, namespace, cell), cells)
 
         def sign(each: CheckedCell) -> None:

@@ -1,10 +1,10 @@
-"""Make and revoke signing keys."""
+"""Make signing keys, and say whose keys sign refs."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +15,14 @@ from farm.cli.connection import connect
 from farm.cli.inspect_command import key_of
 from farm.errors import ExitCode, UsageError
 from farm.extras.signing.signatures_api import SignaturesApi
+from farm.files import replacing
 from farm.inert import one_line
 
 if TYPE_CHECKING:
+    from securesystemslib.signer import Key
+
     from farm.extras.signing.judging import TrustCheck
+    from farm.extras.signing.roles import Roles
     from farm.extras.signing.verifying import Trust
     from farm.settings import Settings
 
@@ -49,7 +53,7 @@ def verify(
     (`net/migraphx-cpu/fp16/b8@prod`), a cache key, or all of a tag or build is asked of the farm. Ends with exit
     code 39 if anything is refused.
     """
-    from farm.client.cache import default_cache
+    from farm.client.transfers import default_cache
     from farm.extras.signing.verifying import verify_file, what_to_verify
     from farm.settings import load_settings
 
@@ -76,29 +80,32 @@ def _lines(checks: Iterable[TrustCheck]) -> list[str]:
 
 
 def _trust(settings: Settings, keys: list[Path], policy: Path | None) -> Trust:
-    from farm.artifacts.keys import MAIN
+    from farm.artifacts.storage import MAIN
     from farm.extras.signing.trust import load_policy, policy_of_keys
     from farm.extras.signing.verifying import Trust
 
     if keys and policy:
         raise UsageError("choose one of --key and --policy")
     if keys:
-        return Trust(policy_of_keys(keys, settings.namespace or MAIN), None, settings.namespace)
+        return Trust(policy_of_keys(keys, settings.namespace or MAIN), settings.namespace)
     if policy:
-        return Trust(load_policy(policy), None, settings.namespace)
-    return Trust.from_settings(settings.model_copy(update={"signing_key": ""}))
+        return Trust(load_policy(policy), settings.namespace)
+    return Trust.from_settings(settings)
 
 
 def _of_farm(settings: Settings, what: str, trust: Trust) -> dict[str, list[TrustCheck]]:
     """Judge what the farm has under a name."""
     with connect(settings) as client:
+        client.trust = trust
         name, _, ref = what.partition("@")
         if "/" in name or re.fullmatch(r"[0-9a-f]{4,64}", name):
             cells = {what: key_of(client, what)}
             tag = ref or "latest"
         else:
             tag = client.find_build(what) if what.startswith("@") or "=" in what else what
-            cells = {cell["identifier"]: cell["key"] for cell in client.ls(tag)}
+            # A build is no ref: nobody signs which programs it has.
+            found = client.refs.unchecked(tag) if re.fullmatch("b-[0-9a-f]{1,16}", tag) else client.refs.get(tag)
+            cells = {cell["identifier"]: cell["key"] for cell in found["cells"].values()}
         return {name: SignaturesApi.of(client).judged(key, trust, tag=tag) for name, key in cells.items()}
 
 
@@ -122,76 +129,94 @@ def new(
     output.result({"private": str(private), "public": str(public), "keyid": keyid}, said, as_json=as_json)
 
 
+# --- refs -------------------------------------------------------------------------------------------------------------
+
+
 @commands.command()
-def revoke(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The revocation document; made if it is not there.")],
-    by: Annotated[Path, typer.Option("--by", metavar="KEY", help="The private key that signs it.")],
-    keys: Annotated[
-        list[str] | None, typer.Option("--key", metavar="FILE|ID", help="Revoke this public key, or key id.")
+def roles(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of roles; made if it is not there.")],
+    by: Annotated[list[Path], typer.Option("--by", metavar="KEY", help="A private key that signs: root, targets.")],
+    root: Annotated[list[Path] | None, typer.Option("--root", metavar="FILE", help="Public key of root.")] = None,
+    targets: Annotated[list[Path] | None, typer.Option("--targets", metavar="FILE", help="… of targets.")] = None,
+    server: Annotated[list[Path] | None, typer.Option("--server", metavar="FILE", help="… of the server.")] = None,
+    timestamp: Annotated[
+        list[Path] | None, typer.Option("--timestamp", metavar="FILE", help="… of timestamps; default: the server's.")
     ] = None,
-    programs: Annotated[
-        list[str] | None, typer.Option("--program", metavar="FILE|SHA256", help="Revoke this program.")
+    promoters: Annotated[
+        list[str] | None,
+        typer.Option("--promoter", metavar="NAMESPACE=FILE", help="… of who signs its `prod`; NAMESPACE= for nobody."),
     ] = None,
-    since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="What the key signed before still counts (2026-11-01).")
-    ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why; readers see it.")] = "",
+    days: Annotated[float, typer.Option("--days", min=1, help="How long they hold.")] = 730,
     as_json: output.Json = False,
 ) -> None:
-    """Revoke keys and programs. Without any, issue the document again, so that it stays fresh.
+    """Say whose keys sign refs: what is named takes the place of the earlier keys, all else stays.
 
-    Give the file to all readers; their policies say who may sign it, and how old it may be.
+    Run it where the private keys of root and targets are kept, with no network. A changed key of root also needs the
+    earlier one (--by). Without any change it only makes them hold longer.
     """
-    from farm.extras.signing.revocations import RevokedKey, issue
-    from farm.extras.signing.signing_keys import load_signer
-    from farm.extras.signing.trust import clock
+    from farm.extras.signing.roles import issue, lasts
+    from farm.extras.signing.signing_keys import load_public, load_signer
+    from farm.extras.signing.trust import clock, load_roles
 
-    signer = load_signer(by)
-    start = _instant(since) if since else None
-    revoked = {_key_id(each): RevokedKey(reason, start) for each in keys or []}
-    with output.writing(file):
-        made = issue(file, signer, clock(), revoked, {_program_id(each): reason for each in programs or []})
-    counts = f"{render.plural(len(made.keys), 'key')} and {render.plural(len(made.programs), 'program')}"
-    document = {"file": str(file), "number": made.number, "keys": [*made.keys], "programs": [*made.programs]}
-    output.result(document, f"{file}: number {made.number}, {counts} revoked", as_json=as_json)
+    given = {"root": root, "targets": targets, "server": server, "timestamp": timestamp}
+    keys = {name: [load_public(path) for path in paths] for name, paths in given.items() if paths}
+    promoting: dict[str, list[Key]] = {}
+    for each in promoters or []:
+        namespace, equals, path = each.partition("=")
+        if not equals or not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", namespace):
+            raise UsageError(f"{each!r} is not NAMESPACE=FILE")
+        promoting.setdefault(namespace, []).extend([load_public(Path(path))] if path else [])
+    there = load_roles(file) if file.exists() else None
+    made = issue(there, map(load_signer, by), keys, promoting, lasts(days, clock()))
+    with output.writing(file), replacing(file) as part:
+        part.write_bytes(made.text())
+    _say_roles(made, as_json=as_json)
 
 
 @commands.command()
 def publish(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A revocation document.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of roles.")], as_json: output.Json = False
+) -> None:
+    """Let the farm's refs be signed by these roles, or by newer ones: an existing farm signs all refs in a minute."""
+    from farm.extras.signing.trust import load_roles
+
+    made = load_roles(file)
+    with connect() as client:
+        client.transport.request("POST", "/v1/roles/publish", json=json.loads(made.text()))
+    _say_roles(made, as_json=as_json)
+
+
+@commands.command()
+def withdraw(as_json: output.Json = False) -> None:
+    """Let the farm sign no refs any more. Readers whose policies ask for signed refs refuse them then."""
+    with connect() as client:
+        client.transport.request("POST", "/v1/roles/withdraw")
+    output.result({"withdrawn": True}, "the farm signs no refs any more", as_json=as_json)
+
+
+@commands.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A file of roles; default: the farm's.")] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Publish a revocation document: `farm fetch` and `farm verify REF` bring it to readers whose policy takes it."""
-    try:
-        document = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
+    """Show whose keys sign refs, and until when."""
+    from farm.extras.signing.roles import Roles
+    from farm.extras.signing.trust import load_roles
+
+    if file:
+        return _say_roles(load_roles(file), as_json=as_json)
     with connect() as client:
-        SignaturesApi.of(client).publish_revocations(document)
-    output.result({"published": str(file)}, f"{file} is published", as_json=as_json)
+        return _say_roles(Roles.read(client.transport.request("GET", "/v1/roles").content), as_json=as_json)
 
 
-def _key_id(named: str) -> str:
-    from farm.extras.signing.signing_keys import load_public
-
-    return named if re.fullmatch(r"[0-9a-f]{64}", named) else load_public(Path(named)).keyid
-
-
-def _program_id(named: str) -> str:
-    import hashlib
-
-    if re.fullmatch(r"[0-9a-f]{64}", named):
-        return named
-    try:
-        with Path(named).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"cannot read {named}: {error.strerror or error}") from None
-
-
-def _instant(text: str) -> datetime:
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a time", hint="such as 2026-11-01 or 2026-11-01T12:00:00Z") from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
+def _say_roles(made: Roles, *, as_json: bool) -> None:
+    root, top = made.root, made.top
+    held = {name: each.keyids for name, each in root.roles.items() if name != "snapshot"}
+    held |= {name: each.keyids for name, each in ((top.delegations and top.delegations.roles) or {}).items()}
+    ends = {"root": root.expires, "targets": top.expires}
+    expires = {name: when.isoformat() for name, when in ends.items()}
+    document = {"root": root.version, "targets": top.version, "roles": held, "expires": expires}
+    rows = [(name, " ".join(keyid[:16] for keyid in keyids)) for name, keyids in held.items()]
+    until = ", ".join(f"{name} {number} until {ends[name]:%Y-%m-%d}" for name, number in
+                      (("root", root.version), ("targets", top.version)))  # fmt: skip
+    output.result(document, [*render.align(rows), until], as_json=as_json)

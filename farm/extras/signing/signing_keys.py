@@ -13,6 +13,8 @@ from farm.files import NotPlain, read_plain, read_private
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
+    from farm.settings import Settings
+
 PRIVATE, PUBLIC = ".key", ".pub"
 _LARGEST = 64 << 10
 
@@ -60,6 +62,12 @@ def load_signer(path: Path) -> CryptoSigner:
         raise UsageError(f"{path} is not a private key: {error}", hint="`farm key new` makes one") from None
 
 
+def signers_of(settings: Settings) -> dict[str, CryptoSigner]:
+    """Return what signs refs on a server, by the ids of its keys. Raises UsageError for a bad one."""
+    paths = [Path(path).expanduser() for path in (settings.signing_key, settings.timestamp_key) if path]
+    return {signer.public_key.keyid: signer for signer in map(load_signer, paths)}
+
+
 def load_public(path: Path) -> SSlibKey:
     """Return a public key; its id follows from it. Raises UsageError."""
     try:
@@ -67,7 +75,7 @@ def load_public(path: Path) -> SSlibKey:
     except NotPlain as error:
         raise UsageError(f"cannot read the key {path}: {error.strerror}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} is not a public key: {error}", hint="`farm key new` makes one") from None
+        raise UsageError(f"{path} is not a public key: {error!s:.200}", hint="`farm key new` makes one") from None
 
 
 def public_key(pem: bytes) -> SSlibKey:

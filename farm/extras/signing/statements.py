@@ -23,9 +23,11 @@ KINDS = {
     "provenance": "https://slsa.dev/provenance/v1",
     "test-results": "urn:migraphx-farm:test-results:v1",
     "summary": "https://slsa.dev/verification_summary/v1",
-    "pack": "urn:migraphx-farm:pack:v1",
 }
 """The kinds of statements, with their predicate types. in-toto's own test-result has no place for a number."""
+
+RETIRED = frozenset({"urn:migraphx-farm:pack:v1"})
+"""Predicate types that earlier releases signed: nobody reads them, and they say nothing against a program."""
 
 BUILD_TYPE = "urn:migraphx-farm:compile:v1"
 BUILDER = "urn:migraphx-farm:builder"

@@ -2,7 +2,6 @@
 
 [signers.farm-2026]
 key = "farm-2026.pub"
-signs = ["provenance", "test-results", "summary"]
 signs_until = 2027-01-31T00:00:00Z
 
 [namespaces.main]
@@ -10,10 +9,8 @@ signers = ["farm-2026"]
 require = ["provenance", "test-results"]
 promoted = ["prod"]
 
-[revocations]
-file = "revocations.json"
-signers = ["root"]
-max_days = 30
+[refs]
+roles = "roles.json"
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,13 +26,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from farm.errors import UsageError
+from farm.extras.signing.roles import LARGEST as ROLES_LIMIT
+from farm.extras.signing.roles import Roles
 from farm.extras.signing.signing_keys import load_public
 from farm.files import NotPlain, read_plain
 
 if TYPE_CHECKING:
     from securesystemslib.signer import SSlibKey
 
-Kind = Literal["provenance", "test-results", "summary", "pack"]
+Kind = Literal["provenance", "test-results", "summary"]
 _LARGEST = 1 << 20
 
 
@@ -44,14 +43,14 @@ class _PolicyPart(BaseModel):
 
 
 class SignerRules(_PolicyPart):
-    """Whose key counts, for which kinds of statements (empty: all), and when.
+    """Whose key counts, for which kinds of statements, and when. A summary counts only by a key that is named for it.
 
     `signs_from` and `signs_until` bound the time that a statement gives; after `trusted_until`, by the reader's clock,
     nothing that the key signed counts.
     """
 
     key: Annotated[str, Field(min_length=1)]
-    signs: tuple[Kind, ...] = ()
+    signs: tuple[Kind, ...] = ("provenance", "test-results")
     signs_from: AwareDatetime | None = None
     signs_until: AwareDatetime | None = None
     trusted_until: AwareDatetime | None = None
@@ -73,12 +72,10 @@ class NamespaceRules(_PolicyPart):
     unsigned: bool = False
 
 
-class RevocationRules(_PolicyPart):
-    """The revocation document: its file, who may sign it, and how many days after its issue it still counts."""
+class RefRules(_PolicyPart):
+    """Refs count if they are signed by the farm's roles, whose file this is."""
 
-    file: Annotated[str, Field(min_length=1)]
-    signers: Annotated[tuple[str, ...], Field(min_length=1)]
-    max_days: Annotated[float, Field(gt=0)] = 30.0
+    roles: Annotated[str, Field(min_length=1)]
 
 
 class PolicyDocument(_PolicyPart):
@@ -86,7 +83,7 @@ class PolicyDocument(_PolicyPart):
 
     signers: Mapping[str, SignerRules] = {}
     namespaces: Mapping[str, NamespaceRules] = {}
-    revocations: RevocationRules | None = None
+    refs: RefRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +97,10 @@ class KnownSigner:
     def why_not(self, kind: str, signed_on: datetime | None, now: datetime) -> str:
         """Return why a statement of a kind and a time does not count, though this signer signed it; empty if it does.
 
-        `kind` may be empty: then it is not asked for.
+        `kind` is empty if it is not known.
         """
         rules = self.rules
-        if kind and rules.signs and kind not in rules.signs:
+        if kind and kind not in rules.signs:
             return f"{self.name} may not sign {kind}"
         if rules.trusted_until and now > rules.trusted_until:
             return f"the key of {self.name} expired on {rules.trusted_until:%Y-%m-%d}"
@@ -118,12 +115,12 @@ class KnownSigner:
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """A trust policy with its keys. `digest` is the SHA-256 of its file, `folder` where that lies."""
+    """A trust policy with its keys, and the roles that sign refs. `digest` is the SHA-256 of its file."""
 
     document: PolicyDocument
     signers: Mapping[str, KnownSigner]
     digest: str = ""
-    folder: Path = field(default_factory=Path)
+    roles: Roles | None = None
 
     def signer_of(self, keyid: str, names: tuple[str, ...]) -> KnownSigner | None:
         """Return the signer among `names` whose key has this id."""
@@ -152,11 +149,20 @@ def load_policy(path: Path) -> TrustPolicy:
     ids = [signer.key.keyid for signer in signers.values()]
     if len(set(ids)) < len(ids):
         raise UsageError(f"the trust policy {path} has two signers with one key")
-    return TrustPolicy(document, signers, hashlib.sha256(data).hexdigest(), folder)
+    roles = load_roles(folder / document.refs.roles) if document.refs else None
+    return TrustPolicy(document, signers, hashlib.sha256(data).hexdigest(), roles)
+
+
+def load_roles(path: Path) -> Roles:
+    """Read a file of roles. Raises UsageError."""
+    try:
+        return Roles.read(read_plain(path, ROLES_LIMIT))
+    except OSError as error:
+        raise UsageError(f"cannot read the roles {path}: {error.strerror or error}") from None
 
 
 def policy_of_keys(keys: list[Path], namespace: str) -> TrustPolicy:
-    """Return the policy of somebody who names no file: an owner of one of these public keys may sign everything."""
+    """Return the policy of somebody who names no file: an owner of one of these keys may sign what workers sign."""
     # By their ids: files in two folders may have one name.
     loaded = {(key := load_public(path)).keyid: (path, key) for path in keys}
     signers = {keyid: KnownSigner(path.stem, key, SignerRules(key=path.name)) for keyid, (path, key) in loaded.items()}
@@ -171,5 +177,4 @@ def clock() -> datetime:
 
 
 def _named(document: PolicyDocument) -> set[str]:
-    named = {name for rules in document.namespaces.values() for name in rules.signers}
-    return named | set(document.revocations.signers if document.revocations else ())
+    return {name for rules in document.namespaces.values() for name in rules.signers}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from platformdirs import user_data_path
+
 from farm import entry_points
-from farm.artifacts.keys import MAIN, readable
+from farm.artifacts.storage import MAIN, readable
 from farm.client.fetching import (
     SignedArtifact,
     program_path,
@@ -20,16 +21,19 @@ from farm.client.fetching import (
     statements_path,
 )
 from farm.client.packs import PACK, SIDECAR
-from farm.errors import ArtifactGone, FarmFault, NotFound, Untrusted, UsageError
+from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
 from farm.extras.signing import bundles
 from farm.extras.signing.judging import AtHand, Checks, Standing, TrustCheck, judge
-from farm.extras.signing.notary import Notary
-from farm.extras.signing.revocations import refresh
+from farm.extras.signing.reading_refs import promise, signed_ref
+from farm.extras.signing.signing_keys import load_signer
 from farm.extras.signing.trust import TrustPolicy, clock, load_policy
 from farm.files import open_plain, read_plain
 
 if TYPE_CHECKING:
-    from farm.client.transport import Transport
+    from securesystemslib.signer import CryptoSigner
+
+    from farm.artifacts.refs import ShownRef
+    from farm.client.client import FarmClient
     from farm.settings import Settings
     from farm.wire.program import Sidecar
 
@@ -39,63 +43,55 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedArtifact(SignedArtifact):
-    """An artifact that a policy accepts, and what it made of the statements."""
-
-    judged: Checks
-
-
-@dataclass(slots=True)
 class Trust:
-    """A client's trust policy, and the key that signs its packs; None: it requires nothing, and signs nothing.
+    """A client's trust policy, without which it requires nothing, and the key of a promoter.
 
-    `namespace` is the one that it works in: what it is given must be of this one, or of `main`.
+    `namespace` is the one that it works in: what it is given must be of this one, or of `main`. `memory` is the folder
+    that keeps what was last seen of each signed ref, so that nobody shows an older one.
     """
 
     policy: TrustPolicy | None = None
-    notary: Notary | None = None
     namespace: str = ""
-    _asked: Transport | None = None
-    """The farm that was last asked for a newer revocation document: each client asks once."""
+    signer: CryptoSigner | None = None
+    memory: Path = field(default_factory=lambda: user_data_path("migraphx-farm") / "refs")
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Trust:
-        """Return what the settings say. Raises UsageError for a bad policy or key."""
+        """Return what the settings say. Raises UsageError for a bad policy."""
         policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
-        return cls(policy, Notary.from_settings(settings), settings.namespace)
+        signer = load_signer(Path(settings.signing_key).expanduser()) if settings.signing_key else None
+        return cls(policy, settings.namespace, signer)
 
     @property
     def asks(self) -> bool:
         """Whether there is a policy; else nothing is refused."""
         return self.policy is not None
 
-    def admit(
-        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str, needs: tuple[str, ...]
-    ) -> SignedArtifact:
-        """Return an artifact that the policy accepts. Raises Untrusted with the reasons."""
-        judged = self.checks(signed, documents, key=key, tag=tag, needs=needs)
-        judged.require(key)
-        return JudgedArtifact(signed.text, signed.statements, judged)
+    def ref(self, tag: str, ask: Callable[[], ShownRef]) -> ShownRef:
+        """Return what `ask` answers about a ref. Raises Untrusted unless it is signed as the policy's roles say."""
+        roles = self.policy.roles if self.policy else None
+        if self.policy is None or roles is None:
+            return ask()
+        own, found = self.namespace or MAIN, ask()
+        owner, *answers = found.get("namespace", own), found
+        # Else who answers could hide a ref of this namespace, and show that of `main` in its place.
+        if owner not in ({own} if own in self.policy.document.namespaces else {own, MAIN}):
+            raise Untrusted(f"{own} has no ref {tag}", hint=f"FARM_NAMESPACE={MAIN} reads that of {MAIN}")
+        return signed_ref(roles, self.memory, f"{owner}/{tag}", lambda: answers.pop() if answers else ask())
 
-    def checks(
-        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str = "", needs: tuple[str, ...] = ()
-    ) -> Checks:
-        """Judge an artifact of a farm, by the newest revocations that it has."""
-        if self._asked is not documents:
-            self._asked = documents
-            with suppress(NotFound, FarmFault):  # The policy says how old its own may be.
-                self.refresh(documents.revocations())
-        return self.judge(signed.text, signed.statements, key=key, tag=tag, needs=needs)
+    def promise(self, client: FarmClient, tag: str, source: str, *, previous: bool) -> tuple[str, int] | None:
+        """Return what this promoter signs about a move of a ref, and the generation from which it moves.
 
-    def judge(
-        self,
-        text: bytes,
-        statements: Sequence[bytes],
-        *,
-        key: str = "",
-        tag: str = "",
-        needs: tuple[str, ...] = (),
-    ) -> Checks:
+        None without a key for it. Raises as `ref`: what is signed is what the policy takes.
+        """
+        own = self.namespace or MAIN
+        return promise(client, self.signer, f"{own}/{tag}", source, previous=previous) if self.signer else None
+
+    def admit(self, signed: SignedArtifact, *, key: str, tag: str) -> None:
+        """Raise Untrusted, with the reasons, unless the policy accepts an artifact."""
+        self.judge(signed.text, signed.statements, key=key, tag=tag).require(key)
+
+    def judge(self, text: bytes, statements: Sequence[bytes], *, key: str = "", tag: str = "") -> Checks:
         """Judge a sidecar by what came with it; the program counts as what the sidecar names.
 
         `key` is the cache key by which a farm was asked for it, which may answer with another artifact.
@@ -105,7 +101,7 @@ class Trust:
         if self.policy is None:
             raise UsageError("no trust policy", hint="set `trust_policy`, or name a key: --key FILE.pub")
         sidecar = read_sidecar(text, "the sidecar")
-        found = AtHand(sidecar["namespace"], sidecar["blobs"]["program"]["digest"], sha256_of(text), tag, needs)
+        found = AtHand(sidecar["namespace"], sidecar["blobs"]["program"]["digest"], sha256_of(text), tag)
         if key and sidecar["key"] != key:
             wrong = f"it is the artifact {sidecar['key'][:16]}…, and {key[:16]}… was asked for"
             return Checks([TrustCheck(Standing.REFUSED, "key", wrong)], [])
@@ -113,17 +109,6 @@ class Trust:
             wrong = f"it is of the namespace {sidecar['namespace']}, and this reader works in {self.namespace or MAIN}"
             return Checks([TrustCheck(Standing.REFUSED, "namespace", wrong)], [])
         return judge(self.policy, found, statements, clock())
-
-    def refresh(self, document: bytes) -> None:
-        """Take over a revocation document if it is newer than that of the policy, and counts by it.
-
-        Raises UsageError if its file cannot be written.
-        """
-        try:
-            if self.policy:
-                refresh(document, self.policy, clock())
-        except OSError as error:
-            raise UsageError(f"cannot write the newer revocation document: {error}") from None
 
 
 def read_statements(path: Path) -> list[bytes]:

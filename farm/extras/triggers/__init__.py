@@ -24,7 +24,7 @@ def _loops(farm: Farm) -> list[Loop]:
 extension = Extension(
     name="triggers",
     routes=["farm.extras.triggers.manifest_routes:router"],
-    pages=["farm.extras.triggers.automation_pages:router"],
+    pages=["farm.extras.triggers.manifest_routes:pages"],
     templates=Path(__file__).parent / "templates",
     menu=[("automation", "Automation")],
     loops=_loops,

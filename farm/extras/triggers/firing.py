@@ -17,7 +17,6 @@ from farm.errors import (
     StorageUnavailable,
     UsageError,
 )
-from farm.extras.triggers.stored_builds import StoredBuilds, build_id_of
 from farm.extras.triggers.stored_manifests import ManifestHead, StoredManifests
 from farm.extras.triggers.triggers import PendingRun, TriggerState, claimed, ended, postponed
 from farm.extras.webhooks.hooks import Webhooks
@@ -38,8 +37,7 @@ class TriggerRounds:
 
     def __init__(self, farm: Farm) -> None:
         self._store, self._artifacts, self._settings = farm.store, farm.artifacts, farm.settings
-        self._manifests, self._builds = farm.part(StoredManifests), farm.part(StoredBuilds)
-        self._tokens, self._webhooks = farm.tokens, Webhooks(farm)
+        self._manifests, self._tokens, self._webhooks = farm.part(StoredManifests), farm.tokens, Webhooks(farm)
 
     def go(self) -> int:
         """Look at every trigger once, and return how many builds were made. One that fails does not stop the others."""
@@ -73,12 +71,12 @@ class TriggerRounds:
     def _fire(self, namespace: str, name: str, head: ManifestHead, state: TriggerState, pending: PendingRun) -> bool:
         # With the version: a trigger that was removed and came back counts from one again.
         occasion = (state["kind"], state["text"], state["timezone"], str(pending["version"]), str(state["fired"]))
-        build_id = build_id_of(head["id"], *occasion)
+        build_id = self._artifacts.build_id_of(head["id"], *occasion)
         where = {"namespace": namespace, "manifest": name, "trigger": state["text"]}
         build, error = "", ""
         try:
             by, max_cells = self._owner(namespace, head, pending["version"])
-            made = self._builds.build(
+            made = self._manifests.build(
                 namespace,
                 name,
                 {"version": pending["version"], "labels": {"trigger": state["kind"]}, "gates": None},
@@ -148,11 +146,12 @@ class TriggerRounds:
 
         Raises NotAllowed if the token that pushed the version may no longer submit.
         """
-        by = next((each["by"] for each in head["versions"] if each["version"] == version), "")
+        pushed = next((each for each in head["versions"] if each["version"] == version), None)
+        by = pushed["by"] if pushed else ""
         if by == ADMINISTRATOR:
             return by, 0
         for token in self._tokens.list():
             allowed = token.role is Role.ADMIN or (token.namespace == namespace and token.role >= Role.SUBMITTER)
-            if token.name == by and allowed:
+            if pushed and token.name == by and pushed.get("token") == token.digest and allowed:
                 return by, token.max_cells
         raise NotAllowed(f"the token {by}, which pushed version {version}, may no longer submit: push it again")

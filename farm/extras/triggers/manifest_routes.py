@@ -1,22 +1,34 @@
-"""Stored manifests over HTTP."""
+"""Stored manifests over HTTP, and the page of what happens by itself: triggers, webhooks and their messages."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from farm.api import schemas
 from farm.api.auth import FarmDep, ReaderCaller, Submitter
-from farm.extras.triggers.stored import BuildWish, ShownManifest, StoredManifest
-from farm.extras.triggers.stored_builds import StoredBuilds, build_id_of
+from farm.artifacts.tokens import Role
 from farm.extras.triggers.stored_manifests import StoredManifests
+from farm.extras.triggers.triggers import BuildWish, ShownManifest, StoredManifest
+from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan
+from farm.pages.browser_sessions import AdminVisitor, OwnForm
+from farm.pages.page_answers import BASE, Form, Here, Namespace
 from farm.results.report import BuildView
 
 router = APIRouter(tags=["manifests"])
+pages = APIRouter()
+
+BUILDS = 1000
+"""The newest builds: the page says how one ended if a trigger made it last."""
+
+MESSAGES = 50
+"""Deliveries on the page."""
 
 ManifestName = Annotated[str, Path(pattern=schemas.MANIFEST)]
 NewestVersion = Annotated[
@@ -53,7 +65,7 @@ def push(
     version: NewestVersion = None,
 ) -> StoredManifest:
     """Store a version of a manifest. What equals the newest version makes no new one, but the caller owns it now."""
-    return farm.part(StoredManifests).push(caller.namespace, name, content, by=caller.name, version=version)
+    return farm.part(StoredManifests).push(caller.namespace, name, content, by=caller, version=version)
 
 
 @router.delete("/manifests/{name}", status_code=204)
@@ -65,8 +77,8 @@ def remove(name: ManifestName, caller: Submitter, farm: FarmDep, version: Newest
 @router.post("/manifests/{name}/plan")
 def plan_stored(name: ManifestName, wish: BuildWish, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Say what building a stored manifest would do. Changes nothing."""
-    build_id = build_id_of(caller.namespace, name, secrets.token_hex(16))
-    return farm.part(StoredBuilds).plan(caller.namespace, name, wish, build_id)
+    build_id = farm.artifacts.build_id_of(caller.namespace, name, secrets.token_hex(16))
+    return farm.part(StoredManifests).plan(caller.namespace, name, wish, build_id)
 
 
 @router.post("/manifests/{name}/builds", status_code=201)
@@ -85,8 +97,8 @@ def build_stored(
     ] = None,
 ) -> BuildView:
     """Build a stored manifest. 409 if the `Idempotency-Key` was used with another body."""
-    build_id = build_id_of(caller.namespace, name, idempotency_key or secrets.token_hex(16))
-    build = farm.part(StoredBuilds).build(
+    build_id = farm.artifacts.build_id_of(caller.namespace, name, idempotency_key or secrets.token_hex(16))
+    build = farm.part(StoredManifests).build(
         caller.namespace,
         name,
         wish,
@@ -96,3 +108,42 @@ def build_stored(
     )
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
+
+
+@pages.get("/ns/{namespace}/automation")
+def automation(
+    visit: Here,
+    webhook: Annotated[str, Query(pattern=rf"^$|{schemas.TAG}")] = "",
+) -> Response:
+    """Show stored manifests and triggers; to administrators also webhooks, and the deliveries of one."""
+    is_admin = visit.caller.role >= Role.ADMIN
+    webhooks = Webhooks(visit.farm)
+    hooks = webhooks.list(visit.namespace) if is_admin else []
+    chosen = webhook or (hooks[0]["name"] if hooks else "")
+    manifests = visit.farm.part(StoredManifests).list(visit.namespace)
+    runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
+    wanted = {run["build"] for run in runs}
+    builds = {
+        each["id"]: each for each in visit.farm.build_reader.list(visit.namespace, BUILDS) if each["id"] in wanted
+    }
+    return visit.page(
+        "automation",
+        section="automation",
+        manifests=manifests,
+        runs=runs,
+        builds=builds,
+        failed=[name for name, build in builds.items() if build["verdict"] and build["verdict"]["exit_code"]],
+        is_admin=is_admin,
+        hooks=hooks,
+        chosen=chosen if is_admin else "",
+        deliveries=webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else [],
+    )
+
+
+@pages.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])
+def replay(caller: AdminVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Send a message again, and lead to it."""
+    name, message = form.get("webhook", "")[:100], form.get("message", "")[:100]
+    again = Webhooks(farm).replay(caller.namespace, name, message)
+    where = f"{BASE}/ns/{caller.namespace}/automation?{urlencode({'webhook': name})}"
+    return RedirectResponse(f"{where}#{again['id']}", 303)

@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from farm.client.paths import named
-from farm.client.submitted import SubmittedBuild
-from farm.client.topic import Api
+from farm.client.client import SubmittedBuild
+from farm.client.transport import Api, named
 from farm.errors import InputsMissing, NotFound
-from farm.extras.triggers.stored import ShownManifest, StoredManifest
+from farm.extras.triggers.triggers import ShownManifest, StoredManifest
 from farm.matrix.planned import ShownPlan
 
 if TYPE_CHECKING:

@@ -22,19 +22,19 @@ from farm.cli.build_commands import (
     Summary,
     Untrusted,
     follow_to_verdict,
+    pipeline_labels,
     read_labels,
     say_build,
     show_plan,
+    wanted_reports,
 )
 from farm.cli.connection import connect
-from farm.cli.report_files import labels as ci_labels
-from farm.cli.report_files import wanted_reports
 from farm.errors import NotFound
 from farm.extras.triggers.manifests_api import ManifestsApi
 from farm.inert import inert
 
 if TYPE_CHECKING:
-    from farm.extras.triggers.stored import StoredManifest
+    from farm.extras.triggers.triggers import StoredManifest
     from farm.matrix.planned import FrozenManifest
 
 commands = output.commands(__doc__)
@@ -142,10 +142,10 @@ def build(
     as_json: output.Json = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
-    from farm.manifest.choice import read_gates
+    from farm.manifest.parsing import read_gates
 
     wanted = wanted_reports(junit, summary)
-    labels = {**ci_labels(), **read_labels(label)}
+    labels = {**pipeline_labels(), **read_labels(label)}
     gates = read_gates(gate or (), budget or (), baseline, first=first)
     with connect() as client:
         if dry_run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NotRequired
 
@@ -17,13 +17,25 @@ from typing_extensions import TypedDict
 
 from farm.artifacts.ownership import lacking
 from farm.artifacts.storage import Object, rewrite
-from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
-from farm.extras.triggers.stored import ManifestVersion, ShownManifest, StoredManifest
-from farm.extras.triggers.triggers import TriggerState, shown_trigger, triggers_of
+from farm.artifacts.tokens import PERSON, Token
+from farm.errors import ArtifactGone, Conflict, InputsMissing, NotAllowed, NotFound, UsageError
+from farm.extras.triggers.triggers import (
+    BuildWish,
+    ManifestVersion,
+    ShownManifest,
+    StoredManifest,
+    TriggerState,
+    TriggerView,
+    as_submission,
+    triggers_of,
+)
 from farm.logging import get_logger
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
-from farm.matrix.planned import FrozenManifest
+from farm.matrix.planned import FrozenManifest, ShownPlan, SubmissionDocument
+from farm.results.report import BuildView
+from farm.spec import digest_of
+from farm.wire.views import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm
@@ -49,24 +61,30 @@ class StoredManifests:
     """The stored manifests of all namespaces."""
 
     def __init__(self, farm: Farm) -> None:
-        self._artifacts, self._now = farm.artifacts, farm.store.now
+        self._artifacts, self._now, self._builds = farm.artifacts, farm.store.now, farm.builds
         self._read: dict[str, tuple[str, ManifestHead | None]] = {}
         """ETags and heads that were read, by key: to look for triggers costs one listing."""
 
     def push(
-        self, namespace: str, name: str, content: FrozenManifest, *, by: str, version: int | None = None
+        self, namespace: str, name: str, content: FrozenManifest, *, by: Token, version: int | None = None
     ) -> StoredManifest:
         """Store a version; with `version` only if that is the newest one there is (0: none). Repeating changes nothing.
 
         What equals the newest version makes no new one; from then on it belongs to the token that pushed it last.
 
-        Raises ManifestError, UsageError if the manifest has another name, InputsMissing for what was not uploaded,
+        Raises ManifestError, NotAllowed if a person who has no token pushes triggers (who would fire them?),
+        UsageError if the manifest has another name, InputsMissing for what was not uploaded,
         Conflict if another version is the newest.
         """
         manifest = parse_manifest(content["manifest"], content.get("file") or "manifest")
         if manifest.name != name:
             raise UsageError(
                 f"the manifest's name is {manifest.name}, not {name}", hint="a manifest is stored under its own name"
+            )
+        if manifest.triggers and by.name.startswith(PERSON):
+            raise NotAllowed(
+                f"{by.name} is signed in by the proxy, and triggers need a token that can be revoked",
+                hint="push with a token (FARM_API_TOKEN): `farm token create` makes one",
             )
         _require_frozen(manifest, content)
         if absent := lacking(self._artifacts, _blobs(content)):
@@ -82,7 +100,7 @@ class StoredManifests:
         def change(head: ManifestHead | None) -> ManifestHead:
             if head and (same := head["versions"][-1])["digest"] == digest:
                 # Also if the first of two requests was answered, and its answer lost.
-                return {**head, "versions": [*head["versions"][:-1], {**same, "by": by}]}
+                return {**head, "versions": [*head["versions"][:-1], {**same, "by": by.name, "token": by.digest}]}
             newest = head["version"] if head else 0
             if version not in (None, newest):
                 there = f"is at version {newest}" if head else "does not exist"
@@ -90,7 +108,13 @@ class StoredManifests:
                     f"{name} {there}, not at version {version}: somebody changed it",
                     hint=f"`farm manifest show {name}` shows what is there now",
                 )
-            added: ManifestVersion = {"version": newest + 1, "digest": digest, "pushed": self._now(), "by": by}
+            added: ManifestVersion = {
+                "version": newest + 1,
+                "digest": digest,
+                "pushed": self._now(),
+                "by": by.name,
+                "token": by.digest,
+            }
             if head is None:
                 head = {"schema": 1, "id": secrets.token_hex(8), "name": name, "version": 0, "versions": []}
             after: ManifestHead = {**head, "version": added["version"], "versions": [*head["versions"], added][-KEPT:]}
@@ -105,7 +129,7 @@ class StoredManifests:
         dropped = {_version_key(namespace, after, each) for each in before["versions"]} if before else set()
         for key in (written | dropped) - there:
             self._artifacts.delete_object(key)
-        log.info("manifest stored", namespace=namespace, manifest=name, version=after["version"], by=by)
+        log.info("manifest stored", namespace=namespace, manifest=name, version=after["version"], by=by.name)
         return _shown(after)
 
     def move(
@@ -195,6 +219,52 @@ class StoredManifests:
             self._artifacts.delete_object(key)
         log.info("manifest removed", namespace=namespace, manifest=name)
 
+    # --- builds -----------------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        namespace: str,
+        name: str,
+        wish: BuildWish,
+        build_id: str,
+        *,
+        by: str,
+        max_cells: int = 0,
+        warnings: Sequence[str] = (),
+        unattended: bool = False,
+    ) -> BuildView:
+        """Build a stored manifest. A known build id is answered with its build, whatever was pushed since.
+
+        The build has the label `manifest`, `NAME@VERSION`. `max_cells`, `warnings` and `unattended` as in
+        `BuildService.submit`.
+
+        Raises NotFound, and as `BuildService.submit`.
+        """
+        request = digest_of({"manifest": name, **wish})
+        if before := self._builds.accepted_before(namespace, build_id, request):
+            return before
+        submission = self._submission(namespace, name, wish, build_id)
+        return self._builds.submit(
+            namespace,
+            submission,
+            by=by,
+            max_cells=max_cells,
+            request=request,
+            warnings=warnings,
+            unattended=unattended,
+        )
+
+    def plan(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> ShownPlan:
+        """Return what `build` would do now. Changes nothing. Raises NotFound, and as `BuildService.plan`."""
+        return self._builds.plan(namespace, self._submission(namespace, name, wish, build_id))
+
+    def _submission(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> SubmissionDocument:
+        number, content = self.content(namespace, self.head(namespace, name), wish["version"])
+        submission = as_submission(content, build_id, {**wish["labels"], "manifest": f"{name}@{number}"})
+        if wish["gates"]:
+            submission["gates"] = wish["gates"]
+        return submission
+
 
 def head_key(namespace: str, name: str) -> str:
     """Return the object key of a stored manifest's head."""
@@ -233,7 +303,7 @@ def _shown(head: ManifestHead) -> StoredManifest:
         "name": head["name"],
         "version": head["version"],
         "versions": head["versions"],
-        "triggers": [shown_trigger(state) for state in head.get("triggers", [])],
+        "triggers": [view_of(TriggerView, state) for state in head.get("triggers", [])],
     }
 
 

@@ -1,4 +1,4 @@
-"""Triggers of a stored manifest: what each waits for, and when it fires. Pure.
+"""Stored manifests and their triggers: what is kept, what people see of it, and when a trigger fires. Pure.
 
 A trigger fires in two writes. The first claims the occasion: it counts it (`fired`) and makes it `pending`, with the
 time until which its build belongs to the control plane that wrote it. The second says what came of it. Both are
@@ -7,14 +7,19 @@ conditional, so an occasion is claimed once, and one that a dead control plane h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from farm.extras.triggers.stored import TriggerRun, TriggerView
-from farm.manifest.cron import runs_after
-from farm.manifest.entries import Manifest, TriggerEntry
+from farm.manifest.values import runs_after
+from farm.matrix.planned import FrozenManifest, SubmissionDocument
+from farm.wire.asked import ChosenGates, Labels
+
+if TYPE_CHECKING:
+    from farm.manifest.entries import Manifest, TriggerEntry
 
 LEASE = 300.0
 """Seconds for which a claimed occasion belongs to the control plane that claimed it."""
@@ -24,6 +29,72 @@ LATE = 600.0
 
 MOST_MISSED = 1000
 """Missed runs that are counted."""
+
+
+# --- documents --------------------------------------------------------------------------------------------------
+
+
+class ManifestVersion(TypedDict):
+    """One version of a stored manifest. `digest` is that of its content, `pushed` is in Unix seconds.
+
+    `by` is the name of the token that pushed it, `token` the SHA-256 of its secret.
+    """
+
+    version: int
+    digest: str
+    pushed: float
+    by: str
+    token: NotRequired[str]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class BuildWish(TypedDict):
+    """What to build of a stored manifest: a version (default: the newest), labels, and gates laid over its own."""
+
+    version: Annotated[int | None, Field(ge=1, default=None)]
+    labels: Annotated[Labels, Field(default={})]
+    gates: Annotated[ChosenGates | None, Field(default=None)]
+
+
+class TriggerRun(TypedDict):
+    """What came of a trigger: the build that it made of a version at a time (Unix seconds), or why it made none."""
+
+    at: float
+    why: str
+    version: int
+    build: str
+    error: str
+
+
+class TriggerView(TypedDict):
+    """A trigger of a stored manifest.
+
+    `text` is what it waits for: a schedule, an object, a target. `next` is when a schedule is due (Unix seconds).
+    `problem` says what keeps it from firing now, `last` what came of it when it last fired.
+    """
+
+    kind: str
+    text: str
+    timezone: str
+    next: float | None
+    problem: str
+    last: TriggerRun | None
+
+
+class StoredManifest(TypedDict):
+    """A stored manifest: its newest version is `version`; `versions` has those that are kept, the oldest first."""
+
+    name: str
+    version: int
+    versions: list[ManifestVersion]
+    triggers: list[TriggerView]
+
+
+class ShownManifest(StoredManifest):
+    """A stored manifest with the content of one version: `shown` is its number."""
+
+    shown: int
+    content: FrozenManifest
 
 
 class PendingRun(TypedDict):
@@ -40,23 +111,25 @@ class PendingRun(TypedDict):
     seen: list[str]
 
 
-class TriggerState(TypedDict):
+class TriggerState(TriggerView):
     """A trigger as its manifest's head keeps it.
 
     `seen`: the object's version, or the toolchains, that were built (None: not looked yet); `tried`: those for which it
     fired last, so that a build that was refused is not tried again until something changes. `fired` counts.
     """
 
-    kind: str
-    text: str
-    timezone: str
-    next: float | None
     seen: list[str] | None
     tried: list[str]
     fired: int
-    problem: str
     pending: PendingRun | None
-    last: TriggerRun | None
+
+
+def as_submission(content: FrozenManifest, build_id: str, labels: Mapping[str, str]) -> SubmissionDocument:
+    """Return the submission that a version's content stands for, with these labels in addition."""
+    return {**content, "build_id": build_id, "labels": {**content["labels"], **labels}}
+
+
+# --- when a trigger fires ---------------------------------------------------------------------------------------
 
 
 def triggers_of(manifest: Manifest, before: Sequence[TriggerState], now: float) -> list[TriggerState]:
@@ -64,18 +137,6 @@ def triggers_of(manifest: Manifest, before: Sequence[TriggerState], now: float) 
     known = {_identity(state): state for state in before}
     new = (_new(entry, now) for entry in manifest.triggers)
     return list({_identity(state): known.get(_identity(state), state) for state in new}.values())
-
-
-def shown_trigger(state: TriggerState) -> TriggerView:
-    """Return what people see of a trigger."""
-    return {
-        "kind": state["kind"],
-        "text": state["text"],
-        "timezone": state["timezone"],
-        "next": state["next"],
-        "problem": state["problem"],
-        "last": state["last"],
-    }
 
 
 def claimed(state: TriggerState, now: float, version: int, found: Collection[str] | None, claim: str) -> TriggerState:
@@ -102,15 +163,7 @@ def claimed(state: TriggerState, now: float, version: int, found: Collection[str
         why = f"{state['text']} has a new toolchain: {', '.join(new)}"
     if not new or there == state["tried"]:
         return {**state, "problem": ""}
-    run: PendingRun = {
-        "claim": claim,
-        "why": why,
-        "warning": "",
-        "version": version,
-        "until": now + LEASE,
-        "seen": there,
-    }
-    return {**state, "tried": there, "fired": state["fired"] + 1, "pending": run, "problem": ""}
+    return _pending({**state, "tried": there}, now, version, claim, why, seen=there)
 
 
 def ended(state: TriggerState, now: float, build: str, error: str) -> TriggerState:
@@ -171,16 +224,24 @@ def _scheduled(state: TriggerState, now: float, version: int, claim: str) -> Tri
         warning = f"the farm was away: this build is for the run of {_clock(state, latest)} and {number} before it"
     elif now - due > LATE:
         warning = f"the farm was away: this build is for the run of {_clock(state, due)}"
+    following = next(runs_after(state["text"], state["timezone"], now), None)
+    why = f"due at {_clock(state, latest)} ({state['text']})"
+    return _pending({**state, "next": following}, now, version, claim, why, warning=warning)
+
+
+def _pending(
+    state: TriggerState, now: float, version: int, claim: str, why: str, *, warning: str = "", seen: Sequence[str] = ()
+) -> TriggerState:
+    """Return a trigger that fires now."""
     run: PendingRun = {
         "claim": claim,
-        "why": f"due at {_clock(state, latest)} ({state['text']})",
+        "why": why,
         "warning": warning,
         "version": version,
         "until": now + LEASE,
-        "seen": [],
+        "seen": list(seen),
     }
-    following = next(runs_after(state["text"], state["timezone"], now), None)
-    return {**state, "next": following, "fired": state["fired"] + 1, "pending": run, "problem": ""}
+    return {**state, "fired": state["fired"] + 1, "pending": run, "problem": ""}
 
 
 def _until(state: TriggerState, due: float, now: float) -> Iterator[float]:

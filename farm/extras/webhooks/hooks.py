@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from farm.artifacts.storage import Object, rewrite
 from farm.errors import Conflict, NotFound, UsageError
 from farm.logging import get_logger
+from farm.wire.views import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm
@@ -251,17 +252,17 @@ class Webhooks:
     def deliveries(self, namespace: str, name: str, limit: int) -> DeliveryViews:
         """Return the newest deliveries of a webhook, the newest first. Raises NotFound."""
         self.find(namespace, name)
-        entries = sorted(self._artifacts.list_entries(f"{_LOG}{namespace}/{name}/"), key=lambda entry: entry.modified)
-        found = [read_delivery(each) for entry in entries if (each := self._artifacts.get_object(entry.key))]
+        keys = list(self._artifacts.list_objects(f"{_LOG}{namespace}/{name}/"))
+        found = [_read(each) for key in keys if (each := self._artifacts.get_object(key))]
         found.sort(key=lambda each: each["created"], reverse=True)
-        return [shown_delivery(each) for each in found[:limit]]
+        return [view_of(DeliveryView, each) for each in found[:limit]]
 
     def delivery(self, namespace: str, name: str, message: str) -> Delivery:
         """Return a delivery. Raises NotFound."""
         found = self._artifacts.get_object(_delivery_key(namespace, name, message))
         if found is None:
             raise NotFound(f"{name} has no delivery {message}", hint=f"`farm webhook log {name}` lists them")
-        return read_delivery(found)
+        return _read(found)
 
     def replay(self, namespace: str, name: str, message: str) -> DeliveryView:
         """Send a message again, with the same id and as often as a new one. Raises NotFound."""
@@ -272,12 +273,12 @@ class Webhooks:
             nonlocal again
             if found is None:
                 raise NotFound(f"{name} has no delivery {message}")
-            again = {**read_delivery(found), "state": "waiting", "next": self._now(), "tries": 0}
+            again = {**_read(found), "state": "waiting", "next": self._now(), "tries": 0}
             return _json(again)
 
         rewrite(self._artifacts, _delivery_key(namespace, name, message), waiting)
         self.mark(namespace, name, again)
-        return shown_delivery(again)
+        return view_of(DeliveryView, again)
 
     def due(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield namespace, webhook and message of all that waits, and a text that changes with its next time."""
@@ -289,7 +290,7 @@ class Webhooks:
         """Take a delivery to send it: return it with its ETag, when it is due, or None if it waits no more."""
         found = self._artifacts.get_object(_delivery_key(namespace, name, message))
         now = self._now()
-        if found is None or (delivery := read_delivery(found))["state"] != "waiting":
+        if found is None or (delivery := _read(found))["state"] != "waiting":
             self._artifacts.delete_object(_mark_key(namespace, name, message))
             return None
         if (delivery["next"] or 0.0) > now:
@@ -332,23 +333,9 @@ class Webhooks:
                 self._artifacts.delete_object(entry.key)
 
 
-def read_delivery(found: Object) -> Delivery:
-    """Return a delivery as it was read."""
+def _read(found: Object) -> Delivery:
     delivery: Delivery = json.loads(found.data)
     return delivery
-
-
-def shown_delivery(delivery: Delivery) -> DeliveryView:
-    """Return what people see of a delivery."""
-    return {
-        "id": delivery["id"],
-        "event": delivery["event"],
-        "created": delivery["created"],
-        "state": delivery["state"],
-        "next": delivery["next"],
-        "attempts": delivery["attempts"],
-        "body": delivery["body"],
-    }
 
 
 def signing_secrets(hook: Webhook, now: float) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from farm.client.paths import named
-from farm.client.topic import Api
+from farm.client.transport import Api, named
 from farm.extras.webhooks.hooks import DeliveryView, NewWebhookView, WebhookView
 
 

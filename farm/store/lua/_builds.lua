@@ -1,3 +1,27 @@
+-- Shared by all scripts: time, keys, wake-ups, events. `scripts.py` puts this and the other files with an underscore
+-- in front of each script, after the constants LEASE, KEEP, RETRY (milliseconds), EVENTS (entries that a build's stream
+-- keeps), HISTORY (durations kept of one sort), ATTEMPTS (charged attempts by failure kind) and BLAMES_NODE (kinds that
+-- the node may have caused).
+-- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
+
+local call = redis.call
+local TIME = call("TIME")
+local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
+
+-- How names of keys begin.
+local FARM = "{farm}:"
+local BUILD, JOB, NODE = FARM .. "build:", FARM .. "job:", FARM .. "node:"
+local POOL, WORKER = FARM .. "pool:", FARM .. "worker:"
+
+local function wake(pool) call("ZADD", FARM .. "wake:pools", NOW, pool) end
+
+local function wake_build(build) call("ZADD", FARM .. "wake:builds", NOW, build) end
+
+-- One event in a build's stream; `fields` is a flat list of names and values.
+local function event(build, fields)
+  call("XADD", BUILD .. build .. ":events", "MAXLEN", "~", EVENTS, "*", unpack(fields))
+end
+
 -- Builds and their cells.
 
 -- End a build if all its lots are there and its last cell has ended.
@@ -13,11 +37,12 @@ local function close(build)
   wake_build(build)
 end
 
--- A cell failed. Unless that was expected, a build with fail_fast ends its other cells: the control plane cancels them.
+-- A cell failed: if that was expected, it is counted, else the control plane cancels the rest of a fail_fast build.
 local function failed(build, identifier, kind)
-  if call("HGET", BUILD .. build, "fail_fast") == "1" then
-    local expected = cjson.decode(call("HGET", BUILD .. build .. ":cells", identifier)).expected
-    if type(expected) == "table" and expected.kind == kind and NOW < expected.before then return end
+  local expected = cjson.decode(call("HGET", BUILD .. build .. ":cells", identifier)).expected
+  if type(expected) == "table" and expected.kind == kind and NOW < expected.before then
+    call("HINCRBY", BUILD .. build, "n:expected", 1)
+  elseif call("HGET", BUILD .. build, "fail_fast") == "1" then
     call("HSET", BUILD .. build, "stop", "1")
     call("SADD", FARM .. "stopping", build)
     wake_build(build)

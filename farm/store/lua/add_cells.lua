@@ -6,15 +6,15 @@
 --   incomplete, stopping, unreported, wake:pools, wake:builds
 -- arguments: build, cells
 --   cells: JSON list of [identifier, key, namespace, pool, priority, seconds, bytes, expected, born, document, order,
---   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded" or "failed" or
---   "cancelled", the cell as JSON, its work order as JSON, the id of its job if it needs a new one, and the key
---   that it shares with cells that may share its job
+--   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded", the cell as
+--   JSON, its work order as JSON, the id of its job if it needs a new one, and the key that it shares with cells that
+--   may share its job
 -- answer: the number of cells of the build in the store; -1 if there is no such build
 local record = BUILD .. build
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
 if not found[1] then return -1 end
 local accepted, counts, added = tonumber(found[2]), {}, 0
-local stopped, born_failed = found[4] == "1", {}
+local stopped = found[4] == "1"
 
 -- Return the unfinished job that a cell with this job key joins, or nil. A job that is being cancelled takes no new
 -- cell.
@@ -67,7 +67,6 @@ for _, cell in ipairs(cjson.decode(cells)) do
     end
     call("HSET", BUILD .. build .. ":states", identifier, state)
     counts[state] = (counts[state] or 0) + 1
-    if state == "failed" then born_failed[identifier] = cjson.decode(document).failure.kind end
   end
 end
 
@@ -76,7 +75,6 @@ if added > 0 then
   for state, count in pairs(counts) do call("HINCRBY", record, "n:" .. state, count) end
   event(build, {"type", "accepted", "cells", added, "accepted", accepted})
   if accepted >= tonumber(found[3]) then call("ZREM", FARM .. "incomplete", build) end
-  for identifier, kind in pairs(born_failed) do failed(build, identifier, kind) end
   close(build)
 end
 return accepted

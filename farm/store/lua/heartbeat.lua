@@ -1,7 +1,8 @@
 -- A worker is alive. The answer says if it is idle while its pools have work: then it consumes no messages.
--- keys: worker:<worker>, workers, pool:<pool>:workers :handed :running, job:<job>, node:<node>, wake:pools
--- arguments: worker, draining, resting
---   draining: 1 if it takes no more jobs; resting: why it takes none for now, "" = it takes jobs
+-- keys: worker:<worker> with :last, workers, pool:<pool>:workers :handed :running, job:<job>, node:<node>, wake:pools
+-- arguments: worker, draining, resting, warning
+--   draining: 1 if it takes no more jobs; resting: why it takes none for now, "" = it takes jobs; warning: what else is
+--   wrong there, or ""
 -- answer: ["ok" or "drain" or "unknown" (register again), its running attempts, milliseconds for which it has left a
 --   job of its pools unclaimed, why its node is fenced or "", jobs that failed there in a row in ways that the node
 --   may have caused]
@@ -10,7 +11,8 @@ local found = call("HMGET", record, "ttl", "pools", "drain", "node", "resting", 
 if not found[1] then return {"unknown", 0, 0, "", 0} end
 local dies = NOW + tonumber(found[1])
 local rested = (found[5] or "") ~= ""
-call("HSET", record, "resting", resting)
+call("HSET", record, "resting", resting, "warning", warning)
+note_heard(worker, found[4])
 if draining == "1" then call("HSET", record, "draining", "1") end
 call("HSET", record, "seen_at", NOW)
 call("PEXPIRE", record, found[1])

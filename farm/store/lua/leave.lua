@@ -1,7 +1,7 @@
 -- A worker is gone for good. Release the attempts that it neither ended nor released; the worker was stopped, so none
 -- is charged.
--- keys: worker:<worker>, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…, build:…,
---   wake:…
+-- keys: worker:<worker> with :last, workers, pool:…, leases, delayed, job:<job> with :cells :attempts :log, active:…,
+--   build:…, wake:…
 -- arguments: worker
 -- answer: ids of the jobs that were released
 local back = {}
@@ -12,5 +12,5 @@ end
 local pools = call("HGET", WORKER .. worker, "pools")
 call("ZREM", FARM .. "workers", worker)
 for _, pool in ipairs(cjson.decode(pools or "[]")) do call("ZREM", POOL .. pool .. ":workers", worker) end
-call("DEL", WORKER .. worker)
+call("DEL", WORKER .. worker, WORKER .. worker .. ":last")
 return back

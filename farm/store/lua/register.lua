@@ -1,5 +1,5 @@
 -- Register a worker, again or for the first time; its pools are kept for good.
--- keys: worker:<worker>, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed
+-- keys: worker:<worker> with :last, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed
 -- arguments: worker, node, slots, ttl, document, pools, resting, fenced
 --   ttl: milliseconds for which it counts as live without a heartbeat; document: JSON; pools: JSON list of [name,
 --   JSON];
@@ -16,6 +16,7 @@ end
 call("HSET", WORKER .. worker, "node", node, "slots", slots, "ttl", ttl, "document", document,
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
 call("PEXPIRE", WORKER .. worker, ttl)
+note_heard(worker, node)
 call("ZADD", FARM .. "workers", NOW + ttl, worker)
 -- Redis may have lost the fence with its data. If the fence was lifted since the worker's last heartbeat, it stays
 -- lifted.

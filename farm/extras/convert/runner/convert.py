@@ -7,17 +7,16 @@ credentials, on the machine of the submitter.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from farm.runner.protocol import Messages, RequestFailed, blamed_on_compiler
 
 from . import torch_program
 
 if TYPE_CHECKING:
-    from farm.extras.convert.conversion import ConversionOptions, ConvertAnswer, ConvertRequest, LibrariesAnswer
+    from farm.extras.convert.conversion import ConvertRequest, LibrariesAnswer
     from farm.runner.documents import ChildRequest, ConvertedInput
 
 load_reference = torch_program.load
@@ -54,9 +53,9 @@ def _version(name: str) -> str:
     return ""
 
 
-def convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
+def convert(request: ConvertRequest, messages: Messages) -> LibrariesAnswer:
     """Convert the model `source` of the kind `kind` (`pt2`, `torchscript`, `saved-model`) and write it to `output`."""
-    libraries(request, messages)
+    answer = libraries(request, messages)
     options, source, output = request["options"], request["source"], request["output"]
     messages.phase("compiling", None, f"converting {request['kind']}")
     match request["kind"]:
@@ -68,10 +67,10 @@ def convert(request: ConvertRequest, messages: Messages) -> ConvertAnswer:
             _frozen(source, output, options)
         case "saved-model":
             _from_saved_model(source, output, options)
-    return {"size": os.stat(output).st_size}  # noqa: PTH116
+    return answer
 
 
-def _from_pt2(source: str, output: str, options: ConversionOptions) -> None:
+def _from_pt2(source: str, output: str, options: Mapping[str, Any]) -> None:
     import torch
 
     with blamed_on_compiler("torch cannot load the program", "bad_model"):
@@ -81,7 +80,7 @@ def _from_pt2(source: str, output: str, options: ConversionOptions) -> None:
         exported.save(output)
 
 
-def _from_torchscript(source: str, output: str, options: ConversionOptions, inputs: Sequence[ConvertedInput]) -> None:
+def _from_torchscript(source: str, output: str, options: Mapping[str, Any], inputs: Sequence[ConvertedInput]) -> None:
     """Export a TorchScript archive: it does not say what its inputs are, so the manifest does, in their order."""
     import torch
 
@@ -105,7 +104,7 @@ def _from_torchscript(source: str, output: str, options: ConversionOptions, inpu
         )
 
 
-def _from_saved_model(source: str, output: str, options: ConversionOptions) -> None:
+def _from_saved_model(source: str, output: str, options: Mapping[str, Any]) -> None:
     from tf2onnx import convert as tf2onnx
 
     sys.argv = [
@@ -116,7 +115,7 @@ def _from_saved_model(source: str, output: str, options: ConversionOptions) -> N
         tf2onnx.main()
 
 
-def _frozen(source: str, output: str, options: ConversionOptions) -> None:
+def _frozen(source: str, output: str, options: Mapping[str, Any]) -> None:
     import tensorflow
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 

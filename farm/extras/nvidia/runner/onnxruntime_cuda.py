@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.runner.onnx_graph import nodes_of
-from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing, RuntimeDevice, SessionProgram, described
-from farm.runner.onnxruntime_providers import CUDA, ON_CARDS, providers_of
-from farm.runner.onnxruntime_tuning import Candidate
+from farm.runner.onnxruntime_compiler import DeviceLibraries, LibraryMissing, RuntimeDevice, SessionProgram, described
+from farm.runner.onnxruntime_sessions import CUDA, ON_CARDS, Candidate, providers_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:

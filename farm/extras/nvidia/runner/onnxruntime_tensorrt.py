@@ -12,13 +12,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from farm.runner.onnx_graph import at_least_opset, graphs_of
-from farm.runner.onnxruntime_compiler import compute_dtypes
-from farm.runner.onnxruntime_device import DeviceLibraries, LibraryMissing
-from farm.runner.onnxruntime_providers import TENSORRT, environment_of
-from farm.runner.onnxruntime_tuning import Candidate
+from farm.runner.onnxruntime_compiler import DeviceLibraries, LibraryMissing, compute_dtypes
+from farm.runner.onnxruntime_sessions import TENSORRT, Candidate, environment_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
 from .onnxruntime_cuda import Cuda, unloaded
@@ -38,14 +36,6 @@ _COMPUTED = {"fp16": "float16", "bf16": "bfloat16"}
 """The type in which a converted model computes."""
 
 
-class TensorrtLibraries(NamedTuple):
-    """TensorRT on this machine: its version, why libraries are missing, and the major version that is needed."""
-
-    version: str
-    missing: dict[str, str]
-    major: str
-
-
 def is_there() -> bool:
     """Whether the installed ONNX Runtime was built with the provider."""
     import onnxruntime
@@ -53,18 +43,24 @@ def is_there() -> bool:
     return TENSORRT in onnxruntime.get_available_providers()
 
 
-def libraries() -> TensorrtLibraries:
-    """Load TensorRT's libraries of the major version that the provider was linked with, and return what was found.
-
-    They come from the wheel `tensorrt_libs` if it is installed, or from the loader's search path.
-    """
+def needed_major() -> str:
+    """Return the major version of TensorRT that the provider was linked with; nothing if it is not there."""
     import onnxruntime
 
     provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"
     found = _NEEDED.search(provider.read_bytes()) if provider.is_file() else None
-    if found is None:
-        return TensorrtLibraries("", {"provider": "ONNX Runtime has no TensorRT provider"}, "")
-    major, version, missing = found[1].decode(), "", {}
+    return found[1].decode() if found else ""
+
+
+def libraries() -> DeviceLibraries:
+    """Load TensorRT's libraries of the major version that is needed, and return what was found.
+
+    They come from the wheel `tensorrt_libs` if it is installed, or from the loader's search path.
+    """
+    major = needed_major()
+    if not major:
+        return DeviceLibraries({}, {"provider": "ONNX Runtime has no TensorRT provider"}, 0)
+    found = DeviceLibraries({}, {}, 0)
     wheel = importlib.util.find_spec("tensorrt_libs")
     folders = [Path(place) for place in (wheel.submodule_search_locations or ())] if wheel else []
     for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
@@ -73,11 +69,11 @@ def libraries() -> TensorrtLibraries:
         try:
             library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError as error:
-            missing[name] = f"{file}: {error}"
+            found.missing[name] = f"{file}: {error}"
             continue
         if name == "nvinfer":
-            version = _spelt(library.getInferLibVersion())
-    return TensorrtLibraries(version, missing, major)
+            found.versions["tensorrt"] = _spelt(library.getInferLibVersion())
+    return found
 
 
 def _spelt(number: int) -> str:
@@ -214,9 +210,9 @@ class Tensorrt(Cuda):
         """Return the versions of TensorRT and of CUDA's libraries. Raises LibraryMissing."""
         cuda, found = super().find(), libraries()
         if found.missing:
-            fix = FIX.format(major=found.major)
+            fix = FIX.format(major=needed_major())
             raise LibraryMissing(f"the TensorRT provider lacks {'; '.join(found.missing.values())}", fix)
-        return cuda._replace(versions={**cuda.versions, "tensorrt": found.version})
+        return cuda._replace(versions={**cuda.versions, **found.versions})
 
     def label(self, versions: Mapping[str, str]) -> str:
         """Return the end of the toolchain's label, of these versions of libraries."""
@@ -232,8 +228,7 @@ class Tensorrt(Cuda):
         """Return why the provider was not loaded."""
         if cuda_libraries().missing:
             return super().unloaded()
-        found = libraries()
-        return unloaded("TensorRT", found.missing, FIX.format(major=found.major))
+        return unloaded("TensorRT", libraries().missing, FIX.format(major=needed_major()))
 
     def placement(self, session: Any, executed: Any, engine: Path | None) -> Placement:
         """Return which nodes of the `executed` model run where. Raises RequestFailed if not all are in an `engine`."""
