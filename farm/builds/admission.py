@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from itertools import islice
 
-from farm.artifacts.keys import build_key, open_key, open_prefix
+from farm.artifacts import planned_orders
 from farm.artifacts.s3 import S3Store
-from farm.builds.known import KnownArtifacts
+from farm.artifacts.storage import build_key, open_key, open_prefix
 from farm.builds.plan import is_measured
+from farm.builds.planner import KnownArtifacts
 from farm.builds.reading import BuildReader
 from farm.errors import Conflict, FarmError, FarmFault, QuotaExceeded
 from farm.jobs.rows import NewCell, OpenMark, PlannedBuild
@@ -25,9 +24,6 @@ log = get_logger(__name__)
 
 PAUSED_POOLS = "config/paused-pools/"
 """Prefix of the marks of paused pools."""
-
-LOT = 500
-"""Cells that one script call accepts."""
 
 
 class Admission:
@@ -93,8 +89,14 @@ class Admission:
 
     def _create(self, document: PlanDocument) -> None:
         namespace = document["build"]["namespace"]
-        self._store.builds.create(document["build"], _lots(_new_cell(namespace, cell) for cell in document["cells"]))
+        self._list_orders(document)
+        self._store.builds.create(document["build"], (_new_cell(namespace, cell) for cell in document["cells"]))
         self.replace_older(document["build"])
+
+    def _list_orders(self, document: PlanDocument) -> None:
+        """Let workers run what the build has planned. Before its cells are in the store, so that none has to wait."""
+        planned = ((cell["key"], cell["order"]) for cell in document["cells"] if cell["order"])
+        planned_orders.keep(self._artifacts, document["build"]["namespace"], document["build"]["id"], planned)
 
     def replace_older(self, build: PlannedBuild) -> None:
         """Cancel what waits in the older builds of a build's group, or in itself if a newer one is there already."""
@@ -121,27 +123,27 @@ class Admission:
         for build in self._store.builds.unreported():
             # One that has ended is finished as always: its report's writer may have died before announcing it.
             if build["state"] == "open" and (report := self._reader.read_report(build["namespace"], build["id"])):
-                self._end_again(build["namespace"], build["id"], report)
+                # Its cells are then read from the report.
+                self._store.builds.cancel(build["id"])
+                self.let_go(build["namespace"], build["id"], report)
+                log.warning("a reported build was open in a store of old data", build=build["id"])
         for namespace in self._artifacts.list_folders("ns/"):
             for mark in self._artifacts.list_objects(open_prefix(namespace)):
                 build_id = mark.rpartition("/")[2]
                 if self._reader.read_report(namespace, build_id):
                     self._artifacts.delete_object(mark)
-                elif not self.is_whole(build_id):
+                else:
                     try:
-                        self.resume_one(namespace, build_id)
+                        if not self.is_whole(build_id):
+                            self.resume_one(namespace, build_id)
+                        elif not planned_orders.is_kept(self._artifacts, namespace, build_id):  # Of a release before.
+                            self._list_orders(self._reader.read_plan(namespace, build_id))
                     except FarmFault:
                         raise
                     except FarmError as error:
                         log.error("build not resumed", namespace=namespace, build=build_id, error=error.message)
                     except Exception:  # One build that cannot be resumed must not stop the others.
                         log.exception("build not resumed", namespace=namespace, build=build_id)
-
-    def _end_again(self, namespace: str, build_id: str, report: Report) -> None:
-        """End a build that is open in the store with its report's verdict; its cells are then read from the report."""
-        self._store.builds.cancel(build_id)
-        self.let_go(namespace, build_id, report)
-        log.warning("a reported build was open in the store, which was restored from old data", build=build_id)
 
     def resume_one(self, namespace: str, build_id: str) -> None:
         """Restore a build that the store has lost from its plan and its open mark."""
@@ -188,12 +190,5 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
         "facts": facts,
         "namespace": namespace,
         "order": order,
-        "failure": None,
         "expected": expected_failure(cell),
     }
-
-
-def _lots(cells: Iterable[NewCell]) -> Iterator[list[NewCell]]:
-    iterator = iter(cells)
-    while lot := list(islice(iterator, LOT)):
-        yield lot

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
-from farm.artifacts.keys import readable
 from farm.artifacts.refs import Refs, SnapshotCell
+from farm.artifacts.storage import readable
 from farm.builds.build_index import BuildIndex, Reach, StandIn
-from farm.builds.known import KnownArtifacts
 from farm.builds.plan import FIRST, is_measured
+from farm.builds.planner import KnownArtifacts
 from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError, suggestion
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
@@ -72,15 +72,23 @@ class Baselines:
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
         reach = self._reach(namespace, {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)})
         before = self._before(namespace, manifest, [cell["identifier"] for cell in cells], reach)
+        once = [cell for cell in limited if any(MEASURES[name].how == "once" for name in cell["gates"]["limits"])]
         stand_ins = {
-            cell["identifier"]: _stand_in(cell, entry, found)
-            for cell in limited
-            if (entry := entries[cell["identifier"]]) and (found := facts.get(entry["key"])) and _asks_once(cell)
+            cell["identifier"]: StandIn(
+                entry.get("manifest", ""),
+                entry["toolchain"],
+                cell["facts"]["key"] if cell["facts"] else cell["key"],
+                found["created"],
+            )
+            for cell in once
+            if (entry := entries[cell["identifier"]]) and (found := facts.get(entry["key"]))
         }
         # What is not read yet may be nearer in time.
         by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if stand_ins and reach.is_whole else {}
         for cell in cells:
-            _say_before(cell, before.get(cell["identifier"]))
+            cell["before"] = past_state = before.get(cell["identifier"])
+            if past_state and past_state["state"] == State.FAILED and cell["reason"] == FIRST:
+                cell["reason"] = f"failed last time: {past_state['kind']}"
         for cell in limited:
             entry = entries[cell["identifier"]]
             found = facts.get(entry["key"]) if entry else None
@@ -167,12 +175,6 @@ class Baselines:
         return _known(lambda: self._index.turns(namespace, pairs)) if pairs else {}
 
 
-def _say_before(cell: CellPlan, before: PastState | None) -> None:
-    cell["before"] = before
-    if before and before["state"] == State.FAILED and cell["reason"] == FIRST:
-        cell["reason"] = f"failed last time: {before['kind']}"
-
-
 def _known(question: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
     """Return what the index answers; nothing if it cannot be used."""
     try:
@@ -183,21 +185,14 @@ def _known(question: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
 
 
 def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:
-    limits = _without_off({**gates.get("limits", {}), **chosen.get("limits", {})})
-    budgets = _without_off({**gates.get("budgets", {}), **chosen.get("budgets", {})})
-    baseline = chosen.get("baseline") or gates.get("baseline") or "latest"
     laid: CellGates = {**gates, "undecided": gates.get("undecided", "warn"), "hits": gates.get("hits", "measure")}
-    laid.pop("limits", None)
-    laid.pop("budgets", None)
-    if limits:
-        laid.update({"limits": limits, "baseline": baseline})
-    if budgets:
-        laid["budgets"] = budgets
+    limits = {**laid.pop("limits", {}), **chosen.get("limits", {})}
+    budgets = {**laid.pop("budgets", {}), **chosen.get("budgets", {})}
+    if on := {name: limit for name, limit in limits.items() if limit is not None}:
+        laid["limits"], laid["baseline"] = on, chosen.get("baseline") or gates.get("baseline") or LATEST
+    if on := {name: budget for name, budget in budgets.items() if budget is not None}:
+        laid["budgets"] = on
     return laid
-
-
-def _without_off(numbers: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _baseline(tag: str, key: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
@@ -211,15 +206,6 @@ def _baseline(tag: str, key: str, facts: ArtifactFacts | None, by_node: Mapping[
         "by_node": by_node,
         "runs_as": facts.get("runs_as", ""),
     }
-
-
-def _asks_once(cell: CellPlan) -> bool:
-    return any(MEASURES[name].how == "once" for name in cell["gates"]["limits"])
-
-
-def _stand_in(cell: CellPlan, entry: SnapshotCell, baseline: ArtifactFacts) -> StandIn:
-    program = cell["facts"]["key"] if cell["facts"] else cell["key"]
-    return StandIn(entry.get("manifest", ""), entry["toolchain"], program, baseline["created"])
 
 
 def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts | None) -> None:

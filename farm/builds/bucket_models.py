@@ -51,13 +51,13 @@ class BucketModels:
             )
         wanted = (bucket, key, self._artifacts.sources.version(bucket, key), format, outputs)
         model, parts = self._read(*wanted)
-        if lacking(self._artifacts, {file["digest"]: file["size"] for file in model.files}) or any(
+        if lacking(self._artifacts, {file["digest"]: file["size"] for file in model["files"]}) or any(
             self._artifacts.sources.version(bucket, part) != version for part, version in parts.items()
         ):
             self._read.cache_clear()
             model, _ = self._read(*wanted)
-        if sha256 and model.files[0]["digest"] != sha256:
-            raise UsageError(f"{url} does not have the promised SHA-256", hint=f"it has {model.files[0]['digest']}")
+        if sha256 and model["files"][0]["digest"] != sha256:
+            raise UsageError(f"{url} does not have the promised SHA-256", hint=f"it has {model['files'][0]['digest']}")
         return model
 
     def _bring(
@@ -82,7 +82,7 @@ class BucketModels:
                 self._artifacts.sources.get(bucket, part, parts[part], file, limit=left)
                 left -= file.stat().st_size
             model = read_model(path, format, outputs, check=_checked_in_child)
-            for reference in model.files:
+            for reference in model["files"]:
                 self._artifacts.put_blob_file(path.parent / reference["path"], digest=reference["digest"])
             return model, parts
 

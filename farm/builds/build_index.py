@@ -12,15 +12,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from math import inf, nextafter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from farm.artifacts.keys import build_key, builds_prefix
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import build_key, builds_prefix
 from farm.errors import FarmFault
 from farm.jobs.facts import TurnsFacts
 from farm.logging import get_logger
@@ -357,7 +357,7 @@ class BuildIndex:
             raise FarmFault("the index of builds was damaged and is made again", hint="try again") from None
 
     def _connected(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             return self._connect()
         except sqlite3.OperationalError:
@@ -368,6 +368,10 @@ class BuildIndex:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
+        with suppress(OSError):  # SQLite says what is wrong.
+            # It has builds of all namespaces; one of an older farm was open to others.
+            self._path.touch(0o600)
+            self._path.chmod(0o600)
         database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
         try:
             database.row_factory = sqlite3.Row

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 
-from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import build_key, open_key
 from farm.builds.admission import Admission
 from farm.builds.build_index import BuildIndex
-from farm.builds.follow_up import background_cells, follow_up_id, plan_follow_up
-from farm.builds.known import KnownArtifacts
+from farm.builds.known_failures import RefusedPrograms
+from farm.builds.plan import background_cells, plan_follow_up
+from farm.builds.planner import KnownArtifacts
 from farm.builds.reading import BuildReader
-from farm.builds.refused import RefusedPrograms
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
@@ -21,8 +21,7 @@ from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
 from farm.results import ref_rules
 from farm.results.ref_rules import LATEST, has_passed, is_proven, named_cell, submitted
 from farm.results.report import JudgedCell, Report
-from farm.results.sweep import draw
-from farm.results.verdict import changes_of, judge_instead, verdict_of
+from farm.results.verdict import changes_of, draw, judge_instead, verdict_of
 from farm.store import Store
 
 log = get_logger(__name__)
@@ -41,6 +40,7 @@ class BuildFinisher:
         known: KnownArtifacts,
         index: BuildIndex,
         refused: RefusedPrograms,
+        refs: Refs,
         on_finished: Callable[[Report], object],
         on_judged: Callable[[Report], object],
     ) -> None:
@@ -56,7 +56,7 @@ class BuildFinisher:
         self._index = index
         self._refused = refused
         self._on_finished = on_finished
-        self._refs = Refs(artifacts)
+        self._refs = refs
         self._on_judged = on_judged
 
     def finish(self, build_id: str) -> None:
@@ -148,14 +148,15 @@ class BuildFinisher:
     def _follow_up(self, planned: PlanDocument, missing: Sequence[CellPlan]) -> None:
         """Submit a build's follow-up with these cells, or accept a recorded one that was refused before."""
         namespace, build_id = planned["build"]["namespace"], planned["build"]["id"]
-        follower = follow_up_id(build_id)
+        follower = self._artifacts.build_id_of("follow-up", build_id)
         if self._reader.read_report(namespace, follower):
             return
         try:
             if not self._artifacts.get_object(open_key(namespace, follower)):
                 manifest = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
                 self._admission.accept(
-                    plan_follow_up(planned, missing, self._store.next_moment()), manifest.data if manifest else b""
+                    plan_follow_up(planned, missing, follower, self._store.next_moment()),
+                    manifest.data if manifest else b"",
                 )
                 log.info("background tuning submitted", build=follower, follows=build_id, cells=len(missing))
             elif not self._admission.is_whole(follower):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from farm.artifacts.keys import reference_key
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import blob_key, reference_key
 from farm.compiling.attempt import Attempt
 from farm.compiling.requests import reference_recipe, references_of
-from farm.errors import NotFound
+from farm.errors import ArtifactGone, NotFound
 from farm.jobs.rows import FailureDocument, JobView, ReproductionDocument
 from farm.jobs.state import AttemptLimits, State
 from farm.results.report import JudgedCell
@@ -20,6 +19,52 @@ from farm.wire.asked import BlobSize
 
 SHOWN_LOG = 64 << 20
 """Most bytes of a log that are shown, from its end; a compiler with traces writes more."""
+
+
+PART = 4 << 20
+"""Bytes of a log that are read at once."""
+
+LONGEST_LINE = 64 << 10
+"""Bytes of a line that stay together at the end of a part."""
+
+
+class JobLog:
+    """A log, read in parts: a long one takes no more memory than a short one."""
+
+    def __init__(self, size: int, read: Callable[[int, int], bytes], blob: str = "") -> None:
+        """`read` returns the bytes from one place to another; the log has `size` of them, in a blob of this digest."""
+        self.size, self._read, self._blob = size, read, blob
+
+    @classmethod
+    def of_blob(cls, artifacts: S3Store, digest: str) -> JobLog:
+        """Return the log in a blob. Raises ArtifactGone."""
+        found = artifacts.head(blob_key(digest))
+        if not found:
+            raise ArtifactGone(f"the log {digest} is not in object storage", hint="it was deleted")
+        return cls(found.size, lambda start, end: artifacts.read_range(digest, start, end), digest)
+
+    @property
+    def parts(self) -> int:
+        """How many parts the log has, at least one."""
+        return max(1, -(-self.size // PART))
+
+    def part(self, number: int) -> str:
+        """Return the lines that begin in a part, counted from 0."""
+        start, end = number * PART, (number + 1) * PART
+        before = max(0, start - 1)
+        data = self._read(before, min(self.size, end + LONGEST_LINE))
+        # A line that began in the part before belongs to that one.
+        first = data.find(b"\n", 0, LONGEST_LINE + 1) + 1 or LONGEST_LINE + 1 if start else 0
+        last = data.find(b"\n", end - 1 - before) + 1 or len(data)
+        return data[first:last].decode(errors="replace")
+
+    def last(self) -> Iterator[bytes]:
+        """Yield the log piece by piece, from its end if it has more than `SHOWN_LOG` bytes; then it says so first."""
+        begin = max(0, self.size - SHOWN_LOG)
+        if begin:
+            yield b"(%d bytes before this are in blob %s)\n" % (begin, self._blob.encode())
+        for start in range(begin, self.size, PART):
+            yield self._read(start, min(self.size, start + PART))
 
 
 class JobViews:
@@ -36,8 +81,8 @@ class JobViews:
             raise NotFound(f"no job {job_id} in namespace {namespace}")
         return job
 
-    def log(self, namespace: str, job_id: str, attempt: int = 0) -> bytes:
-        """Return a job's log: its last part while it runs, then the last attempt's, at most `SHOWN_LOG` bytes.
+    def log(self, namespace: str, job_id: str, attempt: int = 0) -> JobLog:
+        """Return a job's log: its last part while it runs, then the last attempt's.
 
         With `attempt` that of an attempt that ended. Raises NotFound if it has none.
         """
@@ -48,15 +93,9 @@ class JobViews:
             if not digest:
                 raise NotFound(f"attempt {attempt} of job {job_id} has no log")
         elif not digest or job["state"] == State.RUNNING:
-            return self._store.jobs.log_tail(job_id) or b""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "log.txt"
-            self._artifacts.get_blob(digest, path)
-            with path.open("rb") as whole:
-                left_out = max(0, path.stat().st_size - SHOWN_LOG)
-                whole.seek(left_out)
-                shown = whole.read()
-        return b"(%d bytes before this are in blob %s)\n" % (left_out, digest.encode()) + shown if left_out else shown
+            tail = self._store.jobs.log_tail(job_id) or b""
+            return JobLog(len(tail), lambda start, end: tail[start:end])
+        return JobLog.of_blob(self._artifacts, digest)
 
     def reproduction(self, namespace: str, job_id: str) -> ReproductionDocument:
         """Return everything that determines a job's last attempt, see `farm.compiling.attempt.Attempt.describe`.

@@ -1,21 +1,28 @@
-"""Turns a manifest and frozen inputs into a Plan: hits, misses and why, pools, missing workers. Writes nothing."""
+"""Plans of builds: of a submission, of a follow-up and of a retry; and when a build will be done. Pure."""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from farm.artifacts.refs import SnapshotCell
-from farm.jobs.estimate import Estimate
+from farm.errors import UsageError
+from farm.jobs.estimate import Estimate, OutlookDocument, RangeDocument
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import WorkOrder
+from farm.jobs.order import LaterTuning, WorkOrder, job_key
+from farm.jobs.rows import PlannedBuild, PoolView
+from farm.jobs.state import State
 from farm.matrix.cells import Cell
-from farm.matrix.planned import CellPlan, ShownCell
-from farm.results.accuracy import judge_fallback
-from farm.spec import FileReference, SpecDocument, changes
+from farm.matrix.planned import CellGates, CellPlan, PlanDocument, ShownCell
+from farm.results.gates import judge_fallback
+from farm.results.ref_rules import submitted
+from farm.results.report import JudgedCell, Report
+from farm.spec import FileReference, SpecDocument, cache_key, changes
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50
@@ -26,62 +33,18 @@ FIRST = "first compile"
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """One cell and its plan: nothing to do (`hit`), wait for a job (`joined`) or compile (`miss`)."""
-
-    cell: Cell
-    state: str
-    reason: str
-    facts: ArtifactFacts | None
-    live_workers: int
-    estimate: Estimate | None
-
-    def as_dict(self) -> ShownCell:
-        """Return the cell as people and scripts see it."""
-        cell = self.cell
-        return {
-            "identifier": cell.identifier,
-            "model": cell.model,
-            "target": cell.target,
-            "precision": cell.precision,
-            "shape": cell.shape,
-            "sizes": cell.sizes,
-            "key": cell.key,
-            "pool": cell.pool,
-            "emulated": list(cell.emulated),
-            "state": self.state,
-            "reason": self.reason,
-            "live_workers": self.live_workers,
-            "expected_seconds": self.estimate.expected if self.estimate else None,
-            "estimate": self.estimate.as_dict() if self.estimate else None,
-            "expected": cell.expected is not None,
-            "line": cell.line,
-            "warnings": list(cell.warnings),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """What a submission would do."""
+    """What a submission would do. Nothing says yet what its cells are compared with (`farm.builds.baselines`)."""
 
-    cells: tuple[PlannedCell, ...]
+    cells: list[CellPlan]
     warnings: tuple[str, ...]
-
-    @property
-    def conversions(self) -> dict[str, ConversionRecord]:
-        """How models were converted from other formats, by name."""
-        models = {planned.cell.model: planned.cell.order["model"] for planned in self.cells}
-        return {name: record for name, model in models.items() if (record := model.get("conversion"))}
+    conversions: Mapping[str, ConversionRecord]
+    """How models were converted from other formats, by name."""
 
     @property
     def digest(self) -> str:
         """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
-        return plan_digest((each.cell.identifier, each.cell.key, each.cell.pool) for each in self.cells)
-
-    @property
-    def needed_blobs(self) -> dict[str, int]:
-        """See `needed_blobs`."""
-        return needed_blobs((planned.state, planned.cell.order) for planned in self.cells)
+        return plan_digest(self.cells)
 
 
 def make_plan(
@@ -94,7 +57,7 @@ def make_plan(
     live_workers: Mapping[str, int],
     estimates: Mapping[str, Estimate | None],
 ) -> Plan:
-    """Plan every cell.
+    """Plan every cell: a hit, or a miss and why; its pool, and if a worker serves it.
 
     `known` are the facts of whole artifacts, by the `job` of a cell; `running` are the jobs that have not ended. `last`
     is the last cell that passed, by identifier; `read_spec` returns the spec behind a key. `live_workers` are numbers
@@ -102,10 +65,11 @@ def make_plan(
     """
     unfinished = set(running)
     explained = 0
-    planned = []
+    planned: list[CellPlan] = []
     for cell in cells:
         facts = known.get(cell.job)
         before = last.get(cell.identifier)
+        estimate = None if facts else estimates.get(cell.identifier)
         state = "hit" if facts else "joined" if cell.job in unfinished else "miss"
         reason = FIRST if state == "miss" else ""
         if state == "miss" and before:
@@ -113,16 +77,38 @@ def make_plan(
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None
             reason = "; ".join(changes(spec, cell.spec)) if spec else "the cache key changed"
         planned.append(
-            PlannedCell(
-                cell,
-                state,
-                reason,
-                facts,
-                live_workers.get(cell.pool, 0),
-                None if facts else estimates.get(cell.identifier),
-            )
+            {
+                "identifier": cell.identifier,
+                "model": cell.model,
+                "target": cell.target,
+                "precision": cell.precision,
+                "shape": cell.shape,
+                "sizes": cell.sizes,
+                "key": cell.key,
+                "pool": cell.pool,
+                "emulated": list(cell.emulated),
+                "state": state,
+                "reason": reason,
+                "live_workers": live_workers.get(cell.pool, 0),
+                "expected_seconds": estimate["expected"] if estimate else None,
+                "estimate": estimate,
+                "line": cell.line,
+                "warnings": list(cell.warnings),
+                "order": cell.order,
+                "limits": cell.limits,
+                "priority": cell.priority,
+                "gates": cell.gates,
+                "expected": cell.expected,
+                "sweep": cell.sweep,
+                "facts": facts,
+                "before": None,
+                "baseline": None,
+            }
         )
-    return Plan(tuple(planned), (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned)))
+    models = {cell.model: cell.order["model"] for cell in cells}
+    conversions = {name: record for name, model in models.items() if (record := model.get("conversion"))}
+    warnings = (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned))
+    return Plan(planned, warnings, conversions)
 
 
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:
@@ -153,9 +139,10 @@ def _cells(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
-def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
+def _undebugged(planned: Sequence[CellPlan]) -> Iterable[str]:
     """Warn if `debug` has no effect: it is not part of the key, so existing programs are not compiled again."""
-    idle = [each.cell.identifier for each in planned if each.state != "miss" and each.cell.order.get("debug")]
+    known = [cell for cell in planned if cell["state"] != "miss"]
+    idle = [cell["identifier"] for cell in known if cell["order"] and cell["order"].get("debug")]
     if idle:
         yield (
             f"`debug` shows nothing for what is compiled already or just now ({_cells(len(idle))}, "
@@ -163,30 +150,28 @@ def _undebugged(planned: Sequence[PlannedCell]) -> Iterable[str]:
         )
 
 
-def _left(planned: Sequence[PlannedCell]) -> Iterable[str]:
+def _left(planned: Sequence[CellPlan]) -> Iterable[str]:
     """Name the nodes of known programs for which a GPU's provider has no kernel; not if the manifest allows them."""
     warned: dict[str, list[str]] = {}
-    for each in planned:
-        found = judge_fallback(each.facts) if each.facts else None
-        if found and each.cell.gates.get("fallback", "allow") != "allow":
-            warned.setdefault(found.message, []).append(each.cell.identifier)
+    for cell in planned:
+        found = judge_fallback(cell["facts"]) if cell["facts"] else None
+        if found and cell["gates"].get("fallback", "allow") != "allow":
+            warned.setdefault(found.message, []).append(cell["identifier"])
     for text, names in warned.items():
         yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
 
-def plan_digest(cells: Iterable[tuple[str, str, str]]) -> str:
+def plan_digest(cells: Iterable[CellPlan]) -> str:
     """Return the SHA-256 of cells' identifiers, cache keys and pools."""
-    return hashlib.sha256(json.dumps(list(cells)).encode()).hexdigest()
+    decided = [(cell["identifier"], cell["key"], cell["pool"]) for cell in cells]
+    return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
 
-def needed_blobs(cells: Iterable[tuple[str, WorkOrder | None]]) -> dict[str, int]:
-    """Return digest and size of every input that a miss, or the follow-up of a hit, has to fetch.
-
-    `cells` are planned states with their work orders; a hit may have none.
-    """
+def needed_blobs(cells: Iterable[CellPlan]) -> dict[str, int]:
+    """Return digest and size of every input that a miss, or the follow-up of a hit, has to fetch."""
     needed: dict[str, int] = {}
-    for state, order in cells:
-        if order and (state != "hit" or order.get("background")):
+    for cell in cells:
+        if (order := cell["order"]) and (cell["state"] != "hit" or order.get("background")):
             needed |= {file["digest"]: file["size"] for file in input_files(order)}
     return needed
 
@@ -209,3 +194,263 @@ def input_files(order: WorkOrder) -> list[FileReference]:
     """Return the blobs that a work order needs: the model's files, data, and the files of environment variables."""
     data = [file for file in (order["calibration"], order["samples"]) if file]
     return [*order["model"]["files"], *data, *order.get("env", {}).values()]
+
+
+# --- follow-ups ------------------------------------------------------------------------------------------------------
+
+
+PRIORITY = -1000
+"""Lower than any build that somebody waits for."""
+
+NOT_JUDGED = ("latency", "throughput", "compile_time", "tuning_time")
+"""Limits that a follow-up leaves out: it is faster than the program that passed them, and takes longer to be made."""
+
+
+def background_cells(planned: Iterable[CellPlan], passed: Iterable[JudgedCell]) -> list[CellPlan]:
+    """Return the planned cells of a follow-up: the cells that passed and have background tuning.
+
+    `planned` are the cells of a build's plan, `passed` its judged cells that `latest` may name.
+    """
+    published = {cell["identifier"]: cell["facts"]["key"] for cell in passed if cell["facts"]}
+    return [
+        _more_thorough(cell, order, later, published[cell["identifier"]])
+        for cell in planned
+        if cell["identifier"] in published and (order := cell["order"]) and (later := order.get("background"))
+    ]
+
+
+def _more_thorough(cell: CellPlan, ordered: WorkOrder, later: LaterTuning, published: str) -> CellPlan:
+    order: WorkOrder = {**ordered, "spec": {**ordered["spec"], **later}, "against": published}
+    order.pop("background", None)
+    order.pop("budget", None)
+    order.pop("limit", None)
+    key = cache_key(order["spec"])
+    mode = order["spec"]["tuning"]["mode"]
+    gates: CellGates = {**cell["gates"]}
+    if limits := {name: limit for name, limit in gates.pop("limits", {}).items() if name not in NOT_JUDGED}:
+        gates["limits"] = limits
+    # A deep search takes days, and reaching the time limit would be final.
+    return {
+        **cell,
+        "key": key,
+        "order": order,
+        "gates": gates,
+        "limits": {**cell["limits"], "time": 0.0},
+        "state": "miss",
+        "reason": f"tuning {mode}, in the background",
+        "facts": None,
+        "priority": PRIORITY,
+        "expected": None,
+        "expected_seconds": None,
+        "estimate": None,
+        "sweep": None,
+        "warnings": [],
+    }
+
+
+def plan_follow_up(planned: PlanDocument, cells: Sequence[CellPlan], build_id: str, now: float) -> PlanDocument:
+    """Return the plan of a build's follow-up with these cells and this id; `now` is in Unix seconds.
+
+    A cell whose tuning has a `background` mode is published as soon as its own mode has ended. Its follow-up has the
+    same cell with the `background` mode, measures its program in turns with the published one, and replaces it in
+    `latest` if it is shown to be faster.
+    """
+    before = planned["build"]
+    build: PlannedBuild = {
+        **before,
+        "id": build_id,
+        "follows": before["id"],
+        "submitted": submitted(before),
+        "created_at": now,
+        "cells": len(cells),
+        "hits": 0,
+        "fail_fast": False,
+        "retries": None,
+        "warnings": [],
+    }
+    build.pop("request", None)
+    build.pop("concurrency", None)
+    return {"schema": 1, "build": build, "cells": list(cells)}
+
+
+# --- retries ---------------------------------------------------------------------------------------------------------
+
+
+def unsuccessful(report: Report) -> set[str]:
+    """Return the identifiers of a report's cells that failed unexpectedly or were cancelled."""
+    return {
+        cell["identifier"] for cell in report["cells"] if cell["state"] != State.SUCCEEDED and not cell["as_expected"]
+    }
+
+
+def plan_retry(
+    planned: PlanDocument,
+    cells: Sequence[CellPlan],
+    *,
+    known: Mapping[str, ArtifactFacts],
+    running: Collection[str],
+    live_workers: Mapping[str, int],
+    build_id: str,
+) -> PlanDocument:
+    """Return the plan of a build that runs cells of an ended build again, as they were planned.
+
+    A finished build never reopens. Failures are not recorded under cache keys, so a new build tries the same work order
+    again, and cells that succeeded (then or since) are hits.
+
+    `planned` is that build's plan, `cells` those of it to take. `known` has the facts of what is published by now, by
+    the cells' identifiers; `running` are the job keys (`farm.jobs.order.job_key`) of unfinished jobs; `live_workers`
+    counts workers by pool. `build_id` is the id of the new build.
+
+    Raises UsageError for a cell that was a hit when it was planned, and whose artifact is gone.
+    """
+    before = planned["build"]
+    # A sweep names the best of all its sizes; of only some of them it could name another.
+    whole = len(cells) == len(planned["cells"])
+    again: list[CellPlan] = []
+    for cell in cells:
+        facts, order = known.get(cell["identifier"]), cell["order"]
+        if facts is None and order is None:
+            raise UsageError(
+                f"{cell['identifier']} existed before the build, and is gone now",
+                hint="submit the manifest again: the build has no work order for it",
+            )
+        joined = order is not None and job_key(order, cell["key"]) in running
+        state, reason = ("hit", "") if facts else ("joined", "") if joined else ("miss", "tried again")
+        expected = cell["expected"]
+        again.append(
+            {
+                **cell,
+                "facts": facts,
+                "state": state,
+                "reason": reason,
+                "live_workers": live_workers.get(cell["pool"], 0),
+                # What somebody acknowledged then may have been taken back.
+                "expected": None if expected and expected.get("by") else expected,
+                "sweep": cell["sweep"] if whole else None,
+            }
+        )
+    build: PlannedBuild = {
+        **before,
+        "warnings": [],
+        "cells": len(again),
+        "hits": sum(cell["state"] == "hit" for cell in again),
+        "id": build_id,
+        "retries": before["id"],
+    }
+    build.pop("concurrency", None)  # It is for what somebody asks for again, not for what is newer.
+    document: PlanDocument = {"schema": 1, "build": build, "cells": again}
+    if shadow := planned.get("shadow"):
+        document["shadow"] = shadow
+    return document
+
+
+# --- outlooks --------------------------------------------------------------------------------------------------------
+
+
+WIDENING = 2.1
+"""A range goes from the expected value divided by this to the expected value times this.
+
+Chosen by `tests/benchmarks/outlooks.py`: at least 78 of 100 builds of every simulated farm end in such ranges.
+"""
+
+LATE = 0.25
+"""A running compile is expected to take at least this share of its elapsed time longer."""
+
+EstimatedCell = ShownCell | CellPlan | JudgedCell
+
+_LIVE = frozenset({State.QUEUED, State.RUNNING, "miss", "joined"})
+
+
+class _Compile(NamedTuple):
+    """One future compile, or the rest of a running one."""
+
+    pool: str
+    seconds: float
+    runs: bool
+
+
+def outlook(
+    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: str = "", parallel: int = 0
+) -> OutlookDocument:
+    """Return when a build's live cells will be done, what they will cost, and what was spent so far.
+
+    The slots of each pool take its compiles, the longest first, and each compile takes as long as its estimate expects.
+    One factor makes a range of the result: no estimate knows of retries, or of slots that come and go.
+
+    `paused` is the build's id if it is paused, `parallel` how many of its jobs may run at once (0: no bound).
+    """
+    # Cells that share a job wait for it once.
+    once = {cell.get("job") or cell.get("key") or position: cell for position, cell in enumerate(cells)}.values()
+    live = [cell for cell in once if cell["state"] in _LIVE]
+    to_come = [_to_come(cell, estimate) for cell in live if (estimate := cell.get("estimate"))]
+    to_come.sort(key=lambda each: (not each.runs, -each.seconds))  # What runs has its slot already.
+    on_gpu = [each.seconds for each in to_come if _on_gpu(each.pool)]
+    known_pools = {pool["name"]: pool for pool in pools}
+    slots = {name: _slots(known_pools.get(name), parallel) for name in {cell["pool"] for cell in live}}
+    unserved = sorted(name for name, count in slots.items() if not count)
+    ends = [0.0]
+    if to_come and not unserved and not paused:
+        there = Counter(cell["pool"] for cell in live if cell["state"] != "miss")  # A planned job does not wait yet.
+        for name in {each.pool for each in to_come}:
+            others = known_pools[name]["waiting"] + known_pools[name]["running"] - there[name]
+            ends.append(_end([each.seconds for each in to_come if each.pool == name], slots[name], others))
+        if parallel:  # The bound is the build's, over all of its pools.
+            ends.append(_end([each.seconds for each in to_come], parallel))
+    return {
+        "eta": _range(max(ends)),
+        "slot_seconds": _range(sum(each.seconds for each in to_come)),
+        "gpu_hours": _range(sum(on_gpu) / 3600),
+        "spent_seconds": round(sum(_seconds(cell, "spent") for cell in once), 3),
+        "spent_gpu_hours": round(sum(_seconds(cell, "spent") for cell in once if _on_gpu(cell["pool"])) / 3600, 4),
+        "unknown": len(live) - len(to_come),
+        "unserved": unserved,
+        "paused": [
+            *filter(None, [paused]),
+            *(name for name in unserved if name in known_pools and known_pools[name].get("paused")),
+        ],
+    }
+
+
+def _to_come(cell: EstimatedCell, estimate: Estimate) -> _Compile:
+    runs = cell["state"] == State.RUNNING
+    elapsed = _seconds(cell, "elapsed") if runs else 0.0
+    seconds = max(0.001, estimate["expected"])  # Rounded to milliseconds, an estimate may be 0.
+    return _Compile(cell["pool"], max(seconds - elapsed, LATE * elapsed), runs)
+
+
+def _on_gpu(pool: str) -> bool:
+    return "gfx" in pool or ".sm_" in pool
+
+
+def _seconds(cell: EstimatedCell, name: Literal["elapsed", "spent"]) -> float:
+    """Return seconds of a cell that was submitted; a planned one has none."""
+    seconds = cell.get(name)
+    return seconds if isinstance(seconds, float | int) else 0.0
+
+
+def _slots(pool: PoolView | None, parallel: int) -> int:
+    """Return the number of slots that take its jobs now."""
+    slots = pool["slots"] if pool and not pool.get("paused") else 0
+    return min(slots, parallel or slots)
+
+
+def _end(lengths: Sequence[float], slots: int, others: int = 0) -> float:
+    """Return when slots will have done compiles in this order, each on the first free slot.
+
+    Builds take turns, so about one job of others comes for each of ours, as long as there are `others`.
+    """
+    free = [0.0] * min(slots, len(lengths))
+    for seconds in lengths:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free) + min(max(0, others), len(lengths)) * sum(lengths) / len(lengths) / slots
+
+
+def _range(expected: float) -> RangeDocument | None:
+    """The range around an expected value; None for 0, that is, if nothing is left or known."""
+    if not expected:
+        return None
+    return {
+        "low": round(expected / WIDENING, 4),
+        "expected": round(expected, 4),
+        "high": round(expected * WIDENING, 4),
+    }

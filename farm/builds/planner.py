@@ -7,30 +7,80 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from farm.artifacts.keys import readable
+from farm.artifacts.index import rebuild, without_program
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import MAIN, readable
 from farm.builds.bucket_models import BucketModels
-from farm.builds.known import KnownArtifacts
-from farm.builds.plan import Plan, make_plan
+from farm.builds.plan import Plan, make_plan, needed_blobs
 from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile, estimate_all
+from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import Combinations, combine
-from farm.matrix.planned import SubmissionDocument
-from farm.models.data import FrozenData
+from farm.matrix.planned import CellPlan, SubmissionDocument
 from farm.models.model import FrozenModel
 from farm.results.ref_rules import LATEST, PROD, given, readers_order
 from farm.settings import Settings
-from farm.spec import Device, comparable, digest_of
+from farm.spec import Device, SpecDocument, comparable, digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
+
+
+class KnownArtifacts:
+    """The artifacts that a namespace can read: its own and those of `main`."""
+
+    def __init__(self, store: Store, artifacts: S3Store) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._filling = threading.Lock()
+
+    def require_index(self, namespace: str) -> None:
+        """Fill the index again from object storage if Redis has lost it."""
+        for source in readable(namespace):
+            # One thread fills it for all: reading every sidecar of a large farm takes a while.
+            with self._filling:
+                if not self._store.index.complete(source):
+                    self._store.index.fill(source, rebuild(self._artifacts, source))
+
+    def facts(self, namespace: str, keys: Sequence[str]) -> dict[str, ArtifactFacts]:
+        """Return the facts of the whole artifacts among `keys`; asks `main` first."""
+        known: dict[str, ArtifactFacts] = {}
+        for source in readable(namespace):
+            missing = [key for key in keys if key not in known]
+            known |= self._store.index.get_many(source, missing)
+        return known
+
+    def whole(self, namespace: str, names: Mapping[str, Sequence[str]]) -> dict[str, ArtifactFacts]:
+        """Return the facts of whole artifacts by any name; `names` has the cache keys of each, the best one first."""
+        found = self.facts(namespace, [name for all_ in names.values() for name in all_])
+        for name in without_program(self._artifacts, found):
+            del found[name]  # The index follows within ten minutes.
+        return {key: found[name] for key, all_ in names.items() for name in reversed(all_) if name in found}
+
+    def require_inputs(self, cells: Sequence[CellPlan], of: str, remedy: str = "") -> None:
+        """Check that object storage has what the planned cells of a build or a ref need. Raises UsageError.
+
+        An earlier plan names these blobs, so marked ones need not be uploaded again. `remedy` says what else helps.
+        """
+        needed = needed_blobs(cells)
+        if absent := [digest for digest, size in needed.items() if not self._artifacts.has_blob(digest, size)]:
+            raise UsageError(
+                f"{len(absent)} inputs of {of} are gone from object storage, the first is {absent[0]}",
+                hint=f"submit the manifest again, which uploads them{remedy}",
+            )
+
+    def read_spec(self, namespace: str, key: str) -> SpecDocument | None:
+        """Return what the sidecar of an artifact says was compiled."""
+        sidecar = self._artifacts.lookup(readable(namespace), key)
+        return sidecar["spec"] if sidecar else None
+
 
 KEPT_BYTES = 128 << 20
 """Memory that kept submissions may take, roughly, but for the last one; a matrix of 10,000 cells takes 50 MB."""
@@ -149,18 +199,21 @@ class Planner:
         known, slots = [Pool.from_dict(row["pool"]) for row in rows], {row["name"]: row["slots"] for row in rows}
         used = in_use(zip(known, (row["live_workers"] for row in rows), strict=True), self._settings.toolchains)
         used = self._as_named(namespace, used)
+        limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         if before and (before.in_buckets, before.known, before.used, before.slots) == (in_buckets, known, used, slots):
             return before
         cells = expand(
             matrix,
-            {name: FrozenModel.from_dict(model) for name, model in submission["models"].items()} | dict(in_buckets),
-            {name: FrozenData.from_dict(data) for name, data in submission["data"].items()},
+            {**submission["models"], **in_buckets},
+            submission["data"],
             used,
             known=known,
             slots=slots,
             files=submission.get("files") or {},
-            limits=AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit),
+            limits=limits,
         )
+        if namespace != MAIN:
+            cells = [_bounded(cell, limits) for cell in cells]
         read = ReadSubmission(submission, matrix, in_buckets, known, used, slots, cells)
         self._kept.keep(asked, read)
         return read
@@ -230,8 +283,20 @@ def digest_of_request(submission: SubmissionDocument) -> str:
     )
 
 
+def _bounded(cell: Cell, most: AttemptLimits) -> Cell:
+    """Return a cell of strangers: they go ahead of nobody, and have at most the operator's limits (0: none)."""
+    limits = AttemptLimits(
+        time=min(filter(None, (cell.limits["time"], most["time"])), default=0.0),
+        memory=min(filter(None, (cell.limits["memory"], most["memory"])), default=0),
+    )
+    if cell.priority <= 0 and limits == cell.limits:
+        return cell
+    why = f"only builds of {MAIN} go ahead of others, and have more than the farm's own limits"
+    return replace(cell, priority=min(cell.priority, 0), limits=limits, warnings=(*cell.warnings, why))
+
+
 def _compile(cell: Cell, before: SnapshotCell | None) -> Compile:
     """Return what the duration of a cell's compile is estimated from; `before` is the cell as it last passed."""
     spec, size = cell.order["spec"], sum(file["size"] for file in cell.order["model"]["files"])
     seconds = before.get("seconds", 0.0) if before else 0.0
-    return Compile(comparable(spec), spec["model"]["digest"], size, seconds)
+    return Compile(spec["model"]["digest"], size, seconds, comparable(spec))

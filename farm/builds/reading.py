@@ -13,23 +13,21 @@ from typing import NamedTuple, cast
 
 from pydantic_core import from_json
 
-from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import build_key, open_key
 from farm.builds.build_index import BuildIndex, EndedCells
-from farm.builds.follow_up import follow_up_id
 from farm.builds.job_views import JobViews
-from farm.builds.outlook import EstimatedCell, outlook
+from farm.builds.plan import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
 from farm.errors import FarmFault, NotFound, StoreUnavailable, UsageError
 from farm.jobs.estimate import OutlookDocument
 from farm.jobs.rows import AttemptView, BuildEvent, BuildRow, EventBatch, ReproductionDocument, WaitReasons
-from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, State
+from farm.jobs.state import PAUSED, WAITS_FOR_STORAGE, WAITS_FOR_TURN, AttemptEnd, State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results.lines import CellEnd, CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
-from farm.results.sweep import sweeps_of
-from farm.results.verdict import changes_of, judge_cell, verdict_of
+from farm.results.verdict import changes_of, judge_cell, sweeps_of, verdict_of
 from farm.store import Store
 from farm.store.link import lots
 
@@ -135,8 +133,7 @@ class BuildReader:
 
         `reset` means that the position is unknown to the store (trimmed, or of a store that was lost): read the state.
         """
-        found = self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
-        return {"items": found.items, "reset": found.reset}
+        return self._store.events.read(self.resolve(namespace, build_id), after, int(block_seconds * 1000))
 
     def reproduction_of_cell(self, namespace: str, build_id: str, identifier: str) -> ReproductionDocument:
         """Return `JobViews.reproduction` of a cell's job; if the store no longer has it, from its build's documents.
@@ -304,7 +301,7 @@ class BuildReader:
 
     def follower(self, build_id: str) -> str | None:
         """Return the id of a build's follow-up, if it was submitted."""
-        follower = follow_up_id(build_id)
+        follower = self._artifacts.build_id_of("follow-up", build_id)
         return follower if self._store.builds.get(follower) else None
 
     def _live(self, namespace: str, build_id: str) -> BuildRow | None:
@@ -334,12 +331,14 @@ class BuildReader:
         return self._plans[namespace, build_id]
 
     def _explain(self, cells: Iterable[JudgedCell]) -> None:
-        """Say why cells wait: the first queued ones, and running ones without object storage."""
+        """Say why cells wait: the first queued ones, and running ones that stand still."""
         queued: JudgedCells = []
         for cell in cells:
             if cell["state"] == State.QUEUED and len(queued) < EXPLAINED:
                 queued.append(cell)
-            elif cell["state"] == State.RUNNING and cell["detail"].startswith(WAITS_FOR_STORAGE):
+            elif cell["state"] == State.RUNNING and cell["detail"].startswith(
+                (WAITS_FOR_STORAGE, WAITS_FOR_TURN, PAUSED)
+            ):
                 cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
         explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
         for cell, facts in zip(queued, explained, strict=True):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import cast
 
-from farm.artifacts.keys import build_key, open_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.builds.acknowledged import AcknowledgedFailures
+from farm.artifacts.storage import build_key, open_key
 from farm.builds.admission import PAUSED_POOLS, Admission
 from farm.builds.baselines import Baselines
 from farm.builds.build_index import BuildIndex
-from farm.builds.known import KnownArtifacts
-from farm.builds.plan import PlannedCell, is_unfinished
-from farm.builds.planner import Planner, digest_of_request, kept_as
+from farm.builds.known_failures import AcknowledgedFailures
+from farm.builds.plan import is_unfinished, needed_blobs, plan_retry, unsuccessful
+from farm.builds.planner import KnownArtifacts, Planner, digest_of_request, kept_as
 from farm.builds.reading import BuildReader
-from farm.builds.retry import plan_retry, unsuccessful
 from farm.errors import (
     Conflict,
     InputsMissing,
@@ -73,22 +72,17 @@ class BuildService:
         problem found.
         """
         plan, manifest = self._planner.plan(namespace, submission, by)
-        shown = [planned.as_dict() for planned in plan.cells]
-        documents = [_planned_document(planned, each) for planned, each in zip(plan.cells, shown, strict=True)]
-        found = self._baselines.attach(namespace, manifest.name, documents, submission.get("gates"))
-        cells: list[ShownCell] = [
-            {**each, "reason": document["reason"]} for each, document in zip(shown, documents, strict=True)
-        ]
+        found = self._baselines.attach(namespace, manifest.name, plan.cells, submission.get("gates"))
         return {
             "build_id": submission["build_id"],
             "kept": kept_as(submission),
             "digest": plan.digest,
             "name": manifest.name,
-            "cells": cells,
-            "outlook": self._reader.outlook(cells, manifest.max_parallel),
+            "cells": list(map(_shown, plan.cells)),
+            "outlook": self._reader.outlook(plan.cells, manifest.max_parallel),
             "warnings": [*plan.warnings, *found],
             "conversions": plan.conversions,
-            "missing_blobs": lacking(self._artifacts, plan.needed_blobs),
+            "missing_blobs": lacking(self._artifacts, needed_blobs(plan.cells)),
         }
 
     # --- a build's life -----------------------------------------------------------------------------------------
@@ -138,7 +132,7 @@ class BuildService:
     ) -> PlanDocument:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
         plan, manifest = self._planner.plan(namespace, submission, by)
-        if absent := lacking(self._artifacts, plan.needed_blobs):
+        if absent := lacking(self._artifacts, needed_blobs(plan.cells)):
             raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 absent,
@@ -146,10 +140,9 @@ class BuildService:
                 kept=kept_as(submission) if request == digest_of_request(submission) else "",
                 hint="upload the missing inputs, then submit again",
             )
-        cells = [_planned_document(planned, planned.as_dict()) for planned in plan.cells]
-        self._acknowledged.attach(namespace, cells)
+        self._acknowledged.attach(namespace, plan.cells)
         chosen = submission.get("gates")
-        found = self._baselines.attach(namespace, manifest.name, cells, chosen, unattended=unattended)
+        found = self._baselines.attach(namespace, manifest.name, plan.cells, chosen, unattended=unattended)
         moment = self._store.next_moment()
         if (ahead := moment - self._store.now()) > SET_BACK:
             found.append(
@@ -165,14 +158,14 @@ class BuildService:
                 "created_by": by,
                 "created_at": moment,
                 "cells": len(plan.cells),
-                "hits": sum(planned.state == "hit" for planned in plan.cells),
+                "hits": sum(cell["state"] == "hit" for cell in plan.cells),
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast,
                 "warnings": [*warnings, *plan.warnings, *found],
                 "plan": plan.digest,
                 "request": request,
             },
-            "cells": cells,
+            "cells": plan.cells,
         }
         if manifest.concurrency:
             document["build"]["concurrency"] = _group(manifest.concurrency, document["build"]["labels"])
@@ -295,20 +288,10 @@ def _group(concurrency: Concurrency, labels: Mapping[str, str]) -> ConcurrencyGr
     return {"group": name, "cancels": concurrency.cancel_in_progress}
 
 
-def _planned_document(planned: PlannedCell, shown: ShownCell) -> CellPlan:
-    cell = planned.cell
-    return {
-        **shown,
-        "order": cell.order,
-        "limits": cell.limits,
-        "priority": cell.priority,
-        "gates": cell.gates,
-        "expected": cell.expected,
-        "sweep": cell.sweep,
-        "facts": planned.facts,
-        "before": None,
-        "baseline": None,
-    }
+def _shown(cell: CellPlan) -> ShownCell:
+    """Return a planned cell as people and scripts see it."""
+    fields = {name: value for name, value in cell.items() if name in ShownCell.__annotations__}
+    return cast(ShownCell, {**fields, "expected": cell["expected"] is not None})
 
 
 def _published_as(cell: CellPlan) -> list[str]:

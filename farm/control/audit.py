@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.keys import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.artifacts.ownership import THREADS, orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.errors import ArtifactGone
+from farm.jobs.rows import AuditLine
+from farm.jobs.state import ENDED
 from farm.spec import FileReference, canonical_fields, key_of_fields
 from farm.store import Store
 
@@ -25,64 +26,55 @@ SETTLED = timedelta(minutes=2)
 long may a build be written down that the store does not have.
 """
 
-_ENDED = {"succeeded", "failed", "cancelled"}
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One disagreement: where (an object's key, a build, a job), what, and what to do."""
-
-    where: str
-    problem: str
-    remedy: str
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as JSON."""
-        return asdict(self)
+def _finding(where: str, problem: str, remedy: str) -> AuditLine:
+    """Return one disagreement: where (an object's key, a build, a job), what, and what to do."""
+    return {"where": where, "problem": problem, "remedy": remedy}
 
 
 class Auditor:
-    """Checks one farm. Afterwards `counts` says how much was checked."""
+    """Checks one farm."""
 
     def __init__(self, store: Store, artifacts: S3Store, *, deep: bool = False) -> None:
         """With `deep`, every blob of an artifact is read and hashed."""
         self._store = store
         self._artifacts = artifacts
         self._deep = deep
-        self.counts: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield all findings, those in the store first."""
+    def findings(self) -> Iterator[AuditLine]:
+        """Yield all findings, those in the store first; the last line says how much was checked."""
         yield from self._in_store()
         blobs = list(self._artifacts.list_entries(BLOBS))
         sizes = {entry.key.rpartition("/")[2]: entry.size for entry in blobs}
-        self.counts["blobs"] = len(blobs)
+        self._counts["blobs"] = len(blobs)
         for namespace in self._artifacts.list_folders("ns/"):
             yield from self._artifacts_of(namespace, sizes)
             yield from self._refs_of(namespace)
             yield from self._builds_of(namespace)
         for entry in orphans(self._artifacts, blobs):
-            yield Finding(entry.key, "nothing names this blob", "`farm gc` removes it")
+            yield _finding(entry.key, "nothing names this blob", "`farm gc` removes it")
+        yield {"counts": self._counts}
 
-    def _in_store(self) -> Iterator[Finding]:
-        self.counts |= self._store.audit.count()
+    def _in_store(self) -> Iterator[AuditLine]:
+        self._counts |= self._store.audit.count()
         remedy = "please report it: no script may leave this behind"
         for _, build_id, problem in self._store.audit.builds():
-            yield Finding(f"build {build_id}", problem, remedy)
+            yield _finding(f"build {build_id}", problem, remedy)
         for _, job_id, problem in self._store.audit.jobs():
-            yield Finding(f"job {job_id}", problem, remedy)
+            yield _finding(f"job {job_id}", problem, remedy)
 
     # --- artifacts ----------------------------------------------------------------------------------------------
 
-    def _artifacts_of(self, namespace: str, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    def _artifacts_of(self, namespace: str, sizes: Mapping[str, int]) -> Iterator[AuditLine]:
         entries = list(self._artifacts.list_entries(artifacts_prefix(namespace)))
-        self.counts["artifacts"] = self.counts.get("artifacts", 0) + len(entries)
+        self._counts["artifacts"] = self._counts.get("artifacts", 0) + len(entries)
         settled, whole = datetime.now(UTC) - SETTLED, set()
         with ThreadPoolExecutor(THREADS) as pool:
             problems = pool.map(lambda entry: self._problem_of(namespace, entry.key, sizes), entries)
             for entry, problem in zip(entries, problems, strict=True):
                 if problem:
-                    yield Finding(entry.key, problem, "the next build that wants it makes it again")
+                    yield _finding(entry.key, problem, "the next build that wants it makes it again")
                 elif problem is not None and entry.modified < settled:
                     whole.add(entry.key.rpartition("/")[2].removesuffix(".json"))
         yield from self._index_of(namespace, whole)
@@ -114,39 +106,39 @@ class Auditor:
             return f"the blob of {blob['path']} is damaged: {blob['digest']}"
         return ""
 
-    def _index_of(self, namespace: str, whole: set[str]) -> Iterator[Finding]:
+    def _index_of(self, namespace: str, whole: set[str]) -> Iterator[AuditLine]:
         if not self._store.index.complete(namespace):
             return
         known = self._store.index.keys(namespace)
         for key in sorted(known - whole):
             # Published since the listing, or missing.
             if self._artifacts.lookup([namespace], key) is None:
-                yield Finding(
+                yield _finding(
                     f"index of {namespace}",
                     f"it lists {key}, which does not exist",
                     "it is repaired within ten minutes",
                 )
         for key in sorted(whole - known):
-            yield Finding(f"index of {namespace}", f"it lacks {key}", "it is repaired within ten minutes")
+            yield _finding(f"index of {namespace}", f"it lacks {key}", "it is repaired within ten minutes")
 
     # --- refs and builds ------------------------------------------------------------------------------------------
 
-    def _refs_of(self, namespace: str) -> Iterator[Finding]:
+    def _refs_of(self, namespace: str) -> Iterator[AuditLine]:
         refs = Refs(self._artifacts)
         for tag in refs.list(namespace):
             where = f"ref {tag} of {namespace}"
             try:
                 snapshot = refs.read(namespace, tag)
             except ArtifactGone as error:
-                yield Finding(where, error.message, error.hint)
+                yield _finding(where, error.message, error.hint)
                 continue
             for cell in snapshot["cells"].values() if snapshot else ():
                 if self._artifacts.get_object(cell["sidecar"]) is None:
-                    yield Finding(
+                    yield _finding(
                         where, f"{cell['identifier']} leads to no artifact: {cell['sidecar']}", "build it again"
                     )
 
-    def _builds_of(self, namespace: str) -> Iterator[Finding]:
+    def _builds_of(self, namespace: str) -> Iterator[AuditLine]:
         prefix, marks = builds_prefix(namespace), open_prefix(namespace)
         there: dict[str, set[str]] = {}
         for key in self._artifacts.list_objects(prefix):
@@ -154,7 +146,7 @@ class Auditor:
             there.setdefault(build_id, set()).add(name)
         open_builds = {entry.key.removeprefix(marks): entry.modified for entry in self._artifacts.list_entries(marks)}
         reported = [build_id for build_id, names in there.items() if "report.json" in names]
-        self.counts["reports"] = self.counts.get("reports", 0) + len(reported)
+        self._counts["reports"] = self._counts.get("reports", 0) + len(reported)
         with ThreadPoolExecutor(THREADS) as pool:
             for findings in pool.map(lambda build_id: list(self._report(namespace, build_id)), reported):
                 yield from findings
@@ -162,19 +154,19 @@ class Auditor:
             unknown = "plan.json" in names and "report.json" not in names and build_id not in open_builds
             if unknown and not self._ended_since(namespace, build_id):
                 never = "it was never acknowledged: it has neither a report nor a mark"
-                yield Finding(f"build {build_id}", never, "submit it again")
+                yield _finding(f"build {build_id}", never, "submit it again")
 
         settled = datetime.now(UTC) - SETTLED
         for build_id, modified in open_builds.items():
             if modified < settled and not (self._ended_since(namespace, build_id) or self._store.builds.get(build_id)):
                 remedy = "submit it again, or restart `farm serve`, which accepts it"
-                yield Finding(f"build {build_id}", "it was recorded, but the store does not have it", remedy)
+                yield _finding(f"build {build_id}", "it was recorded, but the store does not have it", remedy)
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
         """Whether a build was reported during the audit."""
         return self._artifacts.get_object(build_key(namespace, build_id, "report.json")) is not None
 
-    def _report(self, namespace: str, build_id: str) -> Iterator[Finding]:
+    def _report(self, namespace: str, build_id: str) -> Iterator[AuditLine]:
         """Check the ledger: every accepted cell has ended, and every succeeded cell has its artifact."""
         found = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
         plan = self._artifacts.get_object(build_key(namespace, build_id, "plan.json"))
@@ -183,17 +175,17 @@ class Auditor:
         try:
             cells, planned = json.loads(found.data)["cells"], json.loads(plan.data)["cells"]
         except (ValueError, KeyError, TypeError) as error:
-            yield Finding(f"build {build_id}", f"its report cannot be read: {error!r}", "submit it again")
+            yield _finding(f"build {build_id}", f"its report cannot be read: {error!r}", "submit it again")
             return
         accepted, ended = {cell["identifier"] for cell in planned}, [cell["identifier"] for cell in cells]
         if len(ended) != len(set(ended)) or set(ended) != accepted:
-            yield Finding(
+            yield _finding(
                 f"build {build_id}",
                 f"{len(accepted)} cells were accepted, but {len(ended)} reported",
                 "please report it",
             )
         for cell in cells:
-            if cell["state"] not in _ENDED:
-                yield Finding(
+            if cell["state"] not in ENDED:
+                yield _finding(
                     f"build {build_id}", f"reported with {cell['identifier']} {cell['state']}", "please report it"
                 )

@@ -7,27 +7,238 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from farm.app import Farm
+from farm.artifacts.index import rebuild
+from farm.artifacts.ownership import collect
 from farm.artifacts.s3 import S3Store
-from farm.control import retention
-from farm.control.mending import (
-    MERGE_INTERVAL,
-    Queued,
-    Resumer,
-    fail_unserved,
-    merge_tuning,
-    reap,
-    send_strays,
-)
-from farm.control.wakeups import FinishBuild, Send, dispatch_next, settle_left, settle_next, wake_pools
-from farm.errors import FarmFault
+from farm.control.presence import ASK_SECONDS, Presence
+from farm.errors import ArtifactGone, FarmFault
 from farm.extension import Loop
-from farm.logging import get_logger
+from farm.logging import bound, get_logger
+from farm.metrics.instruments import LEASES_EXPIRED
 from farm.settings import Settings
 from farm.store import Store, broker
+from farm.tuning.database import databases
+
+Send = Callable[[str, list[tuple[str, int]]], None]
+"""Sends a pool's attempts (job id, number) to the broker."""
+
+PER_SLOT = 1
+"""Unclaimed jobs that the broker may hold for each live slot of a pool.
+
+With more, the dispatcher could not order them, because the broker's queue is first in, first out; with one, a new
+build's turn comes within two job lengths (docs/decisions/0026). With none, slots would wait for the dispatcher.
+"""
+
+
+def dispatch_next(store: Store, send: Send, seconds: float) -> int:
+    """Wait up to `seconds` for a pool that may have jobs to hand out; hand them out and return their number."""
+    pool = store.wakeups.next_pool(seconds)
+    return hand_out(store, send, pool) if pool else 0
+
+
+def hand_out(store: Store, send: Send, pool: str) -> int:
+    """Hand a pool's next jobs to the broker; return their number. None if no live worker serves it.
+
+    Order: the highest priority first; then one job of each build in turn, first turns before others; within a build the
+    longest job first, else the manifest's order. The store keeps this order (`lua/_jobs.lua`, `lua/hand_out.lua`),
+    because only there a choice and its record can be one step.
+    """
+    chosen = store.jobs.hand_out(pool, PER_SLOT)
+    if chosen:
+        send(pool, chosen)
+    return len(chosen)
+
+
+def wake_pools(store: Store) -> None:
+    """Wake a dispatcher for every pool with waiting jobs: a process may have died with a wake-up."""
+    for pool in store.workers.pool_names():
+        if store.jobs.pending(pool):
+            store.wakeups.wake_pool(pool)
+
+
+log = get_logger(__name__)
+
+FinishBuild = Callable[[str], None]
+"""Writes the report of an ended build, and marks it reported. Repeatable."""
+
+
+def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
+    """Wait up to `seconds` for a build that ended or has to be stopped, and handle it."""
+    build_id = store.wakeups.next_build(seconds)
+    if build_id:
+        settle(store, finish, build_id)
+
+
+def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
+    """Cancel the live cells of a build that has to be stopped; report a build that ended."""
+    with bound(build=build_id):
+        build = store.builds.get(build_id)
+        if build and build["state"] == "open" and build_id in store.builds.to_stop():
+            store.builds.stop(build_id)
+        elif build and build["state"] == "ended":
+            finish(build_id)
+
+
+def settle_left(store: Store, finish: FinishBuild) -> None:
+    """Handle builds whose wake-up was missed: object storage was away, or a process died with it."""
+    for build_id in [*store.builds.to_stop(), *store.builds.ended_unreported()]:
+        try:
+            settle(store, finish, build_id)
+        except FarmFault:
+            raise
+        except Exception:  # One build that cannot be reported must not stop the others.
+            log.exception("build not settled", build=build_id)
+
+
+# --- what may have been lost -----------------------------------------------------------------------------------------
+
+
+STRAY_SECONDS = 3.0
+"""A message that left its queue is claimed within milliseconds; after these seconds it is lost."""
+
+LATE_LOTS_SECONDS = 60.0
+"""After these seconds, the missing cells of a build will not come by themselves."""
+
+Queued = Callable[[str], set[tuple[str, int]]]
+"""Returns the attempts whose messages lie in a pool's queue."""
+
+
+def send_strays(store: Store, send: Send, queued: Queued) -> int:
+    """Send jobs again that were handed out and are neither claimed nor in the broker's queue; return their number.
+
+    An extra message does no harm: the answer to a second claim of an attempt is `stale`.
+    """
+    count = 0
+    for pool in store.workers.pool_names():
+        strays = store.jobs.strays(pool, STRAY_SECONDS)
+        lost = [stray for stray in strays if stray not in queued(pool)] if strays else []
+        if lost:
+            log.warning("messages lost, sending again", pool=pool, count=len(lost))
+            store.jobs.hand_again(pool, [job_id for job_id, _ in lost])
+            send(pool, lost)
+            count += len(lost)
+    return count
+
+
+class Resumer:
+    """Calls `resume` if the store may lack builds: at the start, after a new epoch, or if cells are missing."""
+
+    def __init__(self, store: Store, resume: Callable[[], None]) -> None:
+        self._store = store
+        self._resume = resume
+        self._epoch = ""
+
+    def check(self) -> None:
+        """Compare the epoch with the last one, and resume if needed."""
+        epoch = self._store.epoch()
+        if epoch != self._epoch or self._store.builds.incomplete(LATE_LOTS_SECONDS):
+            self._resume()
+            self._epoch = epoch
+
+
+def reap(store: Store, reaper: str) -> None:
+    """Expire leases and promote delayed jobs.
+
+    Call it several times per lease. A reaper that was silent for half a lease expires nothing for a whole lease:
+    workers that could not reach the store either then have time to renew.
+    """
+    for job_id in store.jobs.expire_leases(reaper):
+        LEASES_EXPIRED.inc()
+        log.warning("attempt lost", job=job_id)
+    store.jobs.promote()
+
+
+def fail_unserved(store: Store, seconds: float) -> int:
+    """Fail jobs that waited longer than this for a pool whose live workers took none; return their number.
+
+    The pool has no worker, or they are fenced, resting, draining, or die at start. A worker that waits for object
+    storage is not one of these. The kind is `toolchain_mismatch`.
+    """
+    total = 0
+    for pool in store.workers.pool_names():
+        while count := store.jobs.fail_unserved(pool, seconds):
+            log.warning("jobs failed, no worker serves their pool", pool=pool, count=count)
+            total += count
+    return total
+
+
+MERGE_INTERVAL = 60.0
+"""Seconds between two checks. Restoring reads deltas too, so a late merge costs only time."""
+
+
+def merge_tuning(artifacts: S3Store) -> int:
+    """Merge databases with enough deltas; return their number. A failure does not stop the others."""
+    merged = 0
+    for database in databases(artifacts, artifacts.list_folders("ns/")):
+        try:
+            if database.merge_due(datetime.now(UTC)):
+                database.merge()
+                merged += 1
+        except (ArtifactGone, FarmFault) as error:
+            where = {"namespace": database.namespace, "database": database.name}
+            log.error("cannot merge tuning; its deltas stay", **where, error=error.message, hint=error.hint)
+    return merged
+
+
+# --- retention -------------------------------------------------------------------------------------------------------
+
+
+CHANGES = "config/changes/"
+"""Prefix of the log of changes: a folder for each day (ISO, UTC), in it objects in the order of time."""
+
+INTERVAL = 600.0
+"""Seconds between two runs: after a loss of Redis, only sidecars younger than this are read one by one."""
+
+COLLECTIONS = 86_400.0
+"""Seconds between two garbage collections: each reads all documents."""
+
+UPLOADS_KEPT = timedelta(days=1)
+"""How long a multipart upload may take."""
+
+
+def forget_expired(store: Store) -> None:
+    """Drop the names of builds, workers and control planes that are long gone."""
+    store.builds.forget_expired()
+    store.workers.forget_dead()
+    store.planes.forget_dead()
+
+
+def forget_changes(artifacts: S3Store, kept: timedelta) -> None:
+    """Delete the days of the log of changes that are older than this."""
+    first = str((datetime.now(UTC) - kept).date())
+    old = [day for day in artifacts.list_folders(CHANGES) if day < first]
+    for day in old:
+        for key in artifacts.list_objects(f"{CHANGES}{day}/"):
+            artifacts.delete_object(key)
+        log.info("a day of the log of changes deleted", day=day)
+
+
+def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -> None:
+    """Abort abandoned uploads, forget old changes, and update every namespace's index from object storage.
+
+    The index's checkpoint is what makes planning fast again after Redis was lost.
+    """
+    aborted = artifacts.uploads.abort(UPLOADS_KEPT)
+    if aborted:
+        log.info("abandoned uploads aborted", count=aborted)
+    forget_changes(artifacts, changes_kept)
+    for namespace in artifacts.list_folders("ns/"):
+        store.index.fill(namespace, rebuild(artifacts, namespace))
+
+
+def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) -> None:
+    """Collect garbage like `farm gc`; without `delete`, only log how much there is."""
+    found = collect(artifacts, plans_kept=plans_kept, dry_run=not delete).counts
+    if delete:
+        log.info("garbage collected", **found)
+    elif found["blobs"]:
+        log.info("some blobs are garbage; `gc = true` or `farm gc` deletes them", **found)
+
 
 log = get_logger(__name__)
 
@@ -107,7 +318,11 @@ class ControlPlane:
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
     """Run the control plane of a farm until `stop` is set."""
+    presence = Presence(farm.store, lambda: farm.artifacts.with_patience(0.0).get_object("config/health"))
+    beat = min(SWEEP_SECONDS, farm.settings.lease_seconds / 4)
     loops = [
+        Loop("presence", presence.report, beat, leader_only=False),
+        Loop("look", presence.look, ASK_SECONDS, leader_only=False),
         *job_loops(
             farm.settings,
             farm.store,
@@ -121,6 +336,8 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         *(loop for extension in farm.extensions if extension.loops for loop in extension.loops(farm)),
     ]
     ControlPlane(farm.store, loops).run(stop)
+    with suppress(FarmFault):  # Then it is known as silent for an hour.
+        presence.leave()
 
 
 def job_loops(
@@ -147,20 +364,20 @@ def job_loops(
         Loop("reap", partial(reap, store, _own_name()), min(every, 0.25), leader_only=False),
         Loop("sweep", sweep, SWEEP_SECONDS),
         Loop("repair", repair, SWEEP_SECONDS),
-        Loop("forget", partial(retention.forget_expired, store), retention.INTERVAL),
+        Loop("forget", partial(forget_expired, store), INTERVAL),
     ]
 
 
 def storage_loops(settings: Settings, store: Store, artifacts: S3Store) -> list[Loop]:
     """Return the loops that look after object storage, each in a thread of its own: they read much, and take long."""
     days = timedelta(days=settings.changes_days)
-    tidy = partial(retention.tidy_storage, store, artifacts, changes_kept=days)
+    tidy = partial(tidy_storage, store, artifacts, changes_kept=days)
     kept = timedelta(days=settings.keep_days)
-    collect = partial(retention.collect_garbage, artifacts, delete=settings.gc, plans_kept=kept)
+    collect = partial(collect_garbage, artifacts, delete=settings.gc, plans_kept=kept)
     return [
-        Loop("tidy", tidy, retention.INTERVAL, first=FIRST_TIDYING),
+        Loop("tidy", tidy, INTERVAL, first=FIRST_TIDYING),
         Loop("tuning", partial(merge_tuning, artifacts), MERGE_INTERVAL, first=MERGE_INTERVAL),
-        Loop("garbage", collect, retention.COLLECTIONS, first=FIRST_COLLECTION),
+        Loop("garbage", collect, COLLECTIONS, first=FIRST_COLLECTION),
     ]
 
 

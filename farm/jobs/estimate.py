@@ -1,4 +1,4 @@
-"""Estimates: how long a compile takes, from past durations. Pure; `farm/builds/outlook.py` adds them up to builds.
+"""Estimates: how long a compile takes, from past durations. Pure; `farm/builds/plan.py` adds them up to builds.
 
 About 80 of 100 compiles end within their range. It is estimated from compiles of the same target, precision and tuning
 mode: of the same model if there are any, else of models of about its size. Without a comparable compile there is no
@@ -45,8 +45,8 @@ class RangeDocument(TypedDict):
     high: float
 
 
-class EstimateDocument(RangeDocument):
-    """An `Estimate` as plain JSON, in seconds; `by` says from what it was learnt."""
+class Estimate(RangeDocument):
+    """Seconds that a compile takes, to milliseconds; `by` says from what it was learnt."""
 
     by: str
 
@@ -69,45 +69,20 @@ class OutlookDocument(TypedDict):
     paused: list[str]
 
 
-class Sample(NamedTuple):
-    """One past compile: its model (digest, or the start of one), the model's bytes (0: unknown), its seconds."""
-
-    model: str
-    size: int
-    seconds: float
-
-
 class Compile(NamedTuple):
-    """A compile to estimate: what its duration depends on (`farm.spec.comparable`), its model's digest and bytes.
+    """A compile: its model (digest, or the start of one), the model's bytes (0: unknown), and the seconds that it took.
 
-    `seconds` is what the same cell took with the model before (0: unknown).
+    Of one to estimate, `seconds` is what the same cell took with the model before (0: unknown), and `sort` what its
+    duration depends on (`farm.spec.comparable`).
     """
 
-    sort: str
     model: str
     size: int
     seconds: float
+    sort: str = ""
 
 
-class Estimate(NamedTuple):
-    """Seconds that a compile takes: the middle, and the range in which about 80 of 100 end; `by` says from what."""
-
-    low: float
-    expected: float
-    high: float
-    by: str = ""
-
-    def as_dict(self) -> EstimateDocument:
-        """Return the estimate as plain JSON, to milliseconds."""
-        return {
-            "low": round(self.low, 3),
-            "expected": round(self.expected, 3),
-            "high": round(self.high, 3),
-            "by": self.by,
-        }
-
-
-def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | None:
+def estimate(model: str, size: int, samples: Sequence[Compile]) -> Estimate | None:
     """Estimate a compile of this model from comparable ones; None if there are none."""
     own = [sample for sample in samples if sample.seconds > 0 and model.startswith(sample.model)]
     if own:
@@ -126,28 +101,27 @@ def estimate(model: str, size: int, samples: Sequence[Sample]) -> Estimate | Non
 
 
 def estimate_all(
-    compiles: Mapping[str, Compile], history: Mapping[str, Sequence[Sample]]
+    compiles: Mapping[str, Compile], history: Mapping[str, Sequence[Compile]]
 ) -> dict[str, Estimate | None]:
     """Estimate compiles, by any names; `history` has past ones by sort. Equal compiles are estimated once."""
     estimates = {each: _nearest(each, history.get(each.sort, ())) for each in set(compiles.values())}
     return {name: estimates[each] for name, each in compiles.items()}
 
 
-def _nearest(wanted: Compile, past: Sequence[Sample]) -> Estimate | None:
+def _nearest(wanted: Compile, past: Sequence[Compile]) -> Estimate | None:
     # Without a comparable compile, the same cell with its previous model is the nearest comparison.
-    own = [Sample(wanted.model, wanted.size, wanted.seconds)]
-    return estimate(wanted.model, wanted.size, past) or estimate(wanted.model, wanted.size, own)
+    return estimate(wanted.model, wanted.size, past) or estimate(wanted.model, wanted.size, [wanted])
 
 
-def _models(samples: Sequence[Sample]) -> list[Sample]:
+def _models(samples: Sequence[Compile]) -> list[Compile]:
     """Return one sample per model: several compiles of one model say no more about another model than one does."""
     logs: dict[tuple[str, int], list[float]] = defaultdict(list)
     for sample in samples:
         logs[sample.model, sample.size].append(math.log(sample.seconds))
-    return [Sample(*model, math.exp(sum(some) / len(some))) for model, some in logs.items()]
+    return [Compile(*model, math.exp(sum(some) / len(some))) for model, some in logs.items()]
 
 
-def _slope(samples: Sequence[Sample]) -> float:
+def _slope(samples: Sequence[Compile]) -> float:
     """Return the power of its size with which a model's duration grows: least squares on logarithms, from 0 to 1.5."""
     points = [(math.log(sample.size), math.log(sample.seconds)) for sample in samples]
     middle_x, middle_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
@@ -173,4 +147,5 @@ def _range(logs: Sequence[float], by: str, fitted: int = 0) -> Estimate:
         deviation = math.sqrt(squares / (DOUBT + freedom))
         reach = _T90[freedom - 1] if freedom <= len(_T90) else _NORMAL90
     half = reach * deviation * math.sqrt(1 + 1 / count)
-    return Estimate(math.exp(middle - half), math.exp(middle), math.exp(middle + half), by)
+    low, expected, high = (round(math.exp(middle + side * half), 3) for side in (-1, 0, 1))
+    return {"low": low, "expected": expected, "high": high, "by": by}

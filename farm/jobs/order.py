@@ -7,10 +7,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from farm.runner.documents import GpuElsewhere
+from farm.runner.documents import DeviceDocument
 from farm.spec import (
-    CompileSpec,
-    DeviceDocument,
     FileReference,
     KeyedTuning,
     SpecDocument,
@@ -60,7 +58,7 @@ class OrderExtras(TypedDict, total=False):
     budget: float
     background: LaterTuning
     env: Mapping[str, FileReference]
-    cross: GpuElsewhere
+    cross: DeviceDocument
     debug: DebugWish
     against: str
     limit: float
@@ -83,7 +81,7 @@ def keys_of(order: WorkOrder, key: str) -> list[str]:
     """Return the cache keys under which a work order's program may be: its own, and that of a tuning cut short."""
     if not order.get("budget"):
         return [key]
-    return [key, cache_key(CompileSpec.from_dict(cut_short(order["spec"], order["budget"])))]
+    return [key, cache_key(cut_short(order["spec"], order["budget"]))]
 
 
 def job_key(order: WorkOrder | None, key: str) -> str:

@@ -11,7 +11,8 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits
 from farm.runner.bounds import Default
-from farm.spec import DeviceDocument, FileReference
+from farm.runner.documents import DeviceDocument
+from farm.spec import FileReference
 
 Row = TypeVar("Row")
 
@@ -121,7 +122,7 @@ class TimedFailure(TypedDict):
 
 
 class NewCell(TypedDict):
-    """A cell for the store. One with `facts` is a hit, one with a `failure` is born failed; both need no job.
+    """A cell for the store. One with `facts` is a hit, which needs no job.
 
     A hit whose `order` says so is measured first. If that fails, it is a hit without a measurement.
     """
@@ -131,57 +132,34 @@ class NewCell(TypedDict):
     namespace: str
     pool: str
     priority: int
-    limits: AttemptLimits | None
+    limits: AttemptLimits
     expected_seconds: float | None
     order: WorkOrder | None
     facts: ArtifactFacts | None
-    failure: FailureDocument | None
-    expected: TimedFailure | None
-
-
-class StaticCell(TypedDict):
-    """The part of a cell that never changes, as the store keeps it."""
-
-    identifier: str
-    key: str
-    namespace: str
-    pool: str
-    priority: int
-    position: int
-    facts: ArtifactFacts | None
-    failure: FailureDocument | None
     expected: TimedFailure | None
 
 
 class CellRow(TypedDict):
-    """A cell in the store. Times are in Unix seconds; `elapsed` are the seconds of its last attempt so far, `spent`
-    those of all attempts before.
+    """How a cell is now: `state` is queued, running, succeeded, failed or cancelled.
+
+    `elapsed` are the seconds of its last attempt so far, `spent` those of all its attempts.
     """
 
     identifier: str
-    key: str
-    namespace: str
-    pool: str
-    priority: int
     state: str
-    job: str | None
-    attempt: int
     hit: bool
     kind: str | None
     message: str
     detail: str
     phase: str | None
     progress: float | None
+    job: str | None
+    attempt: int
     worker: str | None
-    node: str | None
-    queued_at: float | None
-    started_at: float | None
-    ended_at: float | None
     elapsed: float | None
     spent: float
     facts: ArtifactFacts | None
     log: str | None
-    phases: Mapping[str, float]
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -307,7 +285,11 @@ class BuildEvent(TypedDict):
 
 
 class EventBatch(TypedDict):
-    """Events after a position. `reset`: the position is unknown to the store, so the reader reads the state."""
+    """Events after a position, oldest first.
+
+    `reset`: the position was trimmed, or belongs to another epoch, so the reader reads the state. Then the only item is
+    of type `reset`.
+    """
 
     items: list[BuildEvent]
     reset: bool
@@ -358,18 +340,13 @@ class NewWorker(_WorkerFacts):
     pools: list[PoolDocument]
 
 
-class RegisteredWorker(_WorkerFacts):
-    """A worker as the store keeps it; `pools` are names."""
-
-    pools: list[str]
-
-
-class WorkerView(RegisteredWorker):
+class WorkerView(_WorkerFacts):
     """A live worker; `running` are job ids, of other namespaces only the number `running_others`.
 
-    `fenced` says why its node takes no jobs, `resting` why it takes none for now.
+    `fenced` says why its node takes no jobs, `resting` why it takes none for now, `warning` what else is wrong there.
     """
 
+    pools: list[str]
     draining: bool
     registered_at: float
     seen_at: float
@@ -377,6 +354,7 @@ class WorkerView(RegisteredWorker):
     running_others: int
     fenced: str
     resting: str
+    warning: str
 
 
 class ToolchainLine(TypedDict):

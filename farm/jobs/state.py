@@ -64,6 +64,10 @@ class Phase(StrEnum):
 WAITS_FOR_STORAGE = "waits for object storage, which is away"
 """Start of an attempt's detail while it cannot continue without object storage."""
 
+WAITS_FOR_TURN = "waits for its turn to measure alone on its host"
+PAUSED = "paused: another program is measured on its host"
+"""Details of an attempt that stands still."""
+
 
 class Fault(StrEnum):
     """Who has to act."""
@@ -73,14 +77,16 @@ class Fault(StrEnum):
 
 
 class Policy(NamedTuple):
-    """What follows from a failure: whose fault it is, how many charged attempts it may cost, what to say and try."""
+    """What follows from a failure: what to say and try, whose fault it is, how many charged attempts it may cost."""
 
-    fault: Fault
-    attempts: int
     sentence: str
     advice: str
+    fault: Fault = Fault.USER
+    attempts: int = 1
     node: bool = False
     """Whether it may be the node's fault: if the same job then succeeds on another node, it counts against this one."""
+    gate: bool = False
+    """Whether it is a build's check of a job that succeeded."""
 
 
 class FailureKind(StrEnum):
@@ -104,6 +110,7 @@ class FailureKind(StrEnum):
     GPU_UNSERVED = "gpu_unserved"
     WORKER_LOST = "worker_lost"
     STORAGE = "storage"
+    UNPLANNED = "unplanned"
     INTERNAL = "internal"
     TOOLCHAIN_MISMATCH = "toolchain_mismatch"
     ACCURACY = "accuracy"
@@ -118,153 +125,131 @@ class FailureKind(StrEnum):
         """What follows from this kind."""
         return POLICIES[self]
 
-    @property
-    def is_gate(self) -> bool:
-        """Whether this is a build's check of a job that succeeded."""
-        return self in GATES
-
-
-GATES = frozenset(
-    {
-        FailureKind.ACCURACY,
-        FailureKind.UNVERIFIABLE,
-        FailureKind.FALLBACK,
-        FailureKind.REGRESSION,
-        FailureKind.BUDGET,
-        FailureKind.UNDECIDED,
-    }
-)
 
 POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.BAD_MODEL: Policy(
-        Fault.USER,
-        1,
-        "the model cannot be read",
-        "check that the file is a complete, valid model (onnx.checker names the place)",
+        "the model cannot be read", "check that the file is a complete, valid model (onnx.checker names the place)"
     ),
     FailureKind.UNSUPPORTED_OPERATOR: Policy(
-        Fault.USER,
-        1,
         "the compiler does not have an operator of the model",
         "export with another opset, or choose another compiler for this cell (`exclude:` it here)",
     ),
     FailureKind.BAD_CALIBRATION: Policy(
-        Fault.USER,
-        1,
-        "the calibration data does not fit the model",
-        "compare names, shapes and dtypes with `farm lint`",
+        "the calibration data does not fit the model", "compare names, shapes and dtypes with `farm lint`"
     ),
     FailureKind.NOTHING_QUANTIZED: Policy(
-        Fault.USER,
-        1,
         "the quantizer changed no operator",
         "use another precision for this model; nothing in it can be quantized this way",
     ),
     FailureKind.COMPILER_ERROR: Policy(
-        Fault.USER, 1, "the compiler refused the model", "read the log: the last lines name the pass or the operator"
+        "the compiler refused the model", "read the log: the last lines name the pass or the operator"
     ),
     FailureKind.TIME_LIMIT: Policy(
-        Fault.USER, 1, "the attempt took longer than its time limit", "raise `limits: {time: …}` for this cell"
+        "the attempt took longer than its time limit", "raise `limits: {time: …}` for this cell"
     ),
     FailureKind.COMPILER_CRASH: Policy(
-        Fault.USER,
-        2,
         "the compiler died",
         "read the log; report it to the compiler's authors with the folder that `farm reproduce` writes",
+        attempts=2,
         node=True,
     ),
     FailureKind.OUT_OF_MEMORY: Policy(
-        Fault.USER, 2, "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell"
+        "the attempt needed more memory than its limit", "raise `limits: {memory: …}` for this cell", attempts=2
     ),
     FailureKind.DISK_LIMIT: Policy(
-        Fault.USER,
-        1,
         "the attempt wrote more than its node allows",
         "compile a smaller model, or ask the operator to raise `disk_limit` on the nodes",
     ),
     FailureKind.PROCESS_LIMIT: Policy(
-        Fault.USER,
-        1,
         "the attempt started more processes than its node allows",
         "read the log; the operator can raise `process_limit` on the nodes",
     ),
     FailureKind.GPU_MEMORY: Policy(
-        Fault.USER,
-        2,
         "the GPU's memory was not enough",
         "use a smaller batch, raise or leave out `gpu_mem_limit`, or choose a device with more memory",
+        attempts=2,
     ),
     FailureKind.HANG: Policy(
-        Fault.USER,
-        2,
         "the compiler stopped making progress",
         "read the log: the last lines name the pass or the operator",
+        attempts=2,
         node=True,
     ),
     FailureKind.GPU_FAULT: Policy(
-        Fault.FARM, 3, "the GPU failed", "submit again after the operator has checked the node", node=True
+        "the GPU failed", "submit again after the operator has checked the node", Fault.FARM, attempts=3, node=True
     ),
     FailureKind.GPU_LOST: Policy(
-        Fault.FARM,
-        3,
         "the GPU is gone",
         "submit again; the operator finds out why the card cannot be reached (`farm doctor` on the node)",
+        Fault.FARM,
+        attempts=3,
         node=True,
     ),
     FailureKind.GPU_LIBRARY: Policy(
-        Fault.FARM,
-        3,
         "a library for the GPU is missing, or has the wrong version",
         "submit again when `farm doctor` is green on the node: it names the library",
+        Fault.FARM,
+        attempts=3,
         node=True,
     ),
     FailureKind.GPU_UNSERVED: Policy(
-        Fault.USER,
-        1,
         "the installed libraries have no kernels for this GPU",
         "choose a newer card for this cell (`exclude:` it here), or libraries that still support this one",
     ),
     FailureKind.WORKER_LOST: Policy(
-        Fault.FARM, 3, "the worker was lost", "submit again; the operator finds out why the nodes disappear"
+        "the worker was lost", "submit again; the operator finds out why the nodes disappear", Fault.FARM, attempts=3
     ),
     FailureKind.STORAGE: Policy(
-        Fault.FARM, 3, "object storage failed", "submit again when `farm doctor` is green", node=True
+        "object storage failed", "submit again when `farm doctor` is green", Fault.FARM, attempts=3, node=True
+    ),
+    FailureKind.UNPLANNED: Policy(
+        "the work order is not one that the control plane has planned",
+        "submit again; the operator finds out who has changed it in Redis",
+        Fault.FARM,
+        attempts=3,
     ),
     FailureKind.INTERNAL: Policy(
-        Fault.FARM, 3, "this is a bug in the farm", "submit again; report it with the log", node=True
+        "this is a bug in the farm", "submit again; report it with the log", Fault.FARM, attempts=3, node=True
     ),
     FailureKind.TOOLCHAIN_MISMATCH: Policy(
-        Fault.FARM, 3, "no worker with the right toolchain took the job", "start a worker that serves this pool"
+        "no worker with the right toolchain took the job",
+        "start a worker that serves this pool",
+        Fault.FARM,
+        attempts=3,
     ),
     FailureKind.ACCURACY: Policy(
-        Fault.USER,
-        1,
         "the program is not accurate enough",
         "use another precision, better calibration, or a wider tolerance; the log says if sums saturate on this CPU",
+        gate=True,
     ),
     FailureKind.UNVERIFIABLE: Policy(
-        Fault.USER,
-        1,
         "the program cannot be compared with a reference",
         "add samples with expected outputs, or write `verify: {unverifiable: publish}`",
+        gate=True,
     ),
     FailureKind.FALLBACK: Policy(
-        Fault.USER,
-        1,
         "nodes of the program run on the CPU because the GPU has no kernel for them",
         "replace these operators in the model, or write `verify: {fallback: warn}`",
+        gate=True,
     ),
     FailureKind.REGRESSION: Policy(
-        Fault.USER, 1, "the program is worse than its baseline", "see what changed; measure both again on an idle node"
+        "the program is worse than its baseline", "see what changed; measure both again on an idle node", gate=True
     ),
-    FailureKind.BUDGET: Policy(Fault.USER, 1, "the program is over its budget", "check the budget in the manifest"),
+    FailureKind.BUDGET: Policy("the program is over its budget", "check the budget in the manifest", gate=True),
     FailureKind.UNDECIDED: Policy(
-        Fault.USER,
-        1,
-        "a gate cannot judge the program",
-        "build again when its baseline is there; measure on an idle node",
+        "a gate cannot judge the program", "build again when its baseline is there; measure on an idle node", gate=True
     ),
 }
+
+
+def policy_of(kind: str) -> Policy:
+    """What follows from a recorded kind; after a rollback it may be of a newer release, and so not known here."""
+    return POLICIES[FailureKind(kind) if kind in POLICIES else FailureKind.INTERNAL]
+
+
+def is_gate(kind: str | None) -> bool:
+    """Whether a kind is a build's gate's; a report of another release may have kinds that this one does not know."""
+    return kind in {each.value for each, policy in POLICIES.items() if policy.gate}
 
 
 @dataclass(frozen=True, slots=True)

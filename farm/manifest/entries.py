@@ -2,7 +2,7 @@
 
 # Without annotations from `__future__`: pydantic evaluates each at every start, and would first have to compile it.
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     ConfigDict,
@@ -12,7 +12,6 @@ from pydantic import (
 )
 
 from farm.jobs.order import DebugWish
-from farm.manifest.sources import DataUse, Entry, Env, SharedData, Source, exactly_one
 from farm.manifest.values import (
     BATCHES_SCHEMA,
     MAX_SELECTORS,
@@ -21,10 +20,13 @@ from farm.manifest.values import (
     BucketObject,
     Count,
     Cron,
+    DataUse,
     Date,
     Dimension,
     Dims,
     Duration,
+    Entry,
+    Env,
     ExpectedKind,
     InputRange,
     LabelKey,
@@ -43,17 +45,19 @@ from farm.manifest.values import (
     RefTag,
     Salt,
     Shapes,
+    SharedData,
     Short,
     Size,
+    Source,
     TargetText,
     Timezone,
     Tolerances,
     Toolchain,
     Trace,
     Version,
-    concurrency_use,
+    exactly_one,
     off_or,
-    sweep_use,
+    short_for,
     tuning_use,
 )
 from farm.manifest.yaml import Written
@@ -185,16 +189,7 @@ class Debug(Entry):
     @property
     def chosen(self) -> DebugWish:
         """The parts that are asked for, as a work order has them."""
-        wish = DebugWish()
-        if self.log_level:
-            wish["log_level"] = self.log_level
-        if self.trace:
-            wish["trace"] = list(self.trace)
-        if self.print:
-            wish["print"] = True
-        if self.timings:
-            wish["timings"] = True
-        return wish
+        return cast(DebugWish, self.model_dump(mode="json", exclude_defaults=True))
 
 
 TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
@@ -215,7 +210,9 @@ class Sweep(Entry):
 Packs = Annotated[tuple[Literal["onnxruntime", "onnxruntime-cache", "triton"], ...], Field(strict=False, max_length=3)]
 
 
-SweepUse = Annotated[Sweep | None, Short(sweep_use, BATCHES_SCHEMA)]
+SweepUse = Annotated[
+    Sweep | None, Short(short_for("batches", list, "batches to try, such as [1, 8, 32]"), BATCHES_SCHEMA)
+]
 
 
 class Conversion(Entry):
@@ -245,25 +242,29 @@ _FREEZING: JsonSchema = {
 """Matches a model that is converted to a frozen graph."""
 
 
-class _Layer(Entry):
-    """Settings that override more general ones, field by field."""
+class CellSettings(Entry):
+    """Settings of cells. Special ones override general ones: mappings name by name, entries field by field."""
 
     options: Options = {}
-    """Options of the compilers and of their quantizers; they override more general ones."""
+    """Options of the compilers and of their quantizers; a compiler ignores the options of others."""
     env: Env = {}
-    """Environment variables of the compilers; they override more general ones."""
+    """Environment variables that change programs; each compiler lists the allowed ones. Part of the cache key."""
     tuning: TuningUse = Tuning()
-    """`off`, or how much to tune; overrides more general settings."""
+    """`off`, or how much to tune."""
     verify: VerifyUse = Verify()
-    """`off`, or tolerances and their consequences; overrides more general settings."""
+    """`off`, or tolerances and their consequences."""
     limits: Limits = Limits()
-    """Time and memory of an attempt; overrides more general settings."""
+    """Time and memory of an attempt."""
     debug: Debug = Debug()
-    """What the compiler logs about its work; overrides more general settings."""
+    """What the compiler logs about its work."""
     gates: Gates = Gates()
-    """By how much programs may be worse than a baseline; overrides more general settings."""
+    """By how much programs may be worse than a baseline."""
     budgets: Budgets = Budgets()
-    """How much programs may take; overrides more general settings."""
+    """How much programs may take."""
+    priority: Priority = 0
+    """Cells with a larger number run earlier."""
+    salt: Salt = ""
+    """Another text compiles everything again."""
 
 
 class Unquantized(Entry):
@@ -273,7 +274,7 @@ class Unquantized(Entry):
     """The name of another ONNX model of this manifest, with the same inputs and outputs."""
 
 
-class ModelEntry(_Layer):
+class ModelEntry(CellSettings):
     """One model with its own settings. Mappings are merged over the manifest's, lists replace them."""
 
     model_config = ConfigDict(
@@ -333,10 +334,6 @@ class ModelEntry(_Layer):
     """Replaces the manifest's."""
     packs: Packs = ()
     """Replaces the manifest's; `[]` for none."""
-    priority: Priority = 0
-    """Replaces the manifest's; larger runs earlier."""
-    salt: Salt = ""
-    """Replaces the manifest's."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -427,7 +424,7 @@ class ExpectedEntry(SelectorEntry):
     """Where it is discussed: the URL of an issue."""
 
 
-class IncludeEntry(_Layer):
+class IncludeEntry(CellSettings):
     """Extends the cells that it names, or adds cells if there are none. A field that is left out means all."""
 
     model: Name = ""
@@ -442,10 +439,6 @@ class IncludeEntry(_Layer):
     """Sizes of named dimensions."""
     batches: BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
-    priority: Priority = 0
-    """Replaces the model's; larger runs earlier."""
-    salt: Salt = ""
-    """Replaces the model's."""
     reason: Reason = ""
     """Why; shown to people."""
 
@@ -455,7 +448,7 @@ class IncludeEntry(_Layer):
         return ({"batch": self.batches} if self.batches else {}) | self.dims
 
 
-class OverrideEntry(_Layer):
+class OverrideEntry(CellSettings):
     """Settings for the cells that it selects, laid over all others; of several entries the later wins."""
 
     select: SelectEntry
@@ -511,10 +504,12 @@ class Concurrency(Entry):
     """Whether a new build cancels the cells of older ones that wait. Cells that run go on."""
 
 
-ConcurrencyUse = Annotated[Concurrency | None, Short(concurrency_use, {"type": "string", "pattern": NAME})]
+ConcurrencyUse = Annotated[
+    Concurrency | None, Short(short_for("group", str, "the name of a group"), {"type": "string", "pattern": NAME})
+]
 
 
-class Manifest(Entry):
+class Manifest(CellSettings):
     """What to compile: models, targets, precisions and shapes, and which programs are good enough."""
 
     version: Version
@@ -531,30 +526,10 @@ class Manifest(Entry):
     """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
     packs: Packs = ()
     """Layouts of `farm fetch` that need programs of their own: MIGraphX compiles those for AMD GPUs in addition."""
-    options: Options = {}
-    """Options of the compilers and of their quantizers; a compiler ignores the options of others."""
-    env: Env = {}
-    """Environment variables that change programs; each compiler lists the allowed ones. Part of the cache key."""
-    tuning: TuningUse = Tuning()
-    """`off`, or how much to tune."""
-    verify: VerifyUse = Verify()
-    """`off`, or tolerances and their consequences."""
-    limits: Limits = Limits()
-    """Time and memory of an attempt."""
-    debug: Debug = Debug()
-    """What the compiler logs about its work."""
-    gates: Gates = Gates()
-    """By how much programs may be worse than a baseline."""
-    budgets: Budgets = Budgets()
-    """How much programs may take."""
     max_parallel: Count = None
     """Cells of one build that run at once."""
     fail_fast: bool = False
     """Whether the first failure cancels the rest."""
-    priority: Priority = 0
-    """Cells with a larger number run earlier."""
-    salt: Salt = ""
-    """Another text compiles everything again."""
     triggers: tuple[TriggerEntry, ...] = Field(default=(), strict=False, max_length=32)
     """What builds the manifest by itself, once it is stored."""
     concurrency: ConcurrencyUse = None

@@ -25,13 +25,12 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from farm.errors import ManifestError, Problem, UsageError, shown, suggestion
-from farm.manifest.cron import schedule_problem
-from farm.manifest.entries import Manifest, ModelEntry
-from farm.manifest.sources import Source
-from farm.manifest.values import NAME, SPELLINGS
-from farm.manifest.yaml import Unchecked, Written, YamlDocument, read_document, unwritten_document
+from farm.manifest.entries import Budgets, Gates, Manifest, ModelEntry
+from farm.manifest.values import NAME, SPELLINGS, Source
+from farm.manifest.yaml import Node, Unchecked, Written, YamlDocument, in_yaml, read_document
 from farm.targets.compilers import canonical_precision, compilers
 from farm.targets.pools import understand_target
+from farm.wire.asked import ChosenGates
 
 
 def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
@@ -81,16 +80,9 @@ def parse_manifest(text: str, file: str = "manifest") -> Manifest:
     return _required(manifest, problems)
 
 
-def check_manifest(manifest: Manifest, file: str) -> Manifest:
-    """Check a manifest that a program made of entries, as if it had been read; `file` names it in messages.
-
-    Raises ManifestError.
-    """
-    data = manifest.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
-    document = unwritten_document(data, file)
-    if problems := list(cross_checks(document)):
-        raise ManifestError(problems)
-    return _with_globs(manifest, document)
+def unwritten(manifest: Manifest, file: str) -> Manifest:
+    """Return a manifest that a program made of entries, as if it had been read; `file` names it in messages."""
+    return _with_globs(manifest, YamlDocument(Node(None, 1, 1, (0, 0)), "", file))
 
 
 def _required(manifest: Manifest | None, problems: list[Problem]) -> Manifest:
@@ -199,7 +191,8 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             hint = {"models": WHOLE, "version": "write `version: 1`, the version of the format"}.get(where, "")
         case "string_pattern_mismatch" if context["pattern"] == NAME:
             message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
-            hint = _as_name(str(given))
+            name = _valid_name(str(given))
+            hint = f"`{name}` would do" if name else ""
         case "string_pattern_mismatch":
             message = f"{where}: {shown(given)} does not look right (it has to match {context['pattern']})"
         case "literal_error":
@@ -233,11 +226,6 @@ def _dotted(path: Iterable[str | int]) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
-
-
-def _as_name(text: str) -> str:
-    name = _valid_name(text)
-    return f"`{name}` would do" if name else ""
 
 
 def _valid_name(text: str) -> str:
@@ -293,8 +281,6 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
             message = f"`{said[0]}` and `{said[1]}` mean the same"
             yield document.problem(message, (*path, said[0]), key=True)
         yield from _size_given_twice(document, model, path)
-    for index, trigger in enumerate(_list(data.get("triggers"))):
-        yield from _trigger(document, _mapping(trigger), ("triggers", index))
     holders: list[tuple[tuple[str | int, ...], Unchecked]] = [((), data)]
     holders += [(("models", index), model) for index, model in models]
     for path, holder in holders:
@@ -307,28 +293,13 @@ def cross_checks(document: YamlDocument) -> Iterator[Problem]:
 
 
 def _settings(document: YamlDocument, holder: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Yield the problems of the targets, data, options and variables that a manifest or one of its entries names."""
-    for field in ("targets", "target"):
-        texts = _list(holder.get(field)) if field == "targets" else [holder.get(field)]
-        for position, text in enumerate(texts):
-            place = (*path, field, position) if field == "targets" else (*path, field)
-            if isinstance(text, str):
-                yield from _target(document, text, place)
+    """Yield the problems of the data, options and variables that a manifest or one of its entries names."""
     for use in ("calibration", "samples"):
         yield from _dataset(document, holder.get(use), (*path, use))
     for name, value in _mapping(holder.get("options")).items():
         yield from _option(document, name, value, (*path, "options", name))
     for name, value in _mapping(holder.get("env")).items():
         yield from _variable(document, name, value, (*path, "env", name))
-
-
-def _trigger(document: YamlDocument, trigger: Unchecked, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    schedule, timezone = trigger.get("schedule"), trigger.get("timezone", "UTC")
-    if isinstance(schedule, str) and isinstance(timezone, str) and (found := schedule_problem(schedule, timezone)):
-        field, message, hint = found
-        yield document.problem(message, (*path, field), hint=hint)
-    if isinstance(trigger.get("toolchain"), str):
-        yield from _target(document, trigger["toolchain"], (*path, "toolchain"))
 
 
 def _mapping(value: Any) -> Unchecked:
@@ -388,34 +359,22 @@ def _size_given_twice(document: YamlDocument, model: Unchecked, path: tuple[str 
                 yield document.problem(message, (*path, "shapes", name, dimension), hint=hint, key=True)
 
 
-def _target(document: YamlDocument, text: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    try:
-        understand_target(text)
-    except ValueError as error:
-        message, _, hint = str(error).partition(": ")
-        yield document.problem(message, path, hint=hint)
-
-
 def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     options = option_table()
-    refused = next(
-        (compiler.refused_options[name] for compiler in compilers().values() if name in compiler.refused_options), ""
-    )
-    if refused:
+    known = compilers().values()
+    if refused := next((each.refused_options[name] for each in known if name in each.refused_options), ""):
         yield document.problem(f"`{name}` is not an option here", path, hint=refused, key=True)
     elif name not in options:
         yield document.problem(f"no compiler has an option `{name}`", path, hint=suggestion(name, options), key=True)
-    elif all(option.problem(value) for option in options[name]):
-        yield document.problem(f"option `{name}` {options[name][0].problem(value)}", path)
+    elif all(problems := [option.problem(value) for option in options[name]]):
+        yield document.problem(f"option `{name}` {problems[0]}", path)
 
 
 def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
     compiler = next((compiler for compiler in compilers().values() if compiler.has_env(name)), None)
     if compiler is None:
-        known = {known for compiler in compilers().values() for known in compiler.env}
-        yield document.problem(
-            f"`{name}` is not an environment variable that may be set", path, hint=suggestion(name, known), key=True
-        )
+        hint = suggestion(name, {known for compiler in compilers().values() for known in compiler.env})
+        yield document.problem(f"`{name}` is not an environment variable that may be set", path, hint=hint, key=True)
     elif compiler.is_file(name) and not isinstance(value, dict):
         yield document.problem(f"`{name}` names a file", path, hint="write {path: FILE}: the client uploads it")
     elif not compiler.is_file(name) and (problem := compiler.env_problem(name, value)):
@@ -465,7 +424,7 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
             message = f"`{pattern}` matches more than {MAX_FILES} files"
             problems.append(document.problem(message, path, hint="write a narrower pattern"))
         else:
-            changes[document.span(path)] = json.dumps({pattern: files}, ensure_ascii=False)
+            changes[document.span(path)] = in_yaml({pattern: files})
     if problems:
         raise ManifestError(problems)
     text = document.text
@@ -485,3 +444,46 @@ def _patterns(document: YamlDocument) -> Iterator[tuple[tuple[str | int, ...], s
         pattern = source.get("glob") if isinstance(source, dict) else None
         if isinstance(pattern, str) and pattern:
             yield ("models", index, "source", "glob"), pattern
+
+
+def read_gates(
+    limits: Iterable[str], budgets: Iterable[str], baseline: str = "", *, first: bool = False
+) -> ChosenGates | None:
+    """Return the gates that texts of the form NAME=VALUE ask for, `off` as None; None if there are none.
+
+    `first`: the baseline need not exist yet.
+
+    Raises UsageError for a name that no gate has, and for an invalid value.
+    """
+    chosen: ChosenGates = {"baseline": baseline, "limits": {}, "budgets": {}}
+    if first:
+        chosen["first"] = True
+    for text in limits:
+        chosen["limits"] |= _read(Gates, text, "--gate", "latency=5%")
+    for text in budgets:
+        chosen["budgets"] |= _read(Budgets, text, "--budget", "latency=10ms")
+    if baseline:
+        _checked(Gates, {"baseline": baseline}, f"--baseline {baseline}")
+    return chosen if any(chosen.values()) else None
+
+
+def _read(kind: type[Gates | Budgets], text: str, option: str, example: str) -> dict[str, float | None]:
+    name, equals, value = text.partition("=")
+    field = name.replace("-", "_")
+    if not equals or field not in Budgets.model_fields:
+        known = [each.replace("_", "-") for each in Budgets.model_fields]
+        hint = suggestion(name, known) if equals else f"such as {option} {example}"
+        raise UsageError(f"{option} {text}: not NAME=VALUE of a gate", hint=hint)
+    if value == "off":
+        return {field: None}
+    is_rate = field == "throughput" and kind is Budgets and value.replace(".", "", 1).isdecimal()
+    number = float(value) if is_rate else value
+    return {field: float(getattr(_checked(kind, {name.replace("_", "-"): number}, f"{option} {text}"), field))}
+
+
+def _checked(kind: type[Gates | Budgets], values: dict[str, str | float], where: str) -> Gates | Budgets:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{where}: {problem}") from None

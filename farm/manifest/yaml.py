@@ -10,6 +10,7 @@ an error.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ Unchecked = Mapping[str, Any]
 MAX_BYTES = 256 * 1024
 """Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""
 MAX_DEPTH = 32
+"""Lists and mappings in one another."""
 MAX_NODES = 20_000
 """Scalars, lists and mappings of one document; every alias counts as the value that it stands for."""
 MAX_PROBLEMS = 100
@@ -142,6 +144,12 @@ class Written:
                 return path
 
 
+def in_yaml(value: object) -> str:
+    """Return a JSON value on one line of YAML: what YAML takes for a line break, or not at all, is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in text)
+
+
 def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
     """Return a problem with the text of its line, if the line is short enough to show."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
@@ -169,18 +177,6 @@ def read_document(content: str | bytes, file: str) -> YamlDocument:
         raise ManifestError([Problem(message, file, 1, 1, "split it, or keep data in files that it names")])
     text = _decode(content, file) if isinstance(content, bytes) else content
     return _EventReader(text.removeprefix("\ufeff"), file).read()
-
-
-def unwritten_document(data: Any, file: str) -> YamlDocument:
-    """Return a document that a program made: plain data; everything in it stands on line 1."""
-    return YamlDocument(_unwritten(data), "", file)
-
-
-def _unwritten(data: Any) -> Node:
-    if isinstance(data, dict):
-        children = {key: _unwritten(value) for key, value in data.items()}
-        return Node(children, 1, 1, (0, 0), keys=dict.fromkeys(children, (1, 1)))
-    return Node([_unwritten(value) for value in data] if isinstance(data, list) else data, 1, 1, (0, 0))
 
 
 def _decode(content: bytes, file: str) -> str:
@@ -243,12 +239,18 @@ class _EventReader:
     @staticmethod
     def way_out(error: MarkedYAMLError) -> str:
         """Return what may be wrong, in words of somebody who does not know YAML's grammar."""
-        if "'\\t'" in (error.problem or ""):
+        context, problem = error.context or "", error.problem or ""
+        if "'\\t'" in problem:
             return "indent with spaces: YAML allows no tabs"
-        opened = error.context_mark
-        if opened and "flow" in (error.context or ""):
-            bracket = "[" if "sequence" in (error.context or "") else "{"
-            return f"the `{bracket}` on line {opened.line + 1} is not closed"
+        if "that cannot start" in problem or "mapping values" in problem:
+            return "put quotes around a value with such a character, or indent the line as the others of its block"
+        if "block end" in problem:
+            return "indent all lines of a block equally, and begin each item of a list with `- `"
+        if "flow node" in context:
+            return "a `[` or `{` before this is not closed"
+        if error.context_mark and ("flow" in context or "quoted" in context):
+            opened = "quote" if "quoted" in context else "`[`" if "sequence" in context else "`{`"
+            return f"the {opened} on line {error.context_mark.line + 1} is not closed"
         return ""
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
 from farm.jobs.state import AttemptLimits
-from farm.manifest.entries import ModelEntry, Tuning, Verify
-from farm.matrix.checks import check_background, check_model, check_pool, kind_of, price, refusal, takes_packs
+from farm.manifest.entries import CellSettings, Tuning, Verify
 from farm.matrix.combinations import (
-    CellSettings,
     Combination,
     Combinations,
     Complaints,
@@ -22,26 +20,26 @@ from farm.matrix.combinations import (
     settings_of,
     tolerances,
 )
-from farm.matrix.lookup import Lookup, PoolChoice, Shape
+from farm.matrix.lookup import Lookup, PoolChoice, Recipe, Shape
 from farm.matrix.planned import CellGates, ExpectedFailure, SoughtBatch
 from farm.models.data import FrozenData
-from farm.models.model import FrozenModel
-from farm.models.shapes import Span, plain_size
+from farm.models.model import FrozenModel, lowered
+from farm.models.shapes import Input, Span, plain_size
+from farm.runner.documents import DeviceDocument
 from farm.spec import (
-    CompileSpec,
-    DataRecipe,
-    Device,
+    SCHEMA,
     FileReference,
     KeyedModel,
     KeyedTuning,
+    KeyedVerification,
     OptionValue,
     PlainSize,
     SpecDocument,
     canonical_fields,
     key_of_fields,
 )
-from farm.targets.compilers import OFF, Compiler, DeviceKind
-from farm.targets.pools import Choice, Pool
+from farm.targets.compilers import OFF, TUNING_MODES, Compiler, DeviceKind
+from farm.targets.pools import Choice, Pool, Target
 from farm.wire.asked import BlobSize
 
 
@@ -63,7 +61,7 @@ class Resolved:
 class Work(NamedTuple):
     """The spec and the work order of a cell but for its shape; any of `pools` gives the same key.
 
-    `document` is the spec as plain JSON, `texts` the canonical JSON of its fields but `inputs` and `batch`.
+    `spec` lacks `inputs` and `batch`, `texts` has the canonical JSON of its other fields.
     """
 
     pools: list[str]
@@ -71,21 +69,8 @@ class Work(NamedTuple):
     order: OrderExtras
     emulated: tuple[str, ...]
     warnings: tuple[str, ...]
-    spec: CompileSpec
-    document: SpecDocument
+    spec: SpecDocument
     texts: Mapping[str, str]
-
-
-class Recipe(NamedTuple):
-    """What a spec says about how a model is compiled, calibrated and compared; `data` and `env_files` are the blobs."""
-
-    options: Mapping[str, OptionValue]
-    quantization: Mapping[str, OptionValue]
-    env: Mapping[str, str]
-    env_files: Mapping[str, FileReference]
-    calibration: DataRecipe | None
-    samples: DataRecipe | None
-    data: Mapping[str, FrozenData]
 
 
 def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> Resolved | None:
@@ -100,7 +85,7 @@ def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> 
     if model := lookup.model(combination):
         check_model(lookup, combination, model)
     settings = settings_of(matrix.manifest, combination)
-    recipe = _recipe(lookup, combination, kind, settings)
+    recipe = lookup.recipe(combination, kind, settings)
     pools = _pools(lookup, combination, kind, settings, recipe)
     check_background(lookup, combination, settings)
     if len(lookup.complaints.problems) > before or (lookup.pools and not (pools and model)):
@@ -114,38 +99,8 @@ def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> 
         priority=settings.priority,
         gates=_gates(lookup, combination, settings, model),
         line=matrix.manifest.written.line(*combination.places["cell"]),
-        work=_work(lookup, combination, kind, settings, recipe, pools, model) if pools and model else None,
+        work=_work(combination, kind, settings, recipe, pools, model) if pools and model else None,
     )
-
-
-def _recipe(lookup: Lookup, combination: Combination, kind: DeviceKind, settings: CellSettings) -> Recipe:
-    compiler = combination.compiler
-    options, quantization = _options(lookup, combination, settings)
-    env, env_files = lookup.env(compiler, settings.env)
-    ranges = lookup.inputs.ranges(combination)
-    calibration, calibration_data = lookup.calibration(combination, compiler, ranges)
-    samples, sample_data = lookup.samples(combination, kind, ranges)
-    data = {"calibration": calibration_data, "samples": sample_data if settings.verify.mode != "off" else None}
-    blobs = {use: found for use, found in data.items() if found}
-    return Recipe(options, quantization, env, env_files, calibration, samples, blobs)
-
-
-def _options(
-    lookup: Lookup, combination: Combination, settings: CellSettings
-) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
-    """Return compile and quantization options of one compiler, from those given for all, defaults filled in."""
-    compiler, device = combination.compiler, combination.choice.served.device
-    given = {**settings.options, **(compiler.pack_options if combination.packs else {})}
-    quantizer = compiler.quantization_options(combination.precision, device)
-    try:
-        return (
-            dict(compiler.resolve_options(_only(given, compiler.options_of(device)), device)),
-            dict(compiler.resolve_quantization(combination.precision, _only(given, quantizer), device)),
-        )
-    except ValueError as error:
-        place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)
-        lookup.complain(str(error), place)
-        return {}, {}
 
 
 def _pools(
@@ -169,7 +124,7 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
     Limits and budgets are added if there are any.
     """
     verify = settings.verify
-    outputs = [tensor.name for tensor in model.outputs] if model else []
+    outputs = [tensor["name"] for tensor in model["outputs"]] if model else []
     own = combination.model.verify.tolerance.values()
     for pattern in dict.fromkeys(pattern for values in own for pattern in values):
         if model and pattern != "*" and not any(fnmatchcase(name, pattern) for name in outputs):
@@ -184,7 +139,6 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
 
 
 def _work(
-    lookup: Lookup,
     combination: Combination,
     kind: DeviceKind,
     settings: CellSettings,
@@ -194,58 +148,63 @@ def _work(
 ) -> Work:
     compiler, choice, pool = combination.compiler, combination.choice, pools[0]
 
-    def device(mode: str) -> Device:
-        return choice.device(pool, family_bound=compiler.family_bound(recipe.options, mode))
+    def device(mode: str) -> DeviceDocument:
+        return choice.device(pool, family_bound=compiler.family_bound(recipe.options, mode)).as_dict()
 
     tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
     later = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.background)
-    background = LaterTuning(tuning=later, device=device(later["mode"]).as_dict()) if later["mode"] != OFF else None
+    background = LaterTuning(tuning=later, device=device(later["mode"])) if later["mode"] != OFF else None
     keyed, ordered = _models(combination, model)
     emulated = compiler.emulates(choice.served.device, combination.precision)
     libraries = [name for name in compiler.libraries_of(combination.precision) if name in pool.libraries]
-    spec = CompileSpec(
-        model=keyed,
-        compiler={
+    compared = None
+    if settings.verify.mode != "off":
+        compared = KeyedVerification(samples=recipe.samples, reference=_reference(settings.verify, model))
+    doubts = (
+        f"{doubt}; if {compiler.name} does not take it all the same, the cell fails"
+        for doubt in model.get("doubts", ())
+    )
+    spec: SpecDocument = {
+        "model": keyed,
+        "compiler": {
             "name": compiler.name,
             "recipe": pool.recipe,
             "libraries": {name: pool.libraries[name] for name in libraries},
         },
-        device=device(tuning["mode"]),
-        toolchain=pool.toolchain,
-        precision=combination.precision,
-        inputs={},
-        options=recipe.options,
-        tuning=tuning,
-        env=recipe.env,
-        calibration=recipe.calibration,
-        quantization=recipe.quantization,
-        verification=None
-        if settings.verify.mode == "off"
-        else {"samples": recipe.samples, "reference": _reference(settings.verify, model)},
-        salt=settings.salt,
-    )
-    document, of_shape = spec.as_dict(), ("inputs", "batch")
+        "device": device(tuning["mode"]),
+        "toolchain": pool.toolchain,
+        "precision": combination.precision,
+        "inputs": {},
+        "batch": None,
+        "options": recipe.options,
+        "tuning": tuning,
+        "env": recipe.env,
+        "calibration": recipe.calibration,
+        "quantization": recipe.quantization,
+        "verification": compared,
+        "salt": settings.salt,
+        "schema": SCHEMA,
+    }
     return Work(
         pools=[each.name for each in pools],
         model=ordered,
         order=_extras(emulated, settings, tuning["mode"], background, recipe.env_files, pool),
         emulated=emulated,
-        warnings=(*_untuned(settings.tuning, kind, choice), *_doubts(model, compiler)),
+        warnings=(*_untuned(settings.tuning, kind, choice), *doubts),
         spec=spec,
-        document=document,
-        texts=canonical_fields({name: value for name, value in document.items() if name not in of_shape}),
+        texts=canonical_fields({name: value for name, value in spec.items() if name not in ("inputs", "batch")}),
     )
 
 
 def _models(combination: Combination, model: FrozenModel) -> tuple[KeyedModel, OrderedModel]:
     """Return a model as the key has it, and as a worker gets it."""
-    keyed = KeyedModel(digest=model.digest, format=model.format)
-    names = [output.name for output in model.outputs]
-    ordered = OrderedModel(format=model.format, files=list(model.files), names=names)
+    keyed = KeyedModel(digest=model["digest"], format=model["format"])
+    names = [output["name"] for output in model["outputs"]]
+    ordered = OrderedModel(format=model["format"], files=list(model["files"]), names=names)
     if combination.model.outputs:
         ordered["outputs"] = keyed["outputs"] = list(combination.model.output_nodes)
-    if model.conversion:
-        ordered["conversion"] = model.conversion
+    if conversion := model.get("conversion"):
+        ordered["conversion"] = conversion
     return keyed, ordered
 
 
@@ -268,8 +227,7 @@ def _extras(
     if env_files:
         extras["env"] = env_files
     if pool.untuned:
-        device = pool.device
-        extras["cross"] = {"arch": device.arch, "compute_units": device.compute_units, "xcc": device.xcc}
+        extras["cross"] = pool.device.as_dict()
     if debug := settings.debug.chosen:
         extras["debug"] = debug
     return extras
@@ -291,19 +249,9 @@ def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
             yield f"`{name}: {mode}` does nothing, {choice.text} {has}"
 
 
-def _doubts(model: FrozenModel, compiler: Compiler) -> Iterator[str]:
-    """Say why a compiler may refuse the model; not every one does."""
-    for doubt in model.doubts:
-        yield f"{doubt}; if {compiler.name} does not take it all the same, the cell fails"
-
-
 def _reference(verify: Verify, model: FrozenModel) -> str:
     """Return the reference that computes the expected outputs; ONNX Runtime cannot run TensorFlow graphs."""
-    return "migraphx" if model.format == "tf" and "reference" not in verify.model_fields_set else verify.reference
-
-
-def _only(given: Mapping[str, OptionValue], known: Mapping[str, object]) -> dict[str, OptionValue]:
-    return {name: value for name, value in given.items() if name in known}
+    return "migraphx" if model["format"] == "tf" and "reference" not in verify.model_fields_set else verify.reference
 
 
 DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
@@ -327,7 +275,6 @@ class Cell:
     precision: str
     shape: str
     sizes: Mapping[str, PlainSize]
-    spec: CompileSpec
     key: str
     job: str
     pool: str
@@ -340,6 +287,11 @@ class Cell:
     sweep: SoughtBatch | None
     line: int
     warnings: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> SpecDocument:
+        """What its key is made of."""
+        return self.order["spec"]
 
 
 def expand(
@@ -399,20 +351,24 @@ def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: S
         return None
     identifier = combination.identifier
     pool = pools.spread(identifier, work.pools)
-    # The same as spec.as_dict(), from parts that cells share.
-    document: SpecDocument = {**work.document, "inputs": shape.inputs, "batch": shape.batch}
-    files = {use: frozen.reference(f"{use}.npz") for use, frozen in resolved.data.items()}
+    files: dict[str, FileReference] = {
+        use: {"path": f"{use}.npz", "digest": frozen["digest"], "size": frozen["size"]}
+        for use, frozen in resolved.data.items()
+    }
     order: WorkOrder = {
         "identifier": identifier,
         "pool": pool,
         "target": str(choice.served),
-        "spec": document,
+        "spec": {**work.spec, "inputs": shape.inputs, "batch": shape.batch},
         "model": work.model,
         "calibration": files.get("calibration"),
         "samples": files.get("samples"),
         **work.order,
     }
-    key = key_of_fields({**work.texts, **shape.texts})
+    key, sweep = key_of_fields({**work.texts, **shape.texts}), combination.model.sweep
+    sought: SoughtBatch | None = None
+    if sweep and not combination.packs:
+        sought = {"metric": sweep.metric, "max_latency": sweep.max_latency}
     return Cell(
         identifier=identifier,
         model=combination.model.name,
@@ -420,7 +376,6 @@ def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: S
         precision=combination.precision,
         shape=combination.label,
         sizes={name: plain_size(size) for name, size in combination.sizes.items()},
-        spec=replace(work.spec, inputs=shape.inputs, batch=shape.batch),
         key=key,
         job=job_key(order, key),
         pool=pool,
@@ -430,7 +385,7 @@ def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: S
         priority=resolved.priority,
         gates=resolved.gates,
         expected=lookup.matrix.expected.get(identifier),
-        sweep=None if combination.packs else _sought(combination.model),
+        sweep=sought,
         line=resolved.line,
         warnings=warnings,
     )
@@ -444,13 +399,164 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     if not dynamic:
         return work.warnings
     target, inputs = combination.choice.served, list(shape.tensors.values())
-    if refused := refusal(target, work.model["format"], inputs, work.document["env"]):
+    if refused := refusal(target, work.model["format"], inputs, work.spec["env"]):
         message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
         lookup.complain(message, lookup.inputs.place_of_size(combination, dynamic[0]))
         return None
-    operators = lookup.models[combination.model.name].operators
+    operators = lookup.models[combination.model.name].get("operators", {})
     return (*work.warnings, *price(target, combination.precision, inputs, operators))
 
 
-def _sought(model: ModelEntry) -> SoughtBatch | None:
-    return {"metric": model.sweep.metric, "max_latency": model.sweep.max_latency} if model.sweep else None
+def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
+    """Return the kind of a combination's device; None, with a complaint, if it does not have the precision."""
+    choice, precision = combination.choice, combination.precision
+    kind = combination.compiler.device(choice.served.device)
+    if kind and precision in kind.precisions:
+        return kind
+    has = ", ".join(kind.precisions) if kind else "none"
+    hint = f"it has {has}; or `exclude: [{{target: {choice.text}, precision: {precision}}}]`"
+    lookup.complain(f"{choice.target} has no precision {precision}", combination.places["precision"], hint)
+    return None
+
+
+def check_model(lookup: Lookup, combination: Combination, model: FrozenModel) -> None:
+    """Complain of a model that the compiler does not read, or does not have in this precision."""
+    name, place, compiler = combination.model.name, combination.places["precision"], combination.compiler
+    if model["format"] not in compiler.formats:
+        message = f"{compiler.name} does not read {model['format']} files (model `{name}`)"
+        lookup.complain(message, combination.places["target"], f"it reads {', '.join(compiler.formats)}")
+    if compiler.packs(combination.precision) and model["format"] != "onnx":
+        message = f"{combination.precision} of model `{name}`: int4 needs an ONNX model"
+        lookup.complain(message, place, "convert it to ONNX, or leave the precision out")
+    if combination.precision == "fp32" and lowered(model):
+        hint = f"write `precisions: [native]` for model `{name}`: it is compiled as it was exported"
+        lookup.complain(f"fp32 for model `{name}`, which is lower already ({lowered(model)})", place, hint)
+
+
+def check_background(lookup: Lookup, combination: Combination, settings: CellSettings) -> None:
+    """Complain of background tuning that is not more thorough than what goes before it."""
+    mode, background = settings.tuning.mode, settings.tuning.background
+    if background != OFF and TUNING_MODES.index(background) <= TUNING_MODES.index(mode):
+        message = f"`background: {background}` finds nothing that `mode: {mode}` does not"
+        hint = f"more thorough is: {', '.join(TUNING_MODES[TUNING_MODES.index(mode) + 1 :]) or 'nothing'}"
+        lookup.complain(f"{message} (model `{combination.model.name}`)", combination.places["cell"], hint)
+
+
+def check_pool(
+    lookup: Lookup,
+    combination: Combination,
+    pool: Pool,
+    settings: CellSettings,
+    options: Mapping[str, OptionValue],
+) -> None:
+    """Complain of what the installed compiler or the card lacks, and of work that needs a GPU which nobody has."""
+    compiler, text = combination.compiler, combination.choice.text
+    if old := compiler.too_old(pool.target.device, pool.device.arch, combination.precision):
+        hint = "`exclude` the cell, or choose another card"
+        lookup.complain(f"{old} ({text})", combination.places["precision"], hint)
+    for feature, what in compiler.lacks(pool.features, combination.precision, options).items():
+        since = compiler.features.get(feature, "another release")
+        message = f"toolchain_mismatch: {pool.toolchain} has no {feature}, which {what} needs"
+        hint = f"{since} and newer have it; `exclude` the cell, or choose by `toolchains`"
+        place = combination.places["precision" if what.startswith("precision") else "target"]
+        lookup.complain(f"{message} ({text})", place, hint)
+    if not pool.untuned:
+        return
+    asked = [f"tuning {mode}" for mode in (settings.tuning.mode, settings.tuning.background) if mode != OFF]
+    asked += ["verification"] * (settings.verify.mode != "off")
+    if asked:  # Nobody may believe that it was done.
+        message = f"no worker has a `{text}`, those that compile for it cannot do this: {', '.join(asked)}"
+        hint = "write `tuning: {mode: off}` and `verify: off` for it, or start `farm worker` on a node with one"
+        lookup.complain(message, combination.places["target"], hint)
+
+
+def takes_packs(lookup: Lookup, combination: Combination, format: str) -> bool:
+    """Whether a program of the cell can go into its packs; complain of those that it cannot go into."""
+    sizes = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
+    reading = [layout for layout in combination.packs if layout != "onnxruntime"]
+    hint = f"write `packs: []` for model `{combination.model.name}`"
+    if sizes:
+        message = f"`packs` of model `{combination.model.name}`: ONNX Runtime's provider takes fixed sizes only"
+        place = lookup.inputs.place_of_size(combination, sizes[0])
+        lookup.complain(f"{message}, and `{sizes[0]}` is a range", place, f"{hint}, or list the sizes")
+    elif format != "onnx" and reading:
+        message = f"`packs: [{reading[0]}]` of model `{combination.model.name}`: ONNX Runtime does not read {format}"
+        lookup.complain(message, ("models", combination.index, "name"), f"{hint}, or `packs: [onnxruntime]`")
+    else:
+        return True
+    return False
+
+
+# --- dynamic dimensions ------------------------------------------------------------------------------------------
+
+
+FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
+REFUSED = frozenset({"HardSigmoid", "HardSwish", "LayerNormalization", "Softplus"})
+"""ONNX operators for which MIGraphX's parser refuses a dynamic shape on every target (measured, 2.16)."""
+
+REFUSED_ON_CPU = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Div", "Elu", "Erf", "Exp",
+    "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization", "LogSoftmax", "MatMul", "Max",
+    "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Softmax", "Sqrt", "Tanh",
+})  # fmt: skip
+"""Operators for which only its cpu target refuses one (measured, 2.16): most operators that oneDNN runs."""
+
+_TRUE = frozenset({"1", "enable", "enabled", "yes", "true"})
+
+
+def refusal(target: Target, format: str, inputs: Iterable[Input], env: Mapping[str, str]) -> str:
+    """Return why a target cannot have a program of these inputs, and what to do; empty if it can."""
+    spans = [_spans(tensor) for tensor in inputs]
+    if target.compiler != "migraphx" or not any(spans):
+        return ""
+    if format == "tf":
+        return "MIGraphX supports no dynamic dimensions in TensorFlow graphs; build each size separately"
+    if target.device.startswith("gfx") and _several(spans) and env.get(FULL_DYNAMIC, "") not in _TRUE:
+        return (
+            "MIGraphX compiles for one dynamic dimension on a GPU, these inputs have several; build the others size by "
+            f"size, or set {FULL_DYNAMIC}, which compiles kernels when they run"
+        )
+    return ""
+
+
+def price(target: Target, precision: str, inputs: Iterable[Input], operators: Iterable[str]) -> list[str]:
+    """Return warnings about a dynamic program before it is compiled; `operators` are the model's."""
+    spans = [_spans(tensor) for tensor in inputs]
+    if target.compiler != "migraphx" or not any(spans):
+        return []
+    return [text for text in (_refused(target, operators), _cost(target, precision, spans)) if text]
+
+
+def _refused(target: Target, operators: Iterable[str]) -> str:
+    on_cpu = target.device == "cpu"
+    found = sorted((REFUSED | REFUSED_ON_CPU if on_cpu else REFUSED) & set(operators))
+    names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
+    where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
+    # An operator whose shape does not depend on the range is accepted; this does not check which ones depend on it.
+    what = "expect `compiler_error` if they depend on it, or build each size separately"
+    return f"{where} refuses a range in {names}, which the model has: {what}" if found else ""
+
+
+def _cost(target: Target, precision: str, spans: list[list[Span]]) -> str:
+    if target.device == "cpu":
+        return ""
+    if target.device == "ref":
+        eight_bit = precision.startswith(("int8", "fp8"))
+        return "MIGraphX's ref target does not quantize programs with dynamic dimensions" if eight_bit else ""
+    if _several(spans):
+        return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not before, and tunes none"
+    (span,) = {span for found in spans for span in found}
+    count = span.high - span.low + 1
+    return (
+        f"{count} submodules, one for each size from {span.low} to {span.high}: compile time and program size multiply"
+    )
+
+
+def _spans(tensor: Input) -> list[Span]:
+    return [size for size in tensor.shape if isinstance(size, Span)]
+
+
+def _several(spans: Iterable[list[Span]]) -> bool:
+    """Whether MIGraphX sees several dynamic dimensions: those with equal bounds and optimals count as one."""
+    found = list(spans)
+    return any(len(each) > 1 for each in found) or len({span for each in found for span in each}) > 1

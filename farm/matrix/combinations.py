@@ -13,31 +13,28 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 from itertools import product
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.manifest.entries import (
     AXES,
     Budgets,
-    Debug,
+    CellSettings,
     Gates,
     IncludeEntry,
-    Limits,
     Manifest,
     ModelEntry,
     OverrideEntry,
     SelectEntry,
-    Tuning,
     Verify,
 )
-from farm.manifest.sources import EnvFile
+from farm.manifest.values import Entry
 from farm.matrix.planned import AskedGates, ExpectedFailure
 from farm.models.shapes import (
     PACK,
     Extent,
     shape_label,
 )
-from farm.spec import OptionValue
 from farm.targets.compilers import Compiler, compilers, default_tolerance
 from farm.targets.pools import Choice, understand_target
 
@@ -107,11 +104,8 @@ class Combination:
 
     def value(self, axis: str) -> str:
         """Return its value on an axis of the matrix."""
-        if axis == "model":
-            return self.model.name
-        if axis == "target":
-            return self.slug
-        return self.toolchain if axis == "toolchain" else self.precision if axis == "precision" else self.point.label
+        own = {"model": self.model.name, "target": self.slug, "shape": self.point.label}
+        return own.get(axis) or str(getattr(self, axis))
 
     @property
     def identifier(self) -> str:
@@ -425,45 +419,27 @@ def _product(sizes: Mapping[str, Sequence[Extent]]) -> Iterator[dict[str, Extent
 # --- settings ----------------------------------------------------------------------------------------------------
 
 
-Layered = TypeVar("Layered", Tuning, Verify, Limits, Debug, Gates, Budgets)
-
-
-@dataclass(frozen=True, slots=True)
-class CellSettings:
-    """The manifest's defaults with those of a model, of `include` and of `overrides` laid over them."""
-
-    options: Mapping[str, OptionValue]
-    env: Mapping[str, bool | int | str | EnvFile]
-    tuning: Tuning
-    verify: Verify
-    limits: Limits
-    debug: Debug
-    gates: Gates
-    budgets: Budgets
-    priority: int
-    salt: str
-
-
 def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
-    """Return the settings of one cell."""
+    """Return the settings of a cell: the manifest's, with its model's, those of `include` and `overrides` on top."""
+    names = CellSettings.model_fields
     layers = combination.layers(manifest)
-    tolerance: dict[str, dict[str, float]] = {}
-    for layer in layers:
-        for precision, values in layer.verify.tolerance.items():
-            tolerance[precision] = {**tolerance.get(precision, {}), **values}
-    verify = _laid_over(Verify, [layer.verify for layer in layers])
-    return CellSettings(
-        options={name: value for layer in layers for name, value in layer.options.items()},
-        env={name: value for layer in layers for name, value in layer.env.items()},
-        tuning=_laid_over(Tuning, [layer.tuning for layer in layers]),
-        verify=verify.model_copy(update={"tolerance": tolerance}),
-        limits=_laid_over(Limits, [layer.limits for layer in layers]),
-        debug=_laid_over(Debug, [layer.debug for layer in layers]),
-        gates=_laid_over(Gates, [layer.gates for layer in layers]),
-        budgets=_laid_over(Budgets, [layer.budgets for layer in layers]),
-        priority=_last(layers, "priority", 0),
-        salt=_last(layers, "salt", ""),
-    )
+    given = [{name: getattr(layer, name) for name in names if name in layer.model_fields_set} for layer in layers]
+    return CellSettings.model_construct(**_merged(given))
+
+
+def _merged(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mappings laid over each other: of what several name, the last one counts, with what is only in others."""
+    names = dict.fromkeys(name for each in mappings for name in each)
+    return {name: _laid_over([each[name] for each in mappings if name in each]) for name in names}
+
+
+def _laid_over(values: Sequence[Any]) -> Any:
+    last = values[-1]
+    if isinstance(last, Entry):
+        entries = [value for value in values if isinstance(value, Entry)]
+        given = [{name: getattr(entry, name) for name in entry.model_fields_set} for entry in entries]
+        return type(last).model_construct(**_merged(given))
+    return _merged([value for value in values if isinstance(value, dict)]) if isinstance(last, dict) else last
 
 
 def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[str, float]:
@@ -499,12 +475,3 @@ def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
     if asked:
         asked["undecided"] = gates.undecided
     return asked
-
-
-def _laid_over(kind: type[Layered], layers: Sequence[Layered]) -> Layered:
-    given = {name: getattr(layer, name) for layer in layers for name in layer.model_fields_set}
-    return kind.model_construct(**given)
-
-
-def _last(layers: Sequence[Any], name: str, default: Any) -> Any:
-    return next((getattr(layer, name) for layer in reversed(layers) if name in layer.model_fields_set), default)

@@ -7,16 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from farm.errors import suggestion
-from farm.manifest.entries import Manifest
-from farm.manifest.sources import Data, EnvFile
+from farm.manifest.entries import CellSettings, Manifest
+from farm.manifest.values import Data, EnvFile
 from farm.matrix.combinations import Combination, Combinations, Complaints, Path
 from farm.models.data import DataError, FrozenData, check_data
-from farm.models.model import FrozenModel, Tensor
+from farm.models.model import FrozenModel
 from farm.models.shapes import BATCH, Input, ShapeError, plain_size, resolve_inputs, symbolic_inputs
-from farm.runner.documents import InputSpec
-from farm.spec import DataRecipe, DeclaredValues, FileReference, PlainSize, canonical_fields
+from farm.runner.documents import DataRecipe, DeclaredValues, InputSpec, TensorInfo
+from farm.spec import FileReference, OptionValue, PlainSize, canonical_fields
 from farm.targets.compilers import Compiler, DeviceKind
 from farm.targets.environment import FILE
 from farm.targets.pools import NoPool, Pool, choose_pools
@@ -43,7 +44,7 @@ class CellInputs:
         self._manifest = manifest
         self._models = models
         self._complain = complaints.complain
-        self._symbolic: dict[int, Mapping[str, Tensor] | None] = {}
+        self._symbolic: dict[int, Mapping[str, TensorInfo] | None] = {}
         self._shapes: dict[tuple[int, str], Shape | None] = {}
 
     def at(self, combination: Combination) -> Shape | None:
@@ -55,11 +56,11 @@ class CellInputs:
 
     def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: Shape) -> bool:
         """Whether data fits the inputs; complains once for each shape that it does not fit."""
-        checked = (use, frozen.digest)
+        checked = (use, frozen["digest"])
         if checked not in shape.checked:
             model = self._models[combination.model.name]
             try:
-                check_data(frozen, shape.tensors, model.outputs)
+                check_data(frozen, shape.tensors, model["outputs"])
                 shape.checked[checked] = True
             except DataError as error:
                 shape.checked[checked] = False
@@ -75,9 +76,9 @@ class CellInputs:
                 if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
                     continue
                 field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
-                whole = tensor.dtype.startswith(("int", "uint", "bool"))
+                whole = tensor["dtype"].startswith(("int", "uint", "bool"))
                 if whole and any(value != int(value or 0) for value in values):
-                    message = f"input `{name}` is {tensor.dtype}: its {field} must be whole numbers"
+                    message = f"input `{name}` is {tensor['dtype']}: its {field} must be whole numbers"
                     self._complain(message, ("models", combination.index, "inputs", pattern, field))
                 numbers = [int(value or 0) if whole else float(value or 0) for value in values]
                 declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
@@ -116,7 +117,7 @@ class CellInputs:
         documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
         return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
 
-    def _inputs_of(self, index: int) -> Mapping[str, Tensor] | None:
+    def _inputs_of(self, index: int) -> Mapping[str, TensorInfo] | None:
         """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""
         if index not in self._symbolic:
             entry = self._manifest.models[index]
@@ -129,15 +130,28 @@ class CellInputs:
                 self._complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
         return self._symbolic[index]
 
-    def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, Tensor]) -> None:
-        named = {part for tensor in symbolic.values() for part in tensor.shape or () if isinstance(part, str)}
+    def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, TensorInfo]) -> None:
+        named = {part for tensor in symbolic.values() for part in tensor["shape"] or () if isinstance(part, str)}
         first = next(iter(symbolic.values()), None)
-        shown = ", ".join("…" if size is None else str(size) for size in (first.shape or ())[1:]) if first else ""
+        shown = ", ".join("…" if size is None else str(size) for size in (first["shape"] or ())[1:]) if first else ""
         by_name = suggestion(name, named)
-        hint = f"name it in an input's shape: `inputs: {{{first.name}: {{shape: [{name}, {shown}]}}}}`" if first else ""
+        at = first["name"] if first else ""
+        hint = f"name it in an input's shape: `inputs: {{{at}: {{shape: [{name}, {shown}]}}}}`" if first else ""
         both = "; ".join(part for part in (by_name, hint) if part)
         message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
         self._complain(message, self.place_of_size(combination, name), both, key=True)
+
+
+class Recipe(NamedTuple):
+    """What a spec says about how a model is compiled, calibrated and compared; `data` and `env_files` are the blobs."""
+
+    options: Mapping[str, OptionValue]
+    quantization: Mapping[str, OptionValue]
+    env: Mapping[str, str]
+    env_files: Mapping[str, FileReference]
+    calibration: DataRecipe | None
+    samples: DataRecipe | None
+    data: Mapping[str, FrozenData]
 
 
 FoundData = tuple[DataRecipe | None, FrozenData | None]
@@ -178,7 +192,25 @@ class Lookup:
             self.complain(message, ("models", combination.index, "source"), hint)
         return found
 
-    def env(
+    def recipe(self, combination: Combination, kind: DeviceKind, settings: CellSettings) -> Recipe:
+        """Return how a combination is compiled; what is wrong with it, or missing, is a complaint."""
+        compiler = combination.compiler
+        given = {**settings.options, **(compiler.pack_options if combination.packs else {})}
+        try:
+            options, quantization = compiler.resolved(combination.precision, given, combination.choice.served.device)
+        except ValueError as error:
+            options, quantization = {}, {}
+            place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)
+            self.complain(str(error), place)
+        env, env_files = self._env(compiler, settings.env)
+        ranges = self.inputs.ranges(combination)
+        calibration, calibration_data = self._calibration(combination, compiler, ranges)
+        samples, sample_data = self._samples(combination, kind, ranges)
+        data = {"calibration": calibration_data, "samples": sample_data if settings.verify.mode != "off" else None}
+        blobs = {use: found for use, found in data.items() if found}
+        return Recipe(options, quantization, env, env_files, calibration, samples, blobs)
+
+    def _env(
         self, compiler: Compiler, given: Mapping[str, bool | int | str | EnvFile]
     ) -> tuple[dict[str, str], dict[str, FileReference]]:
         """Return the environment of a compile as its spec has it, and the files that it names, by variable.
@@ -198,7 +230,7 @@ class Lookup:
             return {}, {}
         return compiler.resolve_env(own), files
 
-    def calibration(
+    def _calibration(
         self, combination: Combination, compiler: Compiler, ranges: Mapping[str, DeclaredValues]
     ) -> FoundData:
         """Return the calibration data of a combination that needs some."""
@@ -208,14 +240,14 @@ class Lookup:
         use = entry.calibration if override is None else self.matrix.manifest.overrides[override].calibration
         if use is None:
             model = self.models.get(entry.name)
-            names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs) if model else "each input"
+            names = ", ".join(f"`{tensor['name']}`" for tensor in model["inputs"]) if model else "each input"
             message = f"{combination.precision} of model `{entry.name}` needs calibration data"
             hint = f"add `calibration: {{path: FILE.npz}}` with an array for {names}; `{{generate: 32}}` to try it out"
             self.complain(message, ("models", combination.index, "name"), hint)
             return None, None
         return self._described(combination, "calibration", use, ranges)
 
-    def samples(self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, DeclaredValues]) -> FoundData:
+    def _samples(self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, DeclaredValues]) -> FoundData:
         """Return the samples with which a program is compared and measured."""
         use = combination.model.samples
         if use is None:
@@ -239,7 +271,7 @@ class Lookup:
                 message = f"{use} of model `{combination.model.name}` was not submitted with the manifest"
                 self.complain(message, place)
             return None, None
-        return {"digest": frozen.digest}, frozen
+        return {"digest": frozen["digest"]}, frozen
 
 
 class PoolChoice:

@@ -8,20 +8,20 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from farm.jobs.estimate import EstimateDocument, OutlookDocument
+from farm.jobs.estimate import Estimate, OutlookDocument
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
-from farm.models.data import FrozenDataDocument
-from farm.models.model import FrozenModelDocument
+from farm.models.data import FrozenData
+from farm.models.model import FrozenModel
 from farm.runner.bounds import Default
 from farm.spec import PlainSize, model_digest
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels
 from farm.wire.program import ConversionRecord
 
 
-def _is_what_it_says(model: FrozenModelDocument) -> FrozenModelDocument:
+def _is_what_it_says(model: FrozenModel) -> FrozenModel:
     """Check the digest, which the cache key contains: nobody may have a file compiled under the key of another."""
     if model["digest"] != model_digest({file["path"]: file["digest"] for file in model["files"]}):
         raise ValueError("the digest is not that of the files")
@@ -37,8 +37,8 @@ class FrozenManifest(TypedDict):
 
     manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
     file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages", default="manifest.yaml")]
-    models: Mapping[str, Annotated[FrozenModelDocument, AfterValidator(_is_what_it_says)]]
-    data: Annotated[Mapping[str, FrozenDataDocument], Field(default={})]
+    models: Mapping[str, Annotated[FrozenModel, AfterValidator(_is_what_it_says)]]
+    data: Annotated[Mapping[str, FrozenData], Field(default={})]
     files: Annotated[Mapping[str, BlobSize], Field(description="files of environment variables, by path", default={})]
     labels: Annotated[Labels, Field(default={})]
     gates: Annotated[NotRequired[ChosenGates | None], Field(default=None)]
@@ -108,7 +108,7 @@ class PastState(TypedDict):
     """How a cell ended in the manifest's newest build that had it.
 
     `state` is `unknown` if not all reports were read when the build was planned; then `kind` says how many were.
-    `rules` are those that refused it (`farm.results.gate_rules`), as JSON.
+    `rules` are those that refused it (`farm.results.gates`), as JSON.
     """
 
     state: str
@@ -161,7 +161,7 @@ class _PlannedFields(TypedDict):
     reason: str
     live_workers: int
     expected_seconds: float | None
-    estimate: EstimateDocument | None
+    estimate: Estimate | None
     line: int
     warnings: Sequence[str]
 

@@ -1,4 +1,6 @@
-"""Gates besides accuracy: how a program compares with its baseline, and with its budgets. Pure.
+"""Gates: how right a program is, how it compares with its baseline, and with its budgets. Pure.
+
+Errors are facts that its attempt left; tolerances are each build's own.
 
 Three sorts of numbers are compared in three ways, so that noise fails no build:
 
@@ -13,17 +15,21 @@ Only a number whose whole interval is beyond the limit fails its cell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.state import FailureKind
-from farm.matrix.planned import Baseline, CellPlan, Values
+from farm.jobs.state import FailureKind, State, is_gate
+from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
+from farm.runner.documents import Evidence
 from farm.units import duration, rate, size
 from farm.wire.program import Against
+
+if TYPE_CHECKING:
+    from farm.results.report import JudgedCell
 
 SHORT = 0.25
 """Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
@@ -82,14 +88,6 @@ class GateRow(TypedDict):
     why: str
 
 
-class Judged(NamedTuple):
-    """What the gates say about a cell: all rows, and the failure that follows, if one does."""
-
-    rows: list[GateRow]
-    kind: FailureKind | None = None
-    message: str = ""
-
-
 def is_suspicious(found: Comparison, limit: float) -> bool:
     """Whether a program may take longer than another by more than `limit`: it is measured again before it fails."""
     return 1 / found.low - 1 > limit
@@ -112,8 +110,8 @@ def values_of(facts: ArtifactFacts) -> Values:
     }
 
 
-def judge_gates(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> Judged:
-    """Judge a program by the limits and budgets of its planned cell; `hit`: no attempt of this build made it."""
+def gate_rows(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> list[GateRow]:
+    """Compare a program with the limits and budgets of its planned cell; `hit`: no attempt of this build made it."""
     gates = planned["gates"]
     values = values_of(facts)
     baseline = planned.get("baseline")
@@ -121,17 +119,22 @@ def judge_gates(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> Judged
         _limited(name, limit, values, facts, baseline, gates.get("baseline", ""), hit=hit)
         for name, limit in gates.get("limits", {}).items()
     ]
-    rows += [_budgeted(name, budget, values, facts, hit=hit) for name, budget in gates.get("budgets", {}).items()]
+    return rows + [_budgeted(name, budget, values, facts, hit=hit) for name, budget in gates.get("budgets", {}).items()]
+
+
+def judge_gates(planned: CellPlan, rows: Sequence[GateRow]) -> Judgement | None:
+    """Return why the gates refuse a program that was compared so (`gate_rows`)."""
+    gates, baseline = planned["gates"], planned.get("baseline")
     if worse := [row for row in rows if row["outcome"] == "worse"]:
         kind = FailureKind.REGRESSION if worse[0]["against"] else FailureKind.BUDGET
-        return Judged(rows, kind, "; ".join(map(sentence, worse)))
+        return Judgement(kind, "; ".join(map(sentence, worse)))
     absent = bool(baseline and baseline.get("absent"))
     open_ones = [
         row for row in rows if _is_open(row) and (gates.get("undecided") == "fail" or (absent and row["against"]))
     ]
-    if open_ones:
-        return Judged(rows, FailureKind.UNDECIDED, "cannot judge: " + "; ".join(map(sentence, open_ones)))
-    return Judged(rows)
+    return (
+        Judgement(FailureKind.UNDECIDED, f"cannot judge: {'; '.join(map(sentence, open_ones))}") if open_ones else None
+    )
 
 
 def rule(row: GateRow) -> str:
@@ -275,6 +278,8 @@ def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bo
     interval = (low - 1, high - 1) if times else (1 / high - 1, 1 / low - 1)
     earlier = baseline.get("turns") if against is baseline.get("turns") else None
     why = _of_a_hit(facts, earlier["measured"] if earlier else "") if hit and against is not facts.get("turns") else ""
+    disturbed = facts.get("shared") if against is facts.get("against") else against.get("shared")
+    why = "; ".join(filter(None, (why, "others ran on the host or used the GPU meanwhile" if disturbed else "")))
     return {**_decided({**row, "change": change, "interval": interval}), "why": why}
 
 
@@ -344,3 +349,238 @@ def _moved(change: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.3g} %" if abs(share) < 10 else f"{share * 100:.0f} %"
+
+
+# --- accuracy --------------------------------------------------------------------------------------------------------
+
+
+OTHERS = "*"
+"""The name under which tolerances hold for every output that has none of its own."""
+
+_WEAK = "weak evidence"
+"""How the message begins if no output is too far off."""
+
+
+class Judgement(NamedTuple):
+    """Why a build does not accept a program: the gate's kind, and one sentence that names the output."""
+
+    kind: FailureKind
+    message: str
+
+
+def judge_program(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> None:
+    """Fail a cell that succeeded and does not pass a gate, or warn of what a gate would refuse."""
+    gates = cell["gate"]
+    from farm.targets.compilers import default_equal_share  # Who lists builds needs no targets.
+
+    share = default_equal_share(cell["precision"])
+    judgement = judge(facts, gates["tolerance"], gates["weak"], equal_share=share)
+    unverified = judge_unverified(facts.get("unverified", ""), facts, gates["tolerance"], equal_share=share)
+    failed = [judgement] if gates["on_fail"] == "fail" else []
+    failed += [unverified] if gates.get("unverifiable") == "fail" else []
+    fallback = judge_fallback(facts) if gates.get("fallback", "warn") != "allow" else None
+    failed += [fallback] if gates.get("fallback") == "fail" else []
+    cell["compared"] = gate_rows(planned, facts, hit=cell["hit"])
+    failed.append(judge_gates(planned, cell["compared"]))
+    if reason := next(filter(None, failed), None):
+        cell.update({"state": State.FAILED, "kind": reason.kind, "message": reason.message})
+    else:
+        cell["warning"] = "; ".join(found.message for found in (judgement, unverified, fallback) if found)
+
+
+def judge(
+    facts: Evidence,
+    tolerances: Mapping[str, float],
+    weak: str = "warn",
+    *,
+    equal_share: float = 0.99,
+) -> Judgement | None:
+    """Return why a program is not accurate enough, or None. Of doubted outputs `judge_unverified` speaks.
+
+    `facts` are those of the artifact's sidecar (`errors`, `equal`, `nonfinite`, `spread`, `weak`); without any
+    of them there was no verification, and nothing to judge. `tolerances` are the largest rel_l2 by output name,
+    `*` for all others. `weak` is what follows weak evidence: `fail`, or `warn` and `ok`, which pass.
+    `equal_share` is what integer and bool outputs need.
+    """
+    doubted = facts.get("doubted", {})
+    if differs := _difference(_only(facts, lambda name: name not in doubted), tolerances, equal_share):
+        return differs
+    if weak == "fail" and (weak_ones := weak_outputs(facts, tolerances, equal_share=equal_share)):
+        name = weak_ones[0]
+        return _refused(
+            f"{_WEAK}: output `{name}` varies by {facts['spread'][name]:.2g} over the samples, so that "
+            "always giving their mean would pass"
+            if name
+            else f"{_WEAK}: the samples are too few, or the outputs do not depend on them"
+        )
+    return None
+
+
+def _difference(facts: Evidence, tolerances: Mapping[str, float], equal_share: float) -> Judgement | None:
+    """Return which output is too far from the reference."""
+    if nonfinite := facts.get("nonfinite"):
+        return _refused(f"output `{nonfinite[0]}` is not finite, but the reference is")
+    beyond = {
+        name: error / limit if limit else float("inf")
+        for name, error in (facts.get("errors") or {}).items()
+        if error > (limit := tolerance_of(name, tolerances))
+    }
+    if beyond:
+        name = max(beyond, key=beyond.__getitem__)
+        limit = tolerance_of(name, tolerances)
+        return _refused(
+            f"output `{name}` is off by {facts['errors'][name]:.2g} (rel_l2), the tolerance is {limit:.2g}"
+            + _others(beyond)
+        )
+    unequal = {name: share for name, share in (facts.get("equal") or {}).items() if share < equal_share}
+    if unequal:
+        name = min(unequal, key=unequal.__getitem__)
+        return _refused(
+            f"output `{name}` equals the reference in {unequal[name]:.2%} of its values, "
+            f"{equal_share:.0%} are needed" + _others(unequal)
+        )
+    return None
+
+
+def judge_unverified(
+    unverified: str, facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float = 0.99
+) -> Judgement | None:
+    """Return why a program is not verified, though it was to be: all of it or some outputs.
+
+    They were compared with nothing (`unverified` says why), or differ from a reference that is not known to be right.
+    """
+    doubted = facts.get("doubted", {})
+    differs = _difference(_only(facts, doubted.__contains__), tolerances, equal_share)
+    said = f"not verified: {differs.message}, but {next(iter(doubted.values()))}" if differs else ""
+    message = "; ".join(filter(None, [unverified, said]))
+    return Judgement(FailureKind.UNVERIFIABLE, message) if message else None
+
+
+def _only(facts: Evidence, wanted: Callable[[str], bool]) -> Evidence:
+    """Return how some of the outputs compare."""
+    return {
+        **facts,
+        "errors": {name: error for name, error in (facts.get("errors") or {}).items() if wanted(name)},
+        "equal": {name: share for name, share in (facts.get("equal") or {}).items() if wanted(name)},
+        "nonfinite": [name for name in facts.get("nonfinite") or () if wanted(name)],
+    }
+
+
+def judge_fallback(facts: ArtifactFacts) -> Judgement | None:
+    """Return which nodes run elsewhere, mostly on the CPU, because the GPU's provider has no kernel for them."""
+    found: Mapping[str, Sequence[str]] = facts.get("fallback") or {}
+    on_cuda = {name.removesuffix(_ON_CUDA): nodes for name, nodes in found.items() if name.endswith(_ON_CUDA)}
+    on_cpu = {name: nodes for name, nodes in found.items() if not name.endswith(_ON_CUDA)}
+    said = [f"runs on the CPU, with no kernel on the GPU: {_named(on_cpu)}"] if on_cpu else []
+    said += [f"runs on CUDA, since TensorRT does not take it: {_named(on_cuda)}"] if on_cuda else []
+    return Judgement(FailureKind.FALLBACK, "; ".join(said)) if said else None
+
+
+_ON_CUDA = " on CUDA"
+"""Ends the name of an operator that TensorRT left to CUDA."""
+
+
+def _named(nodes: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{operator} (`{names[0]}`)" for operator, names in nodes.items())
+
+
+def weak_outputs(facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float = 0.99) -> Sequence[str]:
+    """Return the outputs whose check could not fail at these tolerances.
+
+    An empty name stands for the whole check: too few samples, or no output depends on the inputs. An output that
+    alone does not depend on them is a constant by right.
+    """
+    spreads: Mapping[str, float] = facts.get("spread") or {}
+    errors = facts.get("errors") or {}
+    weak_ones = [
+        name
+        for name, spread in spreads.items()
+        if 1e-9 < spread <= (tolerance_of(name, tolerances) if name in errors else 1 - equal_share)
+    ]
+    if weak_ones:
+        return weak_ones
+    # The child judged by default tolerances; with wider spreads than these, only its other reasons are left.
+    varying = any(spread > 1e-9 for spread in spreads.values())
+    return [""] if spreads and not varying else []
+
+
+def tolerance_of(output: str, tolerances: Mapping[str, float]) -> float:
+    """Return the tolerance of one output."""
+    return tolerances[output] if output in tolerances else tolerances[OTHERS]
+
+
+def _refused(message: str) -> Judgement:
+    return Judgement(FailureKind.ACCURACY, message)
+
+
+def _others(names: Mapping[str, float]) -> str:
+    count = len(names) - 1
+    return f"; so {'is' if count == 1 else 'are'} {count} more output{'s' * (count > 1)}" if count else ""
+
+
+# --- which rules refused a cell, and which it passed -----------------------------------------------------------------
+
+
+Rules = Mapping[str, float]
+"""Limits by the names of rules: `gate latency prod` (the baseline's tag), `budget size`, `tolerance y` (an output),
+`weak`, `unverifiable`, `fallback`. A refusal holds until the program passes the same rule."""
+
+
+def rules_of(cell: JudgedCell) -> Rules:
+    """Return the rules that refused a judged cell or, if it succeeded, those that it passed.
+
+    A number that could not be judged passes nothing.
+    """
+    return dict(_rules(cell)) if cell["state"] in (State.SUCCEEDED, State.FAILED) else {}
+
+
+def _rules(cell: JudgedCell) -> Iterator[tuple[str, float]]:
+    gates, kind = cell.get("gate", _NONE), cell["kind"]
+    passed = not kind
+    if not kind or is_gate(kind):
+        outcomes = {"within", "better"} if passed else {"worse"}
+        outcomes |= {"unclear", "not compared"} if kind == FailureKind.UNDECIDED else set()
+        for row in cell.get("compared") or []:
+            if row["outcome"] in outcomes:
+                yield (
+                    f"{'gate' if row['against'] else 'budget'} {row['measure']} {row['against']}".strip(),
+                    row["limit"],
+                )
+    if gates["on_fail"] == "fail" and (passed or kind == FailureKind.ACCURACY):
+        is_weak = kind == FailureKind.ACCURACY and cell["message"].startswith(_WEAK)
+        if not is_weak:
+            yield from ((f"tolerance {output}", limit) for output, limit in gates["tolerance"].items())
+        if gates["weak"] == "fail" and (passed or is_weak):
+            yield "weak", 0.0
+    for sort in (FailureKind.UNVERIFIABLE, FailureKind.FALLBACK):
+        if gates.get(sort) == "fail" and (passed or kind == sort):
+            yield sort.value, 0.0
+
+
+_NONE: CellGates = {"tolerance": {}, "weak": "", "on_fail": "", "unverifiable": ""}
+"""Gates of a report that has none: an older farm wrote it."""
+
+
+def left_out(refused: Rules, passed: Rules) -> list[str]:
+    """Return the rules that refused a cell and that it has not passed since, neither as they were nor stricter."""
+    return [written_rule(name, limit) for name, limit in refused.items() if not _is_passed(name, limit, passed)]
+
+
+def joined(before: Rules, now: Rules) -> Rules:
+    """Return what refused a program twice: of two limits of one rule the stricter one."""
+    return {**now, **{name: limit for name, limit in before.items() if not _is_passed(name, limit, now)}}
+
+
+def _is_passed(name: str, limit: float, passed: Rules) -> bool:
+    found = passed.get(name, passed.get(f"tolerance {OTHERS}") if name.startswith("tolerance ") else None)
+    if found is None:
+        return False
+    return found >= limit if name == "budget throughput" else found <= limit
+
+
+def written_rule(name: str, limit: float) -> str:
+    """Return a rule as one writes it: `gate latency=5%`, `tolerance y=0.01`, `unverifiable: fail`."""
+    sort, _, rest = name.partition(" ")
+    if sort == "tolerance":
+        return f"tolerance {'' if rest == OTHERS else f'{rest}='}{limit:g}"
+    return written(sort, rest.partition(" ")[0], limit) if rest else f"{sort}: fail"

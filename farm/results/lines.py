@@ -1,16 +1,24 @@
-"""Cells in short: what lists of cells show of each, a line for each of the 100,000 cells of a large build. Pure."""
+"""Cells in short: a line for each of the 100,000 cells of a large build, and what changed between two builds. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from farm.jobs.state import FailureKind, State
+from farm.errors import ArtifactGone, NotFound
+from farm.jobs.state import State, is_gate
 from farm.matrix.planned import CellPlan
-from farm.results.gate_rules import rules_of
+from farm.results.gates import GateRow, left_out, rules_of, undecided
 from farm.results.report import JudgedCell
+from farm.spec import changes
+
+if TYPE_CHECKING:
+    from farm.results.report import CellDifference, Differences, Report
+    from farm.wire.program import Sidecar
+
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
 """How a cell looks: its state, split further by what people look for."""
@@ -47,7 +55,7 @@ class CellLine(NamedTuple):
     reason: str = ""
     """Why its plan said that it has to be compiled."""
     rules: str = "{}"
-    """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gate_rules`), as JSON."""
+    """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gates`), as JSON."""
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
@@ -59,7 +67,7 @@ class CellLine(NamedTuple):
             target=cell["target"],
             precision=cell["precision"],
             shape=cell["shape"],
-            look=look_of(cell),
+            look=look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"]),
             kind=cell["kind"] or "",
             by_farm=cell["fault"] == "farm",
             message=cell["message"],
@@ -89,14 +97,14 @@ class CellLine(NamedTuple):
 
         What its gates will refuse counts as compiled, and nothing has a speed.
         """
-        look = _LOOKS.get(state) or ("hit" if cell["state"] == "hit" else "compiled")
+        look = look_of(state, hit=cell["state"] == "hit")
         place = (cell["identifier"], cell["model"], cell["target"], cell["precision"], cell["shape"])
         return cls(*place, look, key=cell["key"], reason=cell.get("reason") or "")
 
     @property
     def is_gate(self) -> bool:
         """Whether its program is there, and a gate of the build refused it."""
-        return bool(self.kind) and FailureKind(self.kind).is_gate
+        return is_gate(self.kind)
 
     @property
     def succeeded(self) -> bool:
@@ -126,24 +134,138 @@ class CellEnd(NamedTuple):
 _END = attrgetter(*CellEnd._fields)
 
 
-_LOOKS: Mapping[str, Look] = {
-    State.QUEUED: "queued",
-    State.RUNNING: "running",
-    State.FAILED: "failed",
-    State.CANCELLED: "cancelled",
-}
-
-
-def look_of(cell: JudgedCell) -> Look:
-    """Return how a judged cell looks."""
-    match State(cell["state"]):
+def look_of(state: str, *, hit: bool = False, expected: bool = False) -> Look:
+    """Return how a cell in a state looks; `expected`: its failure was."""
+    match State(state):
         case State.SUCCEEDED:
-            return "hit" if cell["hit"] else "compiled"
+            return "hit" if hit else "compiled"
         case State.FAILED:
-            return "expected" if cell["as_expected"] else "failed"
+            return "expected" if expected else "failed"
         case State.RUNNING:
             return "running"
         case State.QUEUED:
             return "queued"
         case State.CANCELLED:
             return "cancelled"
+
+
+# --- what changed between two builds ---------------------------------------------------------------------------------
+
+
+Effect = Literal["open", "newly failed", "still failing", "fixed", "unjudged", "worse", "better", "same"]
+"""What happened to a cell. `open`: one of the two has not ended, or was cancelled. `unjudged`: a rule refused it, and
+the second build did not judge it by that."""
+
+BAND = 0.10
+"""Relative difference of two medians below which nothing is said: they were measured at different times, perhaps on
+different nodes. `farm bench` measures two programs in turns, and sees smaller ones."""
+
+SAME = "the program is the same"
+
+_PASSED = frozenset({"compiled", "hit"})
+_FAILED = frozenset({"failed", "expected"})
+
+
+class CellChange(NamedTuple):
+    """What changed in a cell from one build to another one.
+
+    `share` is how much longer a run takes now, as a share of before, if both can be compared; else `left_out` says why
+    they cannot. `other_end`: it passes and did not, or fails and did not, or fails in another way.
+    """
+
+    effect: Effect
+    other_end: bool = False
+    share: float | None = None
+    left_out: str = ""
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether it ended differently, or its speed changed by more than the noise."""
+        return self.other_end or self.effect in ("worse", "better")
+
+
+def is_quiet(before: CellEnd, after: CellEnd) -> bool:
+    """Whether `change` can notice nothing of a cell: it ends as before, at about the same speed. Much faster."""
+    if before.look != after.look or before.kind != after.kind:
+        return False
+    then, now = before.latency, after.latency
+    return not then or not now or abs(now - then) <= BAND * then
+
+
+def change(before: CellEnd | CellLine | None, after: CellEnd | CellLine, rows: Sequence[GateRow] = ()) -> CellChange:
+    """Return what changed in a cell; `before` is None for a new one, which counts as one that passed.
+
+    Two speeds are compared by their medians, unless `rows` has what a comparison in turns with `before` found.
+    """
+    passed = before is None or before.look in _PASSED
+    failed = before is not None and before.look in _FAILED
+    other_end = passed != (after.look in _PASSED) or (before is not None and before.kind != after.kind)
+    if after.look == "failed":
+        return CellChange("still failing" if failed else "newly failed", other_end)
+    if after.look not in _PASSED or not (passed or failed):
+        return CellChange("same" if after.look == "expected" else "open", other_end)
+    if before is None:
+        return CellChange("same", other_end)
+    if failed:
+        unjudged = left_out(json.loads(before.rules), json.loads(after.rules))
+        return CellChange("unjudged" if unjudged else "fixed", other_end, left_out="; ".join(unjudged))
+    return _speed(before, after, rows)
+
+
+def _speed(before: CellEnd | CellLine, after: CellEnd | CellLine, rows: Sequence[GateRow]) -> CellChange:
+    if rows:
+        outcomes = {row["outcome"] for row in rows}
+        effect: Effect = "worse" if "worse" in outcomes else "better" if "better" in outcomes else "same"
+        return CellChange(effect, left_out="; ".join(undecided(rows)))
+    if why := _unfair(before, after):
+        return CellChange("same", left_out=why)
+    assert before.latency and after.latency
+    share = after.latency / before.latency - 1
+    return CellChange("worse" if share > BAND else "better" if share < -BAND else "same", False, share)
+
+
+def _unfair(before: CellEnd | CellLine, after: CellEnd | CellLine) -> str:
+    """Return why two speeds cannot be compared; empty if they can."""
+    if before.key == after.key:
+        return SAME
+    if not before.latency or not after.latency:
+        return "not measured in both builds"
+    if before.shared or after.shared:
+        return "not measured alone"
+    if before.device != after.device:
+        return "measured on different devices"
+    return ""
+
+
+def differences(left: Report, right: Report, sidecar: Callable[[str], Sidecar]) -> Differences:
+    """Return in what two builds differ; `sidecar` returns that of a cache key."""
+    before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in (left, right))
+    found = [_difference(name, before.get(name), after.get(name), sidecar) for name in before | after]
+    return {
+        "left": left["build"],
+        "right": right["build"],
+        "same": found.count(None),
+        "cells": [each for each in found if each],
+        "left_out": {
+            "left": [name for name in before if name not in after],
+            "right": [name for name in after if name not in before],
+        },
+    }
+
+
+def _difference(
+    name: str, left: JudgedCell | None, right: JudgedCell | None, sidecar: Callable[[str], Sidecar]
+) -> CellDifference | None:
+    """Return in what a cell differs between two builds; None if nothing is worth a notice."""
+    moved = change(CellEnd.of(CellLine.of(left)), CellEnd.of(CellLine.of(right))) if left and right else None
+    keys = [cell["facts"]["key"] if cell["facts"] else cell["key"] for cell in (left, right) if cell]
+    if moved and not moved.is_noticed and len(set(keys)) == 1:
+        return None
+    changed: list[str] = []
+    published = [cell["facts"]["key"] for cell in (left, right) if cell and cell["facts"]]
+    if len(set(published)) > 1:
+        with suppress(NotFound, ArtifactGone):
+            one, other = (sidecar(key)["spec"] for key in published)
+            changed = changes(one, other)
+    effect, share = (moved.effect, moved.share) if moved else (None, None)
+    return {"identifier": name, "left": left, "right": right, "changes": changed, "effect": effect, "share": share}

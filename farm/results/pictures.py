@@ -69,29 +69,6 @@ def totals(path: Path | None, *, title: str, y: str, series: Mapping[str, Mappin
     return _written(figure, path)
 
 
-def shares(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[float]]) -> bytes:
-    """Draw how values are distributed: for each series the share of its values that are at most `x`, as steps.
-
-    The legend names the number of values, their median and the largest. As `curves` otherwise.
-
-    Raises UsageError if matplotlib is not installed.
-    """
-    figure, axes = _figure(title, x, y)
-    for name, values in series.items():
-        if values:
-            ordered = sorted(values)
-            middle, count = ordered[(len(ordered) - 1) // 2], len(ordered)
-            label = f"{name} ({count}: median {middle:.2f}, largest {ordered[-1]:.2f})"
-            steps = [0.0, *((number + 1) / count for number in range(count))]
-            axes.step([ordered[0], *ordered], steps, where="post", label=_literal(label))
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(left=0)
-    if axes.lines:
-        # Below the axes: its lines are long, and steps go everywhere.
-        figure.legend(loc="outside lower left", frameon=False, fontsize="small")
-    return _written(figure, path)
-
-
 def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
     try:
         import matplotlib as mpl

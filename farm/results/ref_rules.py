@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from farm.artifacts.keys import sidecar_key
+from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
 from farm.targets.pools import begins
 
@@ -209,7 +209,7 @@ def family(members: Iterable[tuple[SnapshotCell, Sidecar]]) -> list[tuple[Snapsh
     """Return the members of one model file and one toolchain: those of the entry that readers get last."""
     families: dict[tuple[str, str], list[tuple[SnapshotCell, Sidecar]]] = {}
     for cell, sidecar in members:
-        made_of = cell["toolchain"], sidecar["spec"]["model"]["digest"]
+        made_of = cell["toolchain"], str(sidecar["spec"].get("model"))  # What it says may not be checked yet.
         families.setdefault(made_of, []).append((cell, sidecar))
     return max(families.values(), key=lambda found: (max(readers_order(cell) for cell, _ in found), len(found)))
 

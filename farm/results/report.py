@@ -8,24 +8,23 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from farm.jobs.estimate import EstimateDocument, OutlookDocument
-from farm.jobs.facts import ArtifactFacts
-from farm.jobs.rows import VerdictDocument
+from farm.jobs.estimate import Estimate, OutlookDocument
+from farm.jobs.rows import CellRow, VerdictDocument
 from farm.matrix.planned import CellGates, PastState, ShadowNotes, SoughtBatch, Values
 from farm.results.gates import GateRow
 from farm.runner.bounds import Default
 from farm.spec import PlainSize
+from farm.wire.asked import TAG, BuildId
 
 
-class JudgedCell(TypedDict):
+class JudgedCell(CellRow):
     """A cell of a build, judged by its gates.
 
-    `elapsed` are the seconds of its last attempt so far, `spent` those of all its attempts. `fault` says who has to
-    act on a failure: user or farm. `warning` says what a gate would refuse if the manifest asked for it, `waiting` why
-    the cell waits, `held` why `latest` does not take its program, which passed: an earlier build's rule refused it.
+    `state` is queued, running, succeeded, failed or cancelled. `fault` says who has to act on a failure: user or farm.
+    `warning` says what a gate would refuse if the manifest asked for it, `waiting` why the cell waits, `held` why
+    `latest` does not take its program, which passed: an earlier build's rule refused it.
     """
 
-    identifier: str
     model: str
     target: str
     precision: str
@@ -34,21 +33,7 @@ class JudgedCell(TypedDict):
     pool: str
     sizes: Mapping[str, PlainSize]
     sweep: SoughtBatch | None
-    state: Annotated[str, Field(description="queued, running, succeeded, failed or cancelled")]
-    hit: bool
-    kind: str | None
-    message: str
-    detail: str
-    phase: str | None
-    progress: float | None
-    job: str | None
-    attempt: int
-    worker: str | None
-    elapsed: float | None
-    estimate: EstimateDocument | None
-    spent: float
-    facts: ArtifactFacts | None
-    log: str | None
+    estimate: Estimate | None
     waiting: str
     warning: str
     gate: CellGates
@@ -68,8 +53,8 @@ class JudgedCell(TypedDict):
 class BuildView(TypedDict):
     """A build as people and scripts see it; once it has a verdict, with the verdict's counts."""
 
-    id: str
-    namespace: str
+    id: BuildId
+    namespace: Annotated[str, Field(pattern=TAG)]
     name: str
     labels: dict[str, str]
     state: Annotated[str, Field(description="open, ended or reported")]

@@ -139,12 +139,10 @@ def compare_pairs(program: Rounds, other: Rounds) -> Comparison:
 
 def _ranks_outside(count: int) -> int:
     """Return how many of so many ordered values lie on each side outside the median's interval."""
-    below, outside = 0.0, 0
-    while outside < (count - 1) // 2:
-        below += math.comb(count, outside) / 2**count
-        if 2 * below > 1 - CONFIDENCE:
-            break
+    below, outside = 0.0, -1
+    while 2 * below <= 1 - CONFIDENCE:
         outside += 1
+        below += math.comb(count, outside) / 2**count
     return max(0, outside - 1)
 
 

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
+from operator import itemgetter
 
 from farm.errors import ExitCode
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
-from farm.jobs.state import FailureKind, Fault, State
+from farm.jobs.state import FailureKind, Fault, State, is_gate, policy_of
 from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
-from farm.results import accuracy
-from farm.results.changes import CellChange, change
-from farm.results.gate_rules import rules_of
-from farm.results.gates import improvements, judge_gates, new, undecided
-from farm.results.lines import CellEnd, Look, look_of
-from farm.results.report import Changes, JudgedCell, Remark
+from farm.models.shapes import BATCH
+from farm.results.gates import (
+    improvements,
+    judge_program,
+    judge_unverified,
+    new,
+    rules_of,
+    undecided,
+)
+from farm.results.lines import CellChange, CellEnd, Look, change, look_of
+from farm.results.report import Changes, JudgedCell, Remark, SweepPoint, SweepResult
 from farm.targets.compilers import default_equal_share
 
 DAY = 86_400.0
@@ -32,8 +38,8 @@ def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Join what was planned for a cell with what the store knows of it, and judge a success by the build's gates."""
     cell = _join(planned, row)
     if cell["state"] == State.SUCCEEDED and cell["facts"]:
-        _judge(planned, cell, cell["facts"])
-    policy = FailureKind(cell["kind"]).policy if cell["kind"] else None
+        judge_program(planned, cell, cell["facts"])
+    policy = policy_of(cell["kind"]) if cell["kind"] else None
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""
     entry = _valid_expectation(planned)
@@ -50,13 +56,14 @@ def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
 def judge_instead(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> JudgedCell:
     """Return a cell that passed as it would be with another program, which an earlier build made."""
     other: JudgedCell = {**cell, "facts": facts, "hit": True, "warning": "", "compared": []}
-    _judge(planned, other, facts)
+    judge_program(planned, other, facts)
     return other
 
 
 def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Return a cell that is not judged yet; without a row it waits for its build to be accepted."""
     return {
+        **(row or _WAITING),
         "identifier": planned["identifier"],
         "model": planned["model"],
         "target": planned["target"],
@@ -66,23 +73,10 @@ def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
         "pool": planned["pool"],
         "sizes": planned["sizes"],
         "sweep": planned["sweep"],
-        "state": row["state"] if row else State.QUEUED,
-        "hit": row["hit"] if row else False,
-        "kind": row["kind"] if row else None,
-        "message": row["message"] if row else "",
-        "detail": row["detail"] if row else "",
-        "phase": row["phase"] if row else None,
-        "progress": row["progress"] if row else None,
-        "job": row["job"] if row else None,
-        "attempt": row["attempt"] if row else 0,
-        "worker": row["worker"] if row else None,
-        "elapsed": row["elapsed"] if row else None,
         "estimate": planned.get("estimate"),
-        "spent": _spent(row) if row else 0.0,
-        "facts": row["facts"] if row else None,
-        "log": row["log"] if row else None,
         "waiting": "",
         "warning": "",
+        "held": "",
         "gate": planned["gates"],
         "line": planned["line"],
         "fault": None,
@@ -97,23 +91,23 @@ def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     }
 
 
-def _judge(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> None:
-    """Fail a cell that succeeded and does not pass a gate, or warn of what a gate would refuse."""
-    gates = cell["gate"]
-    share = default_equal_share(cell["precision"])
-    judgement = accuracy.judge(facts, gates["tolerance"], gates["weak"], equal_share=share)
-    unverified = accuracy.judge_unverified(facts.get("unverified", ""), facts, gates["tolerance"], equal_share=share)
-    failed = [judgement] if gates["on_fail"] == "fail" else []
-    failed += [unverified] if gates.get("unverifiable") == "fail" else []
-    fallback = accuracy.judge_fallback(facts) if gates.get("fallback", "warn") != "allow" else None
-    failed += [fallback] if gates.get("fallback") == "fail" else []
-    judged = judge_gates(planned, facts, hit=cell["hit"])
-    cell["compared"] = judged.rows
-    failed += [accuracy.Judgement(judged.kind, judged.message)] if judged.kind else []
-    if reason := next(filter(None, failed), None):
-        cell.update({"state": State.FAILED, "kind": reason.kind, "message": reason.message})
-    else:
-        cell["warning"] = "; ".join(found.message for found in (judgement, unverified, fallback) if found)
+_WAITING: CellRow = {
+    "identifier": "",
+    "state": State.QUEUED,
+    "hit": False,
+    "kind": None,
+    "message": "",
+    "detail": "",
+    "phase": None,
+    "progress": None,
+    "job": None,
+    "attempt": 0,
+    "worker": None,
+    "elapsed": None,
+    "spent": 0.0,
+    "facts": None,
+    "log": None,
+}
 
 
 def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
@@ -126,7 +120,7 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
     surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]
     cancelled = [cell for cell in cells if cell["state"] == State.CANCELLED]
     by_farm = [cell for cell in wrong if cell["fault"] == Fault.FARM]
-    by_gate = [cell for cell in wrong if cell["kind"] and FailureKind(cell["kind"]).is_gate]
+    by_gate = [cell for cell in wrong if is_gate(cell["kind"])]
     if by_farm:
         code = ExitCode.FARM_FAULT
     elif len(wrong) > len(by_gate) or cancelled:
@@ -159,6 +153,7 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
             parts.append(f"{number} {words}")
     counts = {state.value: sum(cell["state"] == state for cell in cells) for state in State}
     counts["hits"] = sum(cell["hit"] for cell in cells)
+    counts["expected"] = sum(cell["as_expected"] for cell in cells)
     return {"exit_code": int(code), "text": ", ".join(parts), "counts": counts}
 
 
@@ -168,7 +163,7 @@ def is_unverified(cell: JudgedCell) -> bool:
     if not facts:
         return False
     share, said = default_equal_share(cell["precision"]), facts.get("unverified", "")
-    return bool(accuracy.judge_unverified(said, facts, cell["gate"]["tolerance"], equal_share=share))
+    return bool(judge_unverified(said, facts, cell["gate"]["tolerance"], equal_share=share))
 
 
 def expected_failure(planned: CellPlan) -> TimedFailure | None:
@@ -185,12 +180,6 @@ def expected_failure(planned: CellPlan) -> TimedFailure | None:
 def _valid_expectation(planned: CellPlan) -> ExpectedFailure | None:
     expected = expected_failure(planned)
     return planned["expected"] if expected and datetime.now(UTC).timestamp() < expected["before"] else None
-
-
-def _spent(row: CellRow) -> float:
-    """Seconds that the job's attempts have held a slot, with the one that runs."""
-    running = (row.get("elapsed") or 0.0) if row.get("state") == State.RUNNING else 0.0
-    return round((row.get("spent") or 0.0) + running, 3)
 
 
 def changes_of(cells: Sequence[JudgedCell]) -> Changes:
@@ -230,7 +219,8 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
 def change_of(cell: JudgedCell) -> CellChange:
     """Return what happened to a cell since the build before; `open` if that is not known."""
     past = cell.get("before")
-    after = CellEnd(cell["identifier"], look_of(cell), cell["kind"] or "", rules=json.dumps(rules_of(cell)))
+    now = look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"])
+    after = CellEnd(cell["identifier"], now, cell["kind"] or "", rules=json.dumps(rules_of(cell)))
     if past and past["state"] == UNKNOWN:
         return CellChange("open")
     look: Look = "failed" if past and past["state"] == State.FAILED else "compiled"
@@ -251,3 +241,87 @@ def _failure(cell: JudgedCell) -> Remark:
 
 def _remark(cell: JudgedCell, text: str) -> Remark:
     return {"identifier": cell["identifier"], "text": text}
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def sweeps_of(cells: Iterable[JudgedCell]) -> list[SweepResult]:
+    """Return the sweeps among a build's judged cells: one for each model, target, precision and other sizes.
+
+    `sizes` leave out the batch; the points are in the order of their batches.
+    """
+    groups: dict[tuple[str, ...], SweepResult] = {}
+    for cell in cells:
+        asked, size = cell["sweep"], cell["sizes"].get(BATCH)
+        if not asked or not isinstance(size, int):
+            continue
+        rest = {name: value for name, value in cell["sizes"].items() if name != BATCH}
+        new: SweepResult = {
+            "model": cell["model"],
+            "target": cell["target"],
+            "precision": cell["precision"],
+            "sizes": rest,
+            **asked,
+            "points": [],
+            "best": None,
+            "weak": False,
+        }
+        group = groups.setdefault((cell["model"], cell["target"], cell["precision"], str(sorted(rest.items()))), new)
+        group["points"].append(_point(cell, size))
+    for group in groups.values():
+        group["points"].sort(key=lambda point: point["batch"])
+        best = _best(group)
+        group["best"] = best["identifier"] if best else None
+        group["weak"] = any(point["shared"] for point in group["points"])
+    return list(groups.values())
+
+
+def _point(cell: JudgedCell, batch: int) -> SweepPoint:
+    facts = cell.get("facts")
+    latency = facts.get("latency") if facts and cell["state"] == State.SUCCEEDED else None
+    return {
+        "identifier": cell["identifier"],
+        "batch": batch,
+        "latency": latency,
+        "throughput": batch / latency if latency else None,
+        "shared": bool(latency and facts and facts.get("shared")),
+    }
+
+
+def _best(group: SweepResult) -> SweepPoint | None:
+    """Return the best point; of equal ones the smallest batch, which costs least memory."""
+    limit = group["max_latency"]
+    allowed = [point for point in group["points"] if point["latency"] and (not limit or point["latency"] <= limit)]
+    if group["metric"] == "latency":
+        return min(allowed, key=itemgetter("latency"), default=None)
+    return max(allowed, key=itemgetter("throughput"), default=None)
+
+
+def title(sweep: SweepResult) -> str:
+    """Return a sweep's name for people: `resnet50 migraphx/mi300x fp16`, with the other sizes if there are any."""
+    sizes = [f"{name}={size}" for name, size in sweep["sizes"].items()]
+    return " ".join([sweep["model"], sweep["target"], sweep["precision"], *sizes])
+
+
+def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
+    """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency if that is all they ask for.
+
+    Raises UsageError if matplotlib is not installed.
+    """
+    from farm.results.pictures import curves
+
+    field, axis = "throughput", "samples a second"
+    if all(sweep["metric"] == "latency" for sweep in sweeps):
+        field, axis = "latency", "latency in ms"
+    series = {
+        title(sweep): [
+            (point["batch"], latency * 1000 if field == "latency" else point["batch"] / latency)
+            for point in sweep["points"]
+            if (latency := point["latency"])
+        ]
+        for sweep in sweeps
+    }
+    shared = " (not measured alone)" if any(sweep["weak"] for sweep in sweeps) else ""
+    subject = name if len(sweeps) > 1 else title(sweeps[0])
+    return curves(None, title=f"{subject}: {field} by batch{shared}", x="batch", y=axis, series=series)
