@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -12,17 +13,16 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from celery import Celery
 
-    from farm.artifacts.refs import SnapshotCell
+    from farm.artifacts.refs import RefCommit, Refs, RefView, SnapshotCell
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
-    from farm.builds.acknowledged import AcknowledgedFailures
     from farm.builds.admission import Admission
     from farm.builds.build_index import BuildIndex
     from farm.builds.finishing import BuildFinisher
     from farm.builds.job_views import JobViews
-    from farm.builds.known import KnownArtifacts
+    from farm.builds.known_failures import AcknowledgedFailures, RefusedPrograms
+    from farm.builds.planner import KnownArtifacts
     from farm.builds.reading import BuildReader
-    from farm.builds.refused import RefusedPrograms
     from farm.builds.service import BuildService
     from farm.extension import Extension
     from farm.node.executor import Executor
@@ -39,11 +39,6 @@ class Farm:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._parts: dict[Callable[[Farm], object], object] = {}
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Farm:
-        """Return a farm for these settings."""
-        return cls(settings)
 
     @classmethod
     def current(cls) -> Farm:
@@ -101,6 +96,26 @@ class Farm:
         return S3Store.from_settings(self.settings)
 
     @cached_property
+    def refs(self) -> Refs:
+        """The refs, for who moves some: extensions see each write, and may refuse it."""
+        from farm.artifacts.refs import Refs
+
+        def commit(commit: RefCommit) -> RefView | None:
+            for each in self.extensions:
+                if each.on_commit:
+                    if (after := each.on_commit(self, commit)) is None:
+                        return None
+                    commit = replace(commit, after=after)
+            return commit.after
+
+        def committed(namespace: str, ref: RefView) -> None:
+            for each in self.extensions:
+                if each.on_committed:
+                    each.on_committed(self, namespace, ref)
+
+        return Refs(self.artifacts, commit, committed)
+
+    @cached_property
     def tokens(self) -> Tokens:
         """The tokens of the API's callers."""
         from farm.artifacts.tokens import Tokens
@@ -140,14 +155,14 @@ class Farm:
     @cached_property
     def acknowledged(self) -> AcknowledgedFailures:
         """What is known about failing cells."""
-        from farm.builds.acknowledged import AcknowledgedFailures
+        from farm.builds.known_failures import AcknowledgedFailures
 
         return AcknowledgedFailures(self.artifacts)
 
     @cached_property
     def refused(self) -> RefusedPrograms:
         """What gates refused."""
-        from farm.builds.refused import RefusedPrograms
+        from farm.builds.known_failures import RefusedPrograms
 
         return RefusedPrograms(self.artifacts, self.acknowledged)
 
@@ -172,6 +187,7 @@ class Farm:
             known=self.known,
             index=self.build_index,
             refused=self.refused,
+            refs=self.refs,
             on_finished=lambda report: notify(self.extensions, "on_finished", self, report),
             on_judged=lambda report: notify(self.extensions, "on_judged", self, report),
         )
@@ -186,7 +202,7 @@ class Farm:
     @cached_property
     def known(self) -> KnownArtifacts:
         """What is known about programs that are there."""
-        from farm.builds.known import KnownArtifacts
+        from farm.builds.planner import KnownArtifacts
 
         return KnownArtifacts(self.store, self.artifacts)
 
@@ -200,7 +216,7 @@ class Farm:
     @cached_property
     def executor(self) -> Executor:
         """Runs the steps of one attempt."""
-        from farm.node.blob_cache import NodeCache
+        from farm.node.disk import NodeCache
         from farm.node.executor import Executor
 
         cache = NodeCache(

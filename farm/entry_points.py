@@ -1,24 +1,6 @@
 """What other packages add to a farm, by entry points. Nothing is imported before it is asked for.
 
-- `farm.extensions`: an `Extension`; servers and workers load all of them.
-- `farm.commands`: a command of `farm`, by its name: a function, or a `typer.Typer` for a group of commands.
-- `farm.apis`: a topic of a `FarmClient`, by its name: a class derived from `farm.client.topic.Api`.
-- `farm.trust`: a `farm.client.fetching.ReaderTrust`, made by its `from_settings` for clients that ask for signatures.
-- `farm.reports`: a format of a build's report, such as `junit`: a function of a `Report` and the URL of its page.
-- `farm.problems`: a format of `farm lint`, such as `sarif`: a function of the problems; returns JSON, or lines.
-- `farm.pipelines`: what knows a CI server: see `farm.cli.report_files.PipelineHooks`.
-- `farm.compilers`: a `farm.targets.compilers.Compiler`, or the kinds of devices that one of the farm gets. Its module
-  imports `farm.targets` and the standard library alone, since `farm reproduce` takes it along.
-- `farm.sources`, `farm.converters`: what brings models of a source (`hf`), or converts those of a format (`torch`): see
-  `farm.client.foreign_models`.
-- `farm.children`: a module that children run under a name of its own, such as `torch`, with a function for each action
-  (`ChildRequest.extension`). It is never imported here.
-- `farm.gpus`: how to ask the driver of a maker's GPUs, by the maker's name: see `farm.node.gpus.GpuDriver`.
-- `farm.layouts`: what `farm fetch --layout NAME` writes: see `FarmClient.fetch`.
-- `farm.verifiers`: what `farm verify` does with a folder of this kind: a function that yields checks.
-- `farm.checks`: what `farm doctor` finds in a folder of this kind: a function that yields names and reasons.
-- `farm.reproducers`: what writes an attempt so that others can run it: see `JobsApi.reproduce`.
-- `farm.attestations`: what else is signed about a program: a function of its sidecar, see `Notary.attest`.
+`docs/extend.md` says what each group holds, and who asks for it.
 """
 
 from __future__ import annotations
@@ -37,7 +19,7 @@ EXTENSIONS, COMMANDS, APIS, TRUST = "farm.extensions", "farm.commands", "farm.ap
 REPORTS, PROBLEMS, PIPELINES = "farm.reports", "farm.problems", "farm.pipelines"
 COMPILERS, GPUS = "farm.compilers", "farm.gpus"
 LAYOUTS, VERIFIERS, CHECKS = "farm.layouts", "farm.verifiers", "farm.checks"
-ATTESTATIONS, REPRODUCERS = "farm.attestations", "farm.reproducers"
+REPRODUCERS = "farm.reproducers"
 SOURCES, CONVERTERS, CHILDREN = "farm.sources", "farm.converters", "farm.children"
 
 
@@ -50,11 +32,6 @@ def load(group: str) -> list[tuple[EntryPoint, Any]]:
 def modules(group: str) -> dict[str, str]:
     """Return the names of the modules that installed packages have in a group. Imports none of them."""
     return {entry.name: entry.module for entry in _entries(group) if _source(entry)}
-
-
-def names(group: str) -> list[str]:
-    """Return what installed packages have in a group. Imports none of them."""
-    return [entry.name for entry in _entries(group) if _source(entry)]
 
 
 def packages() -> list[tuple[str, str]]:

@@ -27,38 +27,33 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import NotRequired
+from typing import NotRequired, Self, cast
 
 from typing_extensions import TypedDict
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `farm`; `farm help exit-codes` prints this table."""
+    """The exit codes of `farm`, each with what it means; `farm help exit-codes` prints this table."""
 
-    OK = 0
-    CELL_FAILED = 1
-    USAGE = 2
-    GATE_FAILED = 3
-    NOTHING_MATCHED = 4
-    NOT_ALLOWED = 5
-    FARM_FAULT = 6
-    INTERRUPTED = 8
-    ARTIFACT_GONE = 39
+    meaning: str
 
+    OK = 0, "all cells succeeded"
+    CELL_FAILED = 1, "some cell failed"
+    USAGE = 2, "wrong usage, or an error in the manifest; nothing was changed"
+    GATE_FAILED = 3, "only gates failed: accuracy, unverifiable, fallback, regression, budget or undecided"
+    NOTHING_MATCHED = 4, "nothing matched"
+    NOT_ALLOWED = 5, "this token may not do that"
+    FARM_FAULT = 6, "some cell ended by the farm's fault; trying again helps"
+    INTERRUPTED = 8, "interrupted (Ctrl-C); the build goes on"
+    ARTIFACT_GONE = 39, "the artifact existed, and is gone or damaged"
 
-EXIT_CODES: dict[ExitCode, str] = {
-    ExitCode.OK: "all cells succeeded",
-    ExitCode.CELL_FAILED: "some cell failed",
-    ExitCode.USAGE: "wrong usage, or an error in the manifest; nothing was changed",
-    ExitCode.GATE_FAILED: "only gates failed: accuracy, unverifiable, fallback, regression, budget or undecided",
-    ExitCode.NOTHING_MATCHED: "nothing matched",
-    ExitCode.NOT_ALLOWED: "this token may not do that",
-    ExitCode.FARM_FAULT: "some cell ended by the farm's fault; trying again helps",
-    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); the build goes on",
-    ExitCode.ARTIFACT_GONE: "the artifact existed, and is gone or damaged",
-}
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """Make a code: the value is the number alone."""
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
 
 class FarmError(Exception):
@@ -134,14 +129,7 @@ class Problem:
 
     def as_dict(self) -> ProblemDocument:
         """Return the problem as plain JSON."""
-        return {
-            "message": self.message,
-            "file": self.file,
-            "line": self.line,
-            "column": self.column,
-            "hint": self.hint,
-            "snippet": self.snippet,
-        }
+        return cast(ProblemDocument, asdict(self))
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""

@@ -12,7 +12,7 @@ from farm import entry_points
 from farm.errors import FarmFault, UsageError
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import SnapshotCell
+    from farm.artifacts.refs import RefCommit, RefView, SnapshotCell
     from farm.artifacts.storage import ArtifactStore, Sign
     from farm.results.report import Report
     from farm.settings import Settings
@@ -79,6 +79,15 @@ class Extension(Generic[F]):
 
     What it returns is called when the ref names them; both may be called again for the same move.
     """
+
+    on_commit: Callable[[F, RefCommit], RefView | None] | None = None
+    """Called before a ref is written, whoever moves it; returns what is written (`farm.artifacts.refs.Commit`).
+
+    Raises FarmError to refuse the move. It may be called again for the same move.
+    """
+
+    on_committed: Callable[[F, str, RefView], object] | None = None
+    """Called with the namespace and a ref that was written; one without a snapshot was deleted."""
 
     artifact_facts: Callable[[F, str, Sidecar], Sequence[tuple[str, str]]] | None = None
     """Returns what an artifact's page says of it besides, as names and texts, to a reader of a namespace."""

@@ -19,11 +19,27 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20
 """Bytes of a file that are copied at once."""
 
+DEEPEST = 32
+"""Levels of folders in a child's folder; compilers' caches have three or four."""
+
+LONGEST_PATH = 2000
+"""Bytes of a path; the kernel takes 4095."""
+
+MOST_FILES = 100_000
+"""Entries in a child's folder; MIOpen's kernel cache has hundreds."""
+
 
 def configs_folder() -> Path:
     """Return the folder of the shipped configuration: inside the package, or next to it in a checkout."""
     packaged = Path(__file__).parent / "configs"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def shipped_users() -> str:
+    """Return Redis' users, one for each role, as a file of access rules."""
+    packaged = configs_folder() / "users.acl"
+    kept = packaged if packaged.is_file() else configs_folder().parent / "deploy" / "redis" / "users.acl"
+    return kept.read_text(encoding="utf-8")
 
 
 def write_new(path: Path, text: str | bytes) -> None:
@@ -239,3 +255,57 @@ def _is_folder(name: str, parent: int) -> bool:
 def _names(folder: int) -> list[str]:
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove everything from a folder except folders and regular files with one name; return what was removed and why.
+
+    A hostile compiler can leave links to the worker's own files, pipes that block a reader for ever, or a thousand
+    nested folders. All its processes are gone by then, so nothing changes after the sweep. All
+    files are made readable for their owner: a child may have changed their mode.
+    """
+    found: list[str] = []
+    todo = [(folder, 0)]
+    count = 0
+    while todo:
+        place, depth = todo.pop()
+        place.chmod(0o700)
+        with os.scandir(place) as entries:
+            for entry in entries:
+                count += 1
+                path = Path(entry.path)
+                status = entry.stat(follow_symlinks=False)
+                if (
+                    stat.S_ISDIR(status.st_mode)
+                    and depth < DEEPEST
+                    and len(os.fsencode(path)) < LONGEST_PATH
+                    and count <= MOST_FILES
+                ):
+                    todo.append((path, depth + 1))
+                elif is_plain(status) and count <= MOST_FILES:
+                    if not status.st_mode & stat.S_IRUSR:
+                        path.chmod(0o600)
+                else:
+                    found.append(f"{_shown(path.relative_to(folder))} ({_what(status, count)})")
+                    _remove(path, status)
+    return found
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path).decode(errors="replace")[:80]
+
+
+def _remove(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        remove_tree(path)
+    else:
+        path.unlink()
+
+
+def _what(status: os.stat_result, count: int) -> str:
+    if count > MOST_FILES:
+        return f"beyond {MOST_FILES} files"
+    if stat.S_ISDIR(status.st_mode):
+        return f"deeper than {DEEPEST} folders"
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFREG: "a second name"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "a device")

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
@@ -24,43 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from farm.errors import UsageError
 from farm.files import configs_folder
 
-_LISTS = (
-    "api_hosts",
-    "cross_targets",
-    "other_toolchains",
-    "s3_sources",
-    "toolchains",
-    "trusted_folders",
-    "webhook_networks",
-)
-"""Settings that are lists; in the environment their items are separated by commas."""
-
-FOR_FOLDERS = frozenset(
-    (
-        "namespace",
-        "api_url",
-        "lease_seconds",
-        "renew_seconds",
-        "retry_delay",
-        "time_limit",
-        "memory_limit",
-        "hang_seconds",
-        "toolchains",
-        "radar",
-        "pool_timeout",
-        "namespace_cells",
-        "cpu_slots",
-        "threads",
-        "grace_seconds",
-        "cross_targets",
-        "measure_seconds",
-        "probe_pause",
-        "log_level",
-        "log_format",
-    )
-)
-"""What `./farm.toml` may set in a folder that the user does not trust; `api_url` only if no token goes there."""
-
+T = TypeVar("T")
+_FOR_FOLDERS = object()
+ForFolders = Annotated[T, _FOR_FOLDERS]
+"""A setting that `./farm.toml` may set in a folder that the user does not trust."""
 
 _API_ONLY = ("api_token", "proxy_secret")
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
@@ -77,12 +44,14 @@ class Settings(BaseModel):
 
     data_dir: Path
     trusted_folders: tuple[str, ...]
-    namespace: str = Field(pattern=rf"^$|{NAMESPACE}")
-    api_url: str
+    namespace: ForFolders[str] = Field(pattern=rf"^$|{NAMESPACE}")
+    # Only if no token goes there.
+    api_url: ForFolders[str]
     api_hosts: tuple[str, ...]
     api_token: SecretStr
     proxy_secret: SecretStr
     signing_key: str
+    timestamp_key: str
     builder_id: str
     trust_policy: str
     redis_url: SecretStr
@@ -93,41 +62,42 @@ class Settings(BaseModel):
     s3_access_key: SecretStr
     s3_secret_key: SecretStr
     s3_sources: tuple[str, ...]
-    lease_seconds: float = Field(gt=0)
-    renew_seconds: float = Field(gt=0)
-    retry_delay: float = Field(ge=0)
-    time_limit: float = Field(gt=0)
-    memory_limit: int = Field(ge=0)
-    hang_seconds: float = Field(gt=0)
+    lease_seconds: ForFolders[float] = Field(gt=0)
+    renew_seconds: ForFolders[float] = Field(gt=0)
+    retry_delay: ForFolders[float] = Field(ge=0)
+    time_limit: ForFolders[float] = Field(gt=0)
+    memory_limit: ForFolders[int] = Field(ge=0)
+    hang_seconds: ForFolders[float] = Field(gt=0)
     disk_limit: int = Field(ge=0)
     process_limit: int = Field(ge=0)
-    toolchains: tuple[str, ...]
-    radar: str = Field(pattern=r"^$|^[a-z0-9][a-z0-9._-]{0,63}$")
-    pool_timeout: float = Field(gt=0)
-    namespace_cells: int = Field(ge=0)
+    cold_children: tuple[str, ...]
+    toolchains: ForFolders[tuple[str, ...]]
+    radar: ForFolders[str] = Field(pattern=r"^$|^[a-z0-9][a-z0-9._-]{0,63}$")
+    pool_timeout: ForFolders[float] = Field(gt=0)
+    namespace_cells: ForFolders[int] = Field(ge=0)
     webhook_networks: tuple[str, ...]
     keep_days: float = Field(gt=0)
     changes_days: float = Field(gt=0)
     gc: bool
-    cpu_slots: int = Field(ge=0)
-    threads: int = Field(ge=0)
-    grace_seconds: float = Field(ge=0)
+    cpu_slots: ForFolders[int] = Field(ge=0)
+    threads: ForFolders[int] = Field(ge=0)
+    grace_seconds: ForFolders[float] = Field(ge=0)
     lock_dir: str
     migraphx_python: str
     migraphx_path: str
     other_toolchains: tuple[str, ...]
-    cross_targets: tuple[str, ...]
+    cross_targets: ForFolders[tuple[str, ...]]
     torch_python: str
     tensorflow_python: str
-    measure_seconds: float = Field(gt=0)
+    measure_seconds: ForFolders[float] = Field(gt=0)
     cache_bytes: int = Field(gt=0)
     min_free_bytes: int = Field(ge=0)
     outbox_bytes: int = Field(gt=0)
     outbox_hours: float = Field(gt=0)
-    probe_pause: float = Field(gt=0)
+    probe_pause: ForFolders[float] = Field(gt=0)
     health_port: int = Field(ge=0, le=65535)
-    log_level: str = Field(pattern="^(debug|info|warning|error)$")
-    log_format: str = Field(pattern="^(json|console)$")
+    log_level: ForFolders[str] = Field(pattern="^(debug|info|warning|error)$")
+    log_format: ForFolders[str] = Field(pattern="^(json|console)$")
 
     @field_validator("webhook_networks")
     @classmethod
@@ -154,6 +124,9 @@ class Settings(BaseModel):
     def environment(self) -> dict[str, str]:
         """Return the environment variables that give another process of the farm these same settings."""
         return {f"FARM_{name.upper()}": _as_text(getattr(self, name)) for name in type(self).model_fields}
+
+
+FOR_FOLDERS = frozenset(name for name, each in Settings.model_fields.items() if _FOR_FOLDERS in each.metadata)
 
 
 def worker_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -209,25 +182,39 @@ def _sources(environ: Mapping[str, str]) -> list[_Source]:
     """Return the sources of settings, the strongest last."""
     named = environ.get("FARM_CONFIG")
     local = Path(named or "farm.toml")
-    if named and not local.is_file():
+    if named and not _is_file(local):
         raise UsageError(f"FARM_CONFIG: no file {named}")
     home = user_config_path("farm") / "farm.toml"
-    layers = [_read(path) for path in (configs_folder() / "farm.toml", home) if path.is_file()]
+    layers = [_read(path) for path in (configs_folder() / "farm.toml", home) if _is_file(path)]
     variables = {name: f"FARM_{name.upper()}" for name in Settings.model_fields}
     given = {name: environ[variable] for name, variable in variables.items() if variable in environ}
     environment = _Source(
-        {name: [part for part in text.split(",") if part] if name in _LISTS else text for name, text in given.items()}
+        {name: [part for part in text.split(",") if part] if _is_list(name) else text for name, text in given.items()}
     )
-    if local.is_file() and local.resolve() != home.resolve():
+    if _is_file(local) and local.resolve() != home.resolve():
         layers.append(_read(local, trusted=bool(named) or _trusts_this_folder([*layers, environment])))
     return [*layers, environment]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; raises UsageError if this user may not look."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        hint = "run as a user who may look there, or set HOME (or XDG_CONFIG_HOME) to a folder of yours"
+        raise UsageError(f"{path}: cannot look for settings: {error.strerror}", hint=hint) from None
+
+
+def _is_list(name: str) -> bool:
+    """Whether a setting is a list: in the environment commas separate its items."""
+    return Settings.model_fields[name].annotation == tuple[str, ...]
 
 
 def _read(path: Path, *, trusted: bool = True) -> _Source:
     try:
         text = path.read_text(encoding="utf-8")
         return _Source(tomllib.loads(text), path, text, trusted)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 

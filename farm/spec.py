@@ -1,4 +1,4 @@
-"""CompileSpec: everything that can change the output of one compile, and its cache key.
+"""The spec: everything that can change the output of one compile, and its cache key.
 
 The key is a published contract: `docs/cache-key.md` describes it with test vectors.
 """
@@ -10,14 +10,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, NotRequired, cast
 
 from typing_extensions import TypedDict
 
 from farm.runner.bounds import Digest, File, Size
-from farm.runner.documents import InputSpec, OpenSize
+from farm.runner.documents import DataRecipe, DeviceDocument, InputSpec, OpenSize
 
 SCHEMA = 1
 """Number of the cache key's recipe: every change to the recipe gets a new number."""
@@ -59,37 +59,12 @@ class KeyedCompiler(TypedDict):
     libraries: Mapping[str, str]
 
 
-class DeviceDocument(TypedDict):
-    """A `Device` as plain JSON."""
-
-    arch: str
-    compute_units: int | None
-    xcc: int | None
-    cpu_family: str | None
-
-
 class KeyedTuning(TypedDict):
     """The tuning of a spec; `budget` (seconds) is there if it cut the tuning short."""
 
     mode: str
     miopen_find_enforce: NotRequired[int]
     budget: NotRequired[float]
-
-
-class DeclaredValues(TypedDict, total=False):
-    """What a manifest declares of an input's values: a range, both ends included, or one value."""
-
-    range: Sequence[float]
-    value: float
-
-
-class DataRecipe(TypedDict, total=False):
-    """Calibration data or samples: a blob by its `digest`, or how many to `generate`, from which `seed`."""
-
-    digest: str
-    generate: int
-    seed: int
-    ranges: Mapping[str, DeclaredValues]
 
 
 class KeyedVerification(TypedDict):
@@ -100,7 +75,11 @@ class KeyedVerification(TypedDict):
 
 
 class SpecDocument(TypedDict):
-    """A `CompileSpec` as plain JSON."""
+    """One fully resolved compile, every field present. Equal specs have equal cache keys and may share one artifact.
+
+    All dimensions of `inputs` are resolved; `verification` is None if it is off. Names, labels, priority, limits,
+    tolerances and gates are not part of a spec. `schema` is the number of the key's recipe (`SCHEMA`).
+    """
 
     model: KeyedModel
     compiler: KeyedCompiler
@@ -134,47 +113,7 @@ class Device:
 
     def as_dict(self) -> DeviceDocument:
         """Return the device as plain JSON."""
-        return {
-            "arch": self.arch,
-            "compute_units": self.compute_units,
-            "xcc": self.xcc,
-            "cpu_family": self.cpu_family,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CompileSpec:
-    """One fully resolved compile. Equal specs have equal cache keys and may share one artifact.
-
-    All dimensions of `inputs` are resolved; `verification` is None if it is off. Names, labels, priority, limits,
-    tolerances and gates are not part of a spec.
-    """
-
-    model: KeyedModel
-    compiler: KeyedCompiler
-    device: Device
-    toolchain: str
-    precision: str
-    inputs: Mapping[str, InputSpec]
-    batch: PlainSize | None = None
-    options: Mapping[str, OptionValue] = field(default_factory=dict)
-    tuning: KeyedTuning = field(default_factory=lambda: KeyedTuning(mode="off"))
-    env: Mapping[str, str] = field(default_factory=dict)
-    calibration: DataRecipe | None = None
-    quantization: Mapping[str, OptionValue] = field(default_factory=dict)
-    verification: KeyedVerification | None = None
-    salt: str = ""
-    schema: int = SCHEMA
-
-    def as_dict(self) -> SpecDocument:
-        """Return the spec as plain JSON; every field is present, even if it is empty."""
-        return cast(SpecDocument, asdict(self))
-
-    @classmethod
-    def from_dict(cls, document: SpecDocument) -> CompileSpec:
-        """Read back what `as_dict` wrote."""
-        fields: Mapping[str, Json] = {**document, "device": Device(**document["device"])}
-        return cls(**fields)
+        return cast(DeviceDocument, asdict(self))
 
 
 def canonical_json(value: Json) -> str:
@@ -220,9 +159,9 @@ def digest_of(value: Json) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def cache_key(spec: CompileSpec) -> str:
+def cache_key(spec: SpecDocument) -> str:
     """Return the spec's cache key: the SHA-256 (64 hex digits) of its canonical JSON."""
-    return key_of_fields(canonical_fields(spec.as_dict()))
+    return key_of_fields(canonical_fields(spec))
 
 
 def canonical_fields(document: Mapping[str, object]) -> dict[str, str]:
@@ -278,10 +217,10 @@ def comparable(spec: SpecDocument) -> str:
     return f"{spec['compiler']['name']}-{device}.{spec['precision']}.{spec['tuning']['mode']}"
 
 
-def changes(before: SpecDocument, after: CompileSpec) -> list[str]:
+def changes(before: SpecDocument, after: SpecDocument) -> list[str]:
     """List the parts of the cache key that differ: `options.level: standard -> tuned`."""
     found: list[str] = []
-    _compare("", before, after.as_dict(), found)
+    _compare("", before, after, found)
     return found or ["compiled again: the artifact is gone"]
 
 

@@ -71,4 +71,5 @@ def rate(per_second: float | None) -> str:
 
 def by_number(text: str) -> list[tuple[int, str]]:
     """Return a key for sorting texts by the numbers in them: `b2` comes before `b10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]
+    parts = re.split(r"0*([0-9]+)", text)  # Compared as text: `int` takes 4300 digits.
+    return [(len(part), part) if part.isdigit() else (-1, part) for part in parts]

@@ -6,20 +6,21 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Body, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from farm.api import schemas
-from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
-from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3 import client_parts
-from farm.artifacts.storage import Artifact, Missing, Put, SignedSidecar, Upload
+from farm.artifacts.storage import Missing, SignedSidecar, Upload, blob_key, sidecar_key
+from farm.artifacts.tokens import Token
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import entries
 from farm.wire.asked import BlobSize
+from farm.wire.program import Sidecar
 
 router = APIRouter(tags=["artifacts"])
 blobs = APIRouter(tags=["blobs"])
@@ -53,7 +54,7 @@ def artifact(
     key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
 ) -> schemas.Document:
     """Return the sidecar of a complete artifact. 410 if the artifact is damaged."""
-    return dict(_found(key, caller, farm).sidecar)
+    return dict(_found(key, caller, farm))
 
 
 @router.get("/artifacts/{key}/statements", response_model=schemas.Document)
@@ -65,10 +66,10 @@ def statements(
     Each statement is a Sigstore bundle. The farm does not judge them: readers do, by their trust policies.
     """
     found = _found(key, caller, farm)
-    there = farm.artifacts.get_object(sidecar_key(found.namespace, key))
+    there = farm.artifacts.get_object(sidecar_key(found["namespace"], key))
     if there is None:
         raise ArtifactGone(f"the sidecar of {key} is gone", hint=_AGAIN)
-    namespaces = dict.fromkeys((found.namespace, caller.namespace))
+    namespaces = dict.fromkeys((found["namespace"], caller.namespace))
     return {
         "sidecar": there.data.decode(),
         "statements": [each.decode() for each in farm.artifacts.statements(namespaces, key)],
@@ -78,8 +79,8 @@ def statements(
 _AGAIN = "`farm submit` compiles it"
 
 
-def _found(key: str, caller: Caller, farm: Farm) -> Artifact:
-    """Return a complete artifact. Raises NotFound, ArtifactGone for one that is damaged."""
+def _found(key: str, caller: Token, farm: Farm) -> Sidecar:
+    """Return the sidecar of a complete artifact. Raises NotFound, ArtifactGone for one that is damaged."""
     found = farm.artifacts.lookup(caller.readable, key)
     if found:
         return found
@@ -130,8 +131,8 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
         hint = first if tag == "latest" else "`farm ls refs` lists them"
         raise NotFound(f"no ref {tag} in namespace {caller.namespace}", hint=hint)
     if namespace == caller.namespace:
-        response.headers["ETag"] = f'"{found.generation}"'
-    return {**found.as_dict(), **refs.snapshot(found.snapshot), "namespace": namespace}
+        response.headers["ETag"] = f'"{found["generation"]}"'
+    return {**found, **refs.snapshot(found["snapshot"]), "namespace": namespace}
 
 
 @router.put("/refs/{tag}")
@@ -146,10 +147,11 @@ def point(
     """Point a ref to the snapshot of another ref (or before its last move), or to the cells of a build that passed.
 
     If the server has a trust policy, every artifact must pass it (410 with the reasons), and gets a verification
-    summary. Repeating the request is harmless; if a ref goes back to its own `previous`, only with `generation`.
+    summary. A ref that people sign needs what its promoter `signed` (403). Repeating the request is harmless; if a ref
+    goes back to its own `previous`, only with `generation`.
     """
     generation = _condition(generation, if_match)
-    refs, source = Refs(farm.artifacts), pointing.source
+    refs, source = farm.refs, pointing.source
     if BUILD.fullmatch(source) and refs.find(caller.namespace, source) is None:
         wanted: Cells = entries(caller.namespace, farm.build_finisher.snapshot(caller.namespace, source))
     else:
@@ -160,17 +162,23 @@ def point(
         lambda _: wanted,
         generation=generation,
         check=lambda _, after: farm.check_named(caller.namespace, tag, list(after.values())),
+        signed=pointing.signed,
     )
     farm.refused.taken(caller.namespace, {cell["key"] for cell in wanted.values()})
-    return moved.as_dict()
+    return moved
 
 
 @router.delete("/refs/{tag}", status_code=204)
 def delete_ref(
-    tag: Tag, caller: Submitter, farm: FarmDep, generation: Generation = None, if_match: IfMatch = None
+    tag: Tag,
+    caller: Submitter,
+    farm: FarmDep,
+    signed: Annotated[schemas.SignedMove, Body(embed=True)] = "",
+    generation: Generation = None,
+    if_match: IfMatch = None,
 ) -> None:
-    """Delete a ref; the artifacts that it names stay."""
-    Refs(farm.artifacts).delete(caller.namespace, tag, generation=_condition(generation, if_match))
+    """Delete a ref; the artifacts that it names stay. One that people sign needs what its promoter `signed` (403)."""
+    farm.refs.delete(caller.namespace, tag, generation=_condition(generation, if_match), signed=signed)
 
 
 def _condition(generation: int | None, if_match: str | None) -> int | None:
@@ -184,13 +192,15 @@ def _condition(generation: int | None, if_match: str | None) -> int | None:
 
 
 @blobs.post("/blobs")
-def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) -> Missing:
+def missing_blobs(
+    blobs: Annotated[list[BlobSize], Body(embed=True, max_length=1000)], caller: Submitter, farm: FarmDep
+) -> Missing:
     """Return which of these blobs are missing, each with the presigned PUTs that upload the missing parts.
 
     A single PUT accepts exactly the blob's bytes. A large blob is sent in parts; parts that are there already are left
     out, and a separate request finishes and checks the blob.
     """
-    wanted = {blob["digest"]: blob["size"] for blob in query.blobs}
+    wanted = {blob["digest"]: blob["size"] for blob in blobs}
     missing = lacking(farm.artifacts, wanted)
     parts = sum(client_parts(wanted[digest]) for digest in missing if wanted[digest] > MAX_PUT)
     if parts > MAX_PERMISSIONS:
@@ -202,23 +212,22 @@ def missing_blobs(query: schemas.BlobsView, caller: Submitter, farm: FarmDep) ->
     for digest in missing:
         size = wanted[digest]
         large = size > MAX_PUT
-        permissions = (
-            farm.artifacts.uploads.begin(caller.namespace, digest, size)
-            if large
-            else [farm.artifacts.presign_put(digest, size)]
-        )
-        puts = [Put(url=put.url, headers=dict(put.headers), start=put.start, size=put.size) for put in permissions]
+        store = farm.artifacts
+        puts = store.uploads.begin(caller.namespace, digest, size) if large else [store.presign_put(digest, size)]
         uploads.append({"digest": digest, "size": size, "puts": puts, "finish": large})
     return {"missing": uploads}
 
 
 @blobs.post("/blobs/{digest}/finish")
 def finish_upload(
-    digest: Annotated[str, Path(pattern=schemas.DIGEST)], query: schemas.Finish, caller: Submitter, farm: FarmDep
+    digest: Annotated[str, Path(pattern=schemas.DIGEST)],
+    size: Annotated[schemas.Size, Body(embed=True)],
+    caller: Submitter,
+    farm: FarmDep,
 ) -> BlobSize:
     """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
-    farm.artifacts.uploads.finish(caller.namespace, digest, query.size)
-    return {"digest": digest, "size": query.size}
+    farm.artifacts.uploads.finish(caller.namespace, digest, size)
+    return {"digest": digest, "size": size}
 
 
 @blobs.get("/blobs/{digest}", response_model=schemas.Location, status_code=307, response_class=JSONResponse)

@@ -1,87 +1,40 @@
-"""Who calls the API, and with which rights: bearer tokens, roles, namespaces."""
+"""Who calls the API, from where, and with which rights: bearer tokens, roles, namespaces, proxies, sites."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
+import ipaddress
+import json
 import re
-import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
-import anyio
 from fastapi import Depends, Header, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import Scope
 
-from farm.api.proxy_sign_in import user_of
 from farm.app import Farm
-from farm.artifacts.tokens import ADMINISTRATOR, Role
-from farm.errors import FarmFault, NotAllowed, QuotaExceeded
+from farm.artifacts.storage import MAIN
+from farm.artifacts.tokens import ADMINISTRATOR, PERSON, Role, Token
+from farm.errors import NotAllowed
 from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
 
-SMALL_BODY = 16 << 10
-"""Bytes of a body that the API reads before it checks the token."""
-
-LARGEST_BODY = 32 << 20
-"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
-
-BODIES_OF_ONE = 64 << 20
-"""Bytes of large bodies that one token may send at once."""
-
-BODIES_OF_ALL = 256 << 20
-"""Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
-
-
 COOKIES = ("__Host-farm", "farm")
 """Names of the cookie that holds a browser's token: with TLS, and on loopback without."""
-
-RATE = 100.0
-"""Requests a second that one token may send for long."""
-
-BURST = 3000.0
-"""Requests that a token may send at once after it was quiet: a client that fetches a large build sends thousands."""
-
-KNOWN = 4096
-"""Tokens whose rates are remembered."""
-
-EVENTS = re.compile(r"/builds/[^/]+/events$")
-"""Ends of the paths of streams."""
-
-TURNS = 8
-"""Requests of one token that are answered at once, of the 40 that the server's threads answer."""
 
 
 class Unauthenticated(NotAllowed):
     """No token, or one that the farm does not know."""
 
     http_status = 401
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who made a request: the namespace they work in, their role there, and their name in records.
-
-    `max_cells` is how many unfinished cells their builds may have; 0 means no bound.
-    """
-
-    namespace: str
-    role: Role
-    name: str
-    max_cells: int = 0
-
-    @property
-    def readable(self) -> list[str]:
-        """The namespaces that the caller reads, in the order in which they are asked."""
-        return list(dict.fromkeys(["main", self.namespace]))
 
 
 def get_farm(request: Request) -> Farm:
@@ -100,8 +53,8 @@ def authenticate(
         str | None,
         Header(alias="Farm-Namespace", pattern=NAMESPACE, description="The namespace to work in; else the token's."),
     ] = None,
-) -> Caller:
-    """Return the caller behind a request.
+) -> Token:
+    """Return the token of a request's caller, for the namespace that they work in.
 
     The administrator's own token is a setting; the others are the farm's (`farm.artifacts.tokens`), each for one
     namespace.
@@ -112,7 +65,7 @@ def authenticate(
     expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
-        return Caller(namespace or farm.settings.namespace or "main", Role.ADMIN, ADMINISTRATOR)
+        return Token(ADMINISTRATOR, Role.ADMIN, namespace or farm.settings.namespace or MAIN)
     token = (
         (user_of(shown, farm.settings.proxy_secret.get_secret_value()) or farm.tokens.find(shown)) if shown else None
     )
@@ -126,126 +79,50 @@ def authenticate(
             f"this token is for the namespace {token.namespace}, not for {namespace}",
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
-    return Caller(namespace or token.namespace, token.role, token.name, token.max_cells)
+    return replace(token, namespace=namespace or token.namespace)
 
 
-class Rates:
-    """How many requests tokens may send: `BURST` at once, and `RATE` a second for long."""
+def shown_token(scope: Scope) -> str:
+    """Return the token that a request shows: as a bearer, else in the cookie that a browser has for this connection.
 
-    def __init__(self) -> None:
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By token: how many requests it had left, and when."""
-
-    def takes(self, token: str) -> bool:
-        """Whether a token may send a request now."""
-        now = time.monotonic()
-        left, at = self._left.pop(token, (BURST, now))
-        left = min(BURST, left + (now - at) * RATE)
-        self._left[token] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > KNOWN:
-            self._left.popitem(last=False)
-        return left >= 1
-
-
-class Turns:
-    """Lets one token have `TURNS` requests answered at once; its others wait.
-
-    Requests are answered by a few threads, and some take long: hashing a large upload, planning thousands of cells.
+    It is the same for the API, for pages and for what bounds requests, so nobody counts as two.
     """
-
-    def __init__(self) -> None:
-        self._turns: dict[str, anyio.Semaphore] = {}
-        """By token; of those that have requests now."""
-        self._present: Counter[str] = Counter()
-        self._rates = Rates()
-
-    @asynccontextmanager
-    async def turn(self, scope: Scope) -> AsyncIterator[None]:
-        """Wait until it is a request's turn. Raises QuotaExceeded if its token sends more than `Rates` allows."""
-        token = _shown(Headers(scope=scope))
-        if token and not self._rates.takes(token):
-            raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
-        if EVENTS.search(scope["path"]):  # These have a bound and threads of their own.
-            yield
-            return
-        self._present[token] += 1
-        try:
-            async with self._turns.setdefault(token, anyio.Semaphore(TURNS)):
-                yield
-        finally:
-            self._present[token] -= 1
-            if not self._present[token]:
-                del self._present[token], self._turns[token]
+    headers = Headers(scope=scope)
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    return (
+        shown.strip()
+        if scheme.lower() == "bearer"
+        else cookie_parser(headers.get("cookie", "")).get(cookie_name(scope), "")
+    )
 
 
-def _shown(headers: Headers) -> str:
-    """Return the token that a request shows, in its header or a browser's cookie; empty if there is none."""
-    cookies = cookie_parser(headers.get("cookie", ""))
-    browser = next((cookies[name] for name in COOKIES if name in cookies), "")
-    return headers.get("authorization", "").partition(" ")[2].strip() or browser
+def cookie_name(scope: Scope) -> str:
+    """Return the name of a browser's cookie: its prefix keeps it from neighbouring sites, and needs TLS.
+
+    A server without TLS, not even by a proxy, is on loopback.
+    """
+    host = host_name(Headers(scope=scope).get("host", ""))
+    return COOKIES[0 if scope["scheme"] == "https" or not is_loopback(host) else 1]
 
 
-class RoomForBodies:
-    """Checks the token before a large body is read, and bounds how many of them are in memory."""
-
-    def __init__(self, farm: Callable[[], Farm]) -> None:
-        """`farm` returns the farm that knows the tokens."""
-        self._farm = farm
-        self._sizes: Counter[tuple[str, str]] = Counter()
-        """Bytes of the large bodies that are in memory or on their way, by namespace and name of the token."""
-
-    @asynccontextmanager
-    async def of(self, scope: Scope) -> AsyncIterator[None]:
-        """Hold the room of a request's body while it is answered.
-
-        Raises Unauthenticated, FarmFault if there are too many, before anything of the body is read.
-        """
-        size = _size(Headers(scope=scope))
-        if size <= SMALL_BODY:
-            yield
-            return
-        owner = await self._admitted(Headers(scope=scope), size)
-        try:
-            yield
-        finally:
-            self._sizes[owner] -= size
-            self._sizes += Counter()  # Forgets those who have none.
-
-    async def _admitted(self, headers: Headers, size: int) -> tuple[str, str]:
-        """Count a body, and return whose it is. Raises Unauthenticated, FarmFault if there are too many."""
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        credentials = HTTPAuthorizationCredentials(
-            scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
-        )
-        caller = await run_in_threadpool(authenticate, self._farm(), credentials)
-        owner = caller.namespace, caller.name
-        if self._sizes[owner] + size > BODIES_OF_ONE or self._sizes.total() + size > BODIES_OF_ALL:
-            raise FarmFault("too many large requests at once", hint="send them one after the other")
-        self._sizes[owner] += size
-        return owner
-
-
-def _size(headers: Headers) -> int:
-    """Return how many bytes a body may have; the length of a chunked body is unknown."""
-    length = headers.get("content-length", "0")
-    if "transfer-encoding" in headers or not length.isdecimal():
-        return LARGEST_BODY
-    return min(int(length), LARGEST_BODY)
-
-
-def require(role: Role) -> Callable[[Request, Caller], Caller]:
+def require(role: Role) -> Callable[[Request, Token], Token]:
     """Return a dependency that lets only callers of that role, or a higher one, through."""
 
-    def check(request: Request, caller: Annotated[Caller, Depends(authenticate)]) -> Caller:
+    def check(request: Request, caller: Annotated[Token, Depends(authenticate)]) -> Token:
         request.state.caller = caller  # The log of changes names the caller.
-        if caller.role < role:
-            raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
-        return caller
+        return with_role(role, caller)
 
     return check
 
 
-def may_monitor(caller: Annotated[Caller, Depends(authenticate)]) -> None:
+def with_role(role: Role, caller: Token) -> Token:
+    """Return a caller of that role, or a higher one. Raises NotAllowed."""
+    if caller.role < role:
+        raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
+    return caller
+
+
+def may_monitor(caller: Annotated[Token, Depends(authenticate)]) -> None:
     """Let only callers through who may read what concerns all namespaces. Raises NotAllowed."""
     if caller.role not in (Role.MONITOR, Role.ADMIN):
         raise NotAllowed(
@@ -254,6 +131,85 @@ def may_monitor(caller: Annotated[Caller, Depends(authenticate)]) -> None:
         )
 
 
-ReaderCaller = Annotated[Caller, Depends(require(Role.READER))]
-Submitter = Annotated[Caller, Depends(require(Role.SUBMITTER))]
-Admin = Annotated[Caller, Depends(require(Role.ADMIN))]
+ReaderCaller = Annotated[Token, Depends(require(Role.READER))]
+Submitter = Annotated[Token, Depends(require(Role.SUBMITTER))]
+Admin = Annotated[Token, Depends(require(Role.ADMIN))]
+
+
+# --- sign-in by a proxy ----------------------------------------------------------------------------------------------
+
+
+SECRET, USER, ROLE, OWN_NAMESPACE = "farm-proxy-secret", "farm-user", "farm-user-role", "farm-user-namespace"
+"""The proxy's headers: its secret, and name, role (default reader) and namespace (default main) of the user."""
+
+_OURS = {SECRET, USER, ROLE, OWN_NAMESPACE}
+_PREFIX = "proxy."
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
+
+
+def sign_in(scope: Scope, secret: str) -> None:
+    """Put the token of the user that the proxy names into a request; what others say about themselves is left out.
+
+    The proxy proves itself by the setting `proxy_secret`, which it sends with every request. From its headers this
+    makes a token of the farm that nobody else can make, so that everything behind sees a caller like any other.
+    A request with a token of its own (`Authorization`) is that token's. An empty `secret` trusts nobody.
+    """
+    headers = Headers(scope=scope)
+    trusted = bool(secret) and hmac.compare_digest(headers.get(SECRET, "").encode(), secret.encode())
+    token = _token(headers, secret) if trusted and "authorization" not in headers else ""
+    kept = MutableHeaders(raw=[pair for pair in scope["headers"] if pair[0].decode("latin-1") not in _OURS])
+    if headers.get("authorization", "").partition(" ")[2].strip().startswith(_PREFIX):
+        del kept["authorization"]  # Only this function makes such tokens.
+    if token:
+        kept["authorization"] = f"Bearer {token}"
+    scope["headers"] = kept.raw
+
+
+def _token(headers: Headers, secret: str) -> str:
+    """Return the token of the user that the proxy names; empty if it names none, or one that cannot be."""
+    user = headers.get(USER, "")
+    role = headers.get(ROLE, "reader").lower()
+    namespace = headers.get(OWN_NAMESPACE, "main")
+    known = role in [each.name.lower() for each in Role]
+    if not known or not _USER.fullmatch(user) or not re.fullmatch(NAMESPACE, namespace):
+        return ""
+    document = json.dumps({"name": user, "role": role, "namespace": namespace})
+    text = base64.urlsafe_b64encode(document.encode()).decode()
+    return f"{_PREFIX}{text}.{_signature(text, secret)}"
+
+
+def user_of(token: str, secret: str) -> Token | None:
+    """Return the user behind a token that `sign_in` made; None for any other."""
+    text, _, signature = token.removeprefix(_PREFIX).rpartition(".")
+    shown, wanted = signature.encode(), _signature(text, secret).encode()
+    if not secret or not token.startswith(_PREFIX) or not hmac.compare_digest(shown, wanted):
+        return None
+    document = json.loads(base64.urlsafe_b64decode(text))
+    return Token(f"{PERSON}{document['name']}", Role[document["role"].upper()], document["namespace"])
+
+
+def _signature(text: str, secret: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+# --- sites -----------------------------------------------------------------------------------------------------------
+
+
+LOCALHOST = "localhost"
+"""The name of the loopback addresses, which no other machine can reach."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, a name or an address without a port, is this machine and cannot be reached from another one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == LOCALHOST
+
+
+def host_name(host: str) -> str:
+    """Return a host without its port and without the dot that ends a whole name: `[::1]:8000` is `::1`."""
+    host = host.lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")

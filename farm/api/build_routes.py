@@ -13,8 +13,9 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import Caller, FarmDep, ReaderCaller, Submitter
+from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
+from farm.artifacts.tokens import Token
 from farm.builds.reading import BuildChanges
 from farm.errors import QuotaExceeded, UsageError
 from farm.jobs.rows import BuildEvent, CancelledCells, Listed, ReproductionDocument
@@ -200,32 +201,28 @@ async def events(
     state; `event: end` carries the build when its report is written, and is the last. With `cells`, the stream begins
     with a `reset` unless there is a position, and each `event: cells` has the cells that changed.
     """
+    changes = BuildChanges(farm.build_reader, caller.namespace, build_id, last_event_id) if cells else None
+    watchers = request.app.state.watchers
+    return streamed(request, caller, _events(farm, caller.namespace, build_id, last_event_id, watchers, changes))
+
+
+def streamed(request: Request, caller: Token, events: AsyncIterator[str]) -> StreamingResponse:
+    """Return an answer that goes on as long as there are events. Raises QuotaExceeded for too many of one token."""
     streams: Counter[str] = request.app.state.streams
     # The generator counts the stream, but once it runs it can no longer answer with an error.
     if streams[caller.name] >= STREAMS:
         raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="follow fewer of them at once")
-    changes = BuildChanges(farm.build_reader, caller.namespace, build_id, last_event_id) if cells else None
-    stream = _stream(farm, caller, build_id, last_event_id, request.app.state.watchers, streams, changes)
+
+    async def counted() -> AsyncIterator[str]:
+        streams[caller.name] += 1
+        try:
+            async for text in events:
+                yield text
+        finally:
+            streams[caller.name] -= 1
+
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-
-async def _stream(
-    farm: Farm,
-    caller: Caller,
-    build_id: str,
-    position: str | None,
-    watchers: anyio.CapacityLimiter,
-    streams: Counter[str],
-    changes: BuildChanges | None,
-) -> AsyncIterator[str]:
-    """Yield a build's events in the wire format, and something at least every few seconds; counted in `streams`."""
-    streams[caller.name] += 1
-    try:
-        async for text in _events(farm, caller.namespace, build_id, position, watchers, changes):
-            yield text
-    finally:
-        streams[caller.name] -= 1
+    return StreamingResponse(counted(), media_type="text/event-stream", headers=headers)
 
 
 async def _events(
@@ -236,6 +233,7 @@ async def _events(
     watchers: anyio.CapacityLimiter,
     changes: BuildChanges | None,
 ) -> AsyncIterator[str]:
+    """Yield a build's events in the wire format, and something at least every few seconds."""
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
     ended, idle = False, 0
     while not ended:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from farm.errors import FarmError, FarmFault, InputsMissing, ManifestError, ProblemDetails, QuotaExceeded
+from farm.errors import FarmError, FarmFault, InputsMissing, ManifestError, ProblemDetails, QuotaExceeded, UsageError
 from farm.logging import get_logger
 
 MEDIA_TYPE = "application/problem+json"
@@ -61,14 +61,8 @@ def install(app: FastAPI) -> None:
 
     def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _answer(
-            {
-                "type": f"{TYPE_PREFIX}UsageError",
-                "title": "Usage error",
-                "status": 422,
-                "detail": "; ".join(_wrong(each) for each in error.errors()[:20]),
-            }
-        )
+        wrong = UsageError("; ".join(_wrong(each) for each in error.errors()[:20]))
+        return _answer({**problem(wrong), "status": 422})
 
     def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -82,15 +76,8 @@ def install(app: FastAPI) -> None:
 
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         _log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
-        return _answer(
-            {
-                "type": f"{TYPE_PREFIX}FarmFault",
-                "title": "Farm fault",
-                "status": 500,
-                "detail": "this is a bug in the farm",
-                "hint": "the server's log has the details",
-            }
-        )
+        bug = FarmFault("this is a bug in the farm", hint="the server's log has the details")
+        return _answer({**problem(bug), "status": 500})
 
     app.add_exception_handler(FarmError, farm_error)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.settings import NAMESPACE
-from farm.wire.asked import BUILD_ID, TAG, BlobSize
+from farm.wire.asked import BUILD_ID, TAG
 
 BUILD_REFERENCE = r"^(@latest|b-[0-9a-f]{1,16})$"
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
@@ -44,6 +44,9 @@ class KnownFailure(BaseModel):
     link: Annotated[str, Field(pattern=r"^(https?://[^\s<>\"']{1,500})?$")] = ""
 
 
+SignedMove = Annotated[str, Field(max_length=1 << 16, description="What the caller signed about the ref.")]
+
+
 class Pointing(BaseModel):
     """Where to point a ref: to the snapshot of `source`, or with `previous` to its snapshot before its last move."""
 
@@ -51,18 +54,7 @@ class Pointing(BaseModel):
 
     source: Annotated[str, Field(pattern=TAG)]
     previous: bool = False
-
-
-class Finish(BaseModel):
-    """The size of a blob whose parts were all sent."""
-
-    size: Size
-
-
-class BlobsView(BaseModel):
-    """Blobs that the client could send, at most 1000 at once."""
-
-    blobs: Annotated[list[BlobSize], Field(max_length=1000)]
+    signed: SignedMove = ""
 
 
 class Location(BaseModel):

@@ -18,21 +18,21 @@ from farm.jobs.rows import Listed
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
 from farm.tuning import text
-from farm.tuning.database import TuningDatabase, databases, device_name
+from farm.tuning.database import Head, TuningDatabase, databases, device_name
 from farm.tuning.importing import fitting
-from farm.tuning.offered import read_offered
 from farm.tuning.records import (
     LARGEST_DATABASE,
     Record,
     RecordSource,
     Snapshot,
     TuningDatabaseView,
-    TuningDayView,
     TuningImported,
     TuningMerged,
     TuningPruned,
     TuningStats,
+    TuningWorkView,
 )
+from farm.tuning.text import read_offered
 
 router = APIRouter(tags=["tuning"])
 
@@ -63,11 +63,11 @@ There = Annotated[TuningDatabase, Depends(_there)]
 @router.get("/tuning")
 def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDatabaseView]:
     """List the namespace's tuning databases, and the possible ones: one for each mode of a known pool."""
-    found = {database.name: _described(database) for database in databases(farm.artifacts, [caller.namespace])}
+    found = {database.name: described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
         for device, mode in _possible(pool):
             database = TuningDatabase(farm.artifacts, caller.namespace, pool.stem, device, mode)
-            found.setdefault(database.name, _empty(database))
+            found.setdefault(database.name, _view(database))
     return {"items": [found[name] for name in sorted(found)]}
 
 
@@ -87,7 +87,7 @@ def tuning_stats(database: There) -> TuningStats:
     """Return what the database holds, and what tuning cost and saved: in total and per day."""
     snapshot = database.read().snapshot
     log = snapshot.log
-    days: list[TuningDayView] = [{"date": date, **work.view()} for date, work in log.by_day().items()]
+    days: list[TuningWorkView] = [{"date": date, **work.view()} for date, work in log.by_day().items()]
     return {"database": database.name, "records": snapshot.counts(), "total": log.total().view(), "days": days}
 
 
@@ -186,33 +186,26 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
     return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
 
 
-def _described(database: TuningDatabase) -> TuningDatabaseView:
-    found, waiting = _empty(database), database.waiting()
+def described(database: TuningDatabase) -> TuningDatabaseView:
+    """Return what a database holds; of a damaged one, why it cannot be read."""
+    waiting = len(database.waiting())
     try:
-        head = database.check()
+        return _view(database, database.check(), waiting)
     except ArtifactGone as error:
-        return {**found, "waiting": len(waiting), "damaged": error.message}
-    if head:
-        found |= {
-            "generation": head.generation,
-            "size": head.size,
-            "moved": head.moved,
-            "records": dict(head.records),
-        }
-    return {**found, "waiting": len(waiting)}
+        return {**_view(database, None, waiting), "damaged": error.message}
 
 
-def _empty(database: TuningDatabase) -> TuningDatabaseView:
+def _view(database: TuningDatabase, head: Head | None = None, waiting: int = 0) -> TuningDatabaseView:
     return {
         "name": database.name,
         "namespace": database.namespace,
         "pool": database.pool,
         "device": database.device,
         "mode": database.mode,
-        "generation": 0,
-        "records": {},
-        "size": 0,
-        "moved": "",
-        "waiting": 0,
+        "generation": head.generation if head else 0,
+        "records": dict(head.records) if head else {},
+        "size": head.size if head else 0,
+        "moved": head.moved if head else "",
+        "waiting": waiting,
         "damaged": "",
     }

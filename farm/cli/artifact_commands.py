@@ -17,11 +17,12 @@ from farm.cli import completion, output, render
 from farm.cli.connection import connect_or_start
 from farm.client.packs import Layout
 from farm.errors import NotFound, UsageError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import SnapshotCell
     from farm.client.client import FarmClient
-    from farm.client.fetching import Fetched, FetchedFamily
+    from farm.client.fetching import Fetched
 
 
 Storage = Annotated[
@@ -79,6 +80,9 @@ PackLayout = Annotated[Layout, typer.Option("--layout", help="Write what a servi
 ServingPython = Annotated[
     str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
 ]
+AnyName = Annotated[
+    bool, typer.Option("--any-name", help="With a trust policy: also take what was signed under another model's name.")
+]
 
 
 def fetch(
@@ -96,6 +100,7 @@ def fetch(
     batch: BatchSize = None,
     layout: PackLayout = Layout.PLAIN,
     python: ServingPython = "",
+    any_name: AnyName = False,
     source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
@@ -105,7 +110,7 @@ def fetch(
     folder. With --layout it writes a pack: the files that ONNX Runtime or Triton loads, and what starts it.
     """
     from farm.client.fetching import split_name
-    from farm.client.paths import split_ref
+    from farm.client.transport import split_ref
 
     cell, named = split_ref(name)
     model, *rest = split_name(cell)
@@ -126,6 +131,7 @@ def fetch(
         raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
     if family:
         with connected(source) as client:
+            client.artifacts.any_name = any_name
             made = client.fetch_family(
                 model,
                 target,
@@ -136,10 +142,14 @@ def fetch(
                 log=log,
                 force=force,
             )
-        _say_family(made, as_json=as_json)
+        for identifier in () if as_json else made.left_out:
+            output.note(f"left out: {identifier} has another model file or toolchain")
+        checked = f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked"
+        document = {"index": str(made.index), **made.document, "left_out": made.left_out}
+        output.result(document, [*render.family(made.document), checked], as_json=as_json)
         return
     with output.if_interrupted(KEPT), connected(source) as client:
-        client.artifacts.on_download = _Downloading()
+        client.artifacts.on_download, client.artifacts.any_name = _Downloading(), any_name
         ref = _ref(client, named)
         if target == AUTO:
             best = _best_here(client, model, precision, ref=ref, shape=shape or "", batch=batch, layout=layout)
@@ -174,10 +184,10 @@ def _best_here(
 
     packed = layout is not Layout.PLAIN
     fits = fitting(client, model, precision, ref=ref, shape=shape, batch=batch, packed=packed)
-    output.note(f"{fits.best.cell['identifier']}: {fits.best.why}")
+    output.note(f"{fits[0].cell['identifier']}: {fits[0].why}")
     if next_best := said(fits):
         output.note(f"next best: {next_best}")
-    return fits.best.cell
+    return fits[0].cell
 
 
 def connected(source: str) -> AbstractContextManager[FarmClient]:
@@ -211,14 +221,6 @@ class _Downloading:
 
 PROGRESS_EVERY = 2.0
 """Seconds between two lines about a download."""
-
-
-def _say_family(made: FetchedFamily, *, as_json: bool) -> None:
-    for identifier in () if as_json else made.left_out:
-        output.note(f"left out: {identifier} has another model file or toolchain")
-    checked = f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked"
-    document = {"index": str(made.index), **made.document, "left_out": made.left_out}
-    output.result(document, [*render.family(made.document), checked], as_json=as_json)
 
 
 def _say_fetched(found: Fetched, *, as_json: bool) -> None:
@@ -266,6 +268,8 @@ def ls(
         if listing is Listing.ARTIFACTS and (ref.startswith("@") or "=" in ref):
             ref = client.find_build(ref)
         items = _SOURCES[listing](client, ref)
+        for line in client.workers.troubles() if listing is Listing.WORKERS else ():
+            output.note(one_line(line))
     if what != listing:
         names = sorted({str(cell["model"]) for cell in items})
         items = [cell for cell in items if what in cell["identifier"]]

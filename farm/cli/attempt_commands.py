@@ -1,29 +1,34 @@
-"""Commands about one attempt: logs, reproduce."""
+"""Commands about one cell: logs, reproduce, history, acknowledge."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import completion, output
+from farm.cli import completion, output, render
 from farm.cli.connection import connect_or_start
 from farm.errors import NotFound, UsageError
 from farm.inert import inert
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.results.report import JudgedCell
+    from farm.results.report import JudgedCell, PastCell
+
 
 JOB = r"j-[0-9a-f]{16}"
 """A job's id."""
 
 PAUSE = 1.0
 """Seconds between two questions."""
+
+KNOWN_FOR = timedelta(days=30)
+"""For how long a failure is known if nobody says how long."""
 
 TAIL = 200
 """Bytes of what was shown by which its end is found again."""
@@ -158,3 +163,84 @@ def added(before: bytes, now: bytes) -> bytes:
     # The window may also begin before what was shown, or lie behind it altogether.
     place = now.rfind(before[-TAIL:]) if before else -1
     return now[place + len(before[-TAIL:]) :] if place >= 0 else now
+
+
+def history(
+    cell: Annotated[
+        str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the server's history again from all reports (administrators).")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Show how a cell did in past builds.
+
+    Shows state, latency, size, error, compile time, node and toolchain, the newest build first. A hit shows the numbers
+    of the attempt that made its program.
+    """
+    if bool(cell) is rebuild:
+        raise UsageError("name a cell, or say --rebuild", hint="`farm status BUILD` lists a build's cells")
+    with connect_or_start() as client:
+        if rebuild:
+            count = client.upkeep.rebuild_history()
+            output.result({"reports": count}, f"made of {render.plural(count, 'report')}", as_json=as_json)
+            return
+        found = client.history(cell, limit)
+    if not found:
+        raise NotFound(f"no build had a cell {cell}", hint="`farm status BUILD` lists a build's cells")
+    output.table(rows(found), "", {"items": found}, as_json=as_json)
+
+
+def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
+    """Return a table of what a cell did, the newest build first."""
+    rows = [("ended (UTC)", "build", "state", "latency", "size", "error", "compile", "node", "toolchain")]
+    for past in found:
+        values, error = past["values"], past["error"]
+        rows.append(
+            (
+                render.when(past["ended"]),
+                past["build"],
+                "hit"
+                if past["hit"] and not past["kind"]
+                else render.state(past["state"], past["kind"], past["expected"]),
+                render.duration(values.get("latency")) + (" shared" if values.get("shared") else ""),
+                render.size(values.get("size")),
+                "" if error is None else f"{error:.1e}",
+                render.duration(values.get("compile_time")),
+                past["node"],
+                past["toolchain"],
+            )
+        )
+    return rows
+
+
+def acknowledge(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of failure, such as regression.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it is accepted.")] = "",
+    until: Annotated[
+        str, typer.Option("--until", metavar="DAY", help="The last day, such as 2026-12-31; without it in 30 days.")
+    ] = "",
+    link: Annotated[str, typer.Option("--link", metavar="URL", help="Where it is discussed.")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Expect nothing of the cell any more.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Accept a cell's failure until a day: builds submitted from now on stay green, and `latest` takes its program.
+
+    `latest` takes what a gate or a tolerance refused with this KIND when a later build makes it again and passes.
+    """
+    if delete is bool(kind or reason):
+        raise UsageError("name the KIND and say --reason, or --delete", hint="docs/failure-kinds.md lists the kinds")
+    if not delete and not (kind and reason):
+        raise UsageError("a failure is acknowledged with its KIND and a --reason")
+    until = until or str((datetime.now(UTC) + KNOWN_FOR).date())
+    with connect_or_start() as client:
+        if delete:
+            client.jobs.forget(cell)
+            output.result({"cell": cell, "deleted": True}, f"nothing is expected of {cell} any more", as_json=as_json)
+            return
+        client.jobs.acknowledge(cell, kind, reason, until, link)
+    known = {"cell": cell, "kind": kind, "reason": reason, "until": until, "link": link}
+    output.result(known, f"{cell} may fail with {kind} until {until}", as_json=as_json)

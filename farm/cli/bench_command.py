@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from typing_extensions import TypedDict
 
 from farm.cli import completion, output, render
 from farm.cli.on_this_machine import compared, here, latency
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.files import hash_file
 from farm.results.speed import ComparisonDocument, MeasuredDocument
 
 if TYPE_CHECKING:
@@ -33,20 +32,13 @@ class ComparedDocument(MeasuredDocument):
     comparison: ComparisonDocument
 
 
-class GpuDocument(TypedDict):
-    """What was seen of the GPU meanwhile."""
-
-    busy: float | None
-    memory: int | None
-
-
 class BenchDocument(MeasuredDocument):
-    """What was measured of an artifact, alone or against another program."""
+    """What was measured of an artifact, alone or against another program, and what was seen of the GPU meanwhile."""
 
     identifier: str
     key: str
     toolchain: str
-    gpu: GpuDocument
+    gpu: Usage
     against: ComparedDocument | None
 
 
@@ -119,7 +111,7 @@ def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -
         "key": one.sidecar["key"],
         "toolchain": one.sidecar["toolchain"],
         **first.as_dict(),
-        "gpu": {"busy": usage.busy, "memory": usage.memory},
+        "gpu": usage,
         "against": None,
     }
     for other in others:
@@ -138,7 +130,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
         raise NotFound(f"{text!r} is neither a file nor the name of an artifact", hint=hint)
     from farm.cli.connection import connect
-    from farm.client.paths import split_ref
+    from farm.client.transport import split_ref
     from farm.results.ref_rules import given
 
     identifier, ref = split_ref(text)
@@ -154,21 +146,20 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
 
 
 def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
-    """Download a stored artifact's program and sample to the cache, unless they are there and complete."""
-    from farm.client.cache import default_cache, note_use, trim
+    """Bring a stored artifact's program and sample, from the cache if they are there and complete."""
+    from farm.client.transfers import default_cache, note_use, trim
 
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
-        if not _is_whole(folder / blob["path"], blob["digest"]):
-            folder.mkdir(parents=True, exist_ok=True)
-            client.artifacts.download(blob, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        client.artifacts.download(blob, folder)
     note_use(default_cache(), [folder])
     trim(default_cache())
     return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
 def _cache(sidecar: Sidecar) -> Path:
-    from farm.client.cache import default_cache
+    from farm.client.transfers import default_cache
 
     return default_cache() / "artifacts" / str(sidecar["key"])
 
@@ -189,16 +180,9 @@ def _local(path: Path) -> list[BenchedProgram]:
         raise NotFound(f"no sidecar next to {path}", hint=hint)
     stored = sidecar["blobs"]["program"]
     program = program or program_path(path, stored["path"], stored["digest"])
-    if not _is_whole(program, stored["digest"]):
+    if not program.is_file() or hash_file(program)[0] != stored["digest"]:
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
     return [BenchedProgram(program, sidecar)]
-
-
-def _is_whole(path: Path, digest: str) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
 def _batch(sidecar: Sidecar) -> int:
@@ -234,7 +218,7 @@ def _same_shape(one: BenchedProgram, others: Sequence[BenchedProgram], name: str
 
 def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:
     """Return the PyTorch model from which an artifact's model was converted; only its submitter has it."""
-    from farm.client.foreign_models import converter_of
+    from farm.client.freezing import converter_of
     from farm.local.bench import torch_of
 
     conversion = one.sidecar.get("conversion")
@@ -252,13 +236,14 @@ def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Co
 
 def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Path:
     """Return the model of an artifact: the given one, else the farm's."""
+    from farm.client.fetching import bring_model
     from farm.models.model import read_model
 
     wanted = one.sidecar["spec"]["model"]
     if wanted["format"] != "onnx":
         raise UsageError(f"--against onnxruntime: the model is {wanted['format']}, which ONNX Runtime does not read")
     if model:
-        if read_model(model).digest != wanted["digest"]:
+        if read_model(model)["digest"] != wanted["digest"]:
             raise UsageError(f"{model} is not the model that {one.program.name} was made from")
         return model.resolve()
     if not one.stored:
@@ -266,17 +251,9 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
     from farm.cli.connection import connect
 
     with connect(settings) as client:
-        files = client.jobs.reproduction(str(one.sidecar["key"]))["order"]["model"]["files"]
         folder = _cache(one.sidecar) / "model"
         folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            # Weights may be in folders next to the model.
-            place = folder / str(file["path"])
-            if not place.resolve().is_relative_to(folder.resolve()):
-                raise ArtifactGone(f"the farm names a file {file['path']!r}, which the client refuses")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            client.artifacts.bring(file, place)
-        return folder / str(files[0]["path"])
+        return bring_model(client.artifacts.bring, client.jobs.reproduction(one.sidecar["key"])["order"], folder)
 
 
 # --- how --------------------------------------------------------------------------------------------------------------
@@ -292,6 +269,7 @@ def _measure(
 ) -> tuple[list[Measured], Usage]:
     import threading
 
+    from farm.client.inspection import inspect_if_small, wrong_card
     from farm.compiling.children import Children
     from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
@@ -308,6 +286,9 @@ def _measure(
         if pool is None:
             known = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
             raise UsageError(f"{contestant.name} needs {target}; here is {known}")
+        on_card = contestant.program if contestant.compiler == "migraphx" else None
+        if on_card and (why := wrong_card(inspect_if_small(on_card), [pool.device.arch])):
+            raise UsageError(f"{contestant.name} does not run here: {why}")
         pools.append(pool)
     leading = next((pool for pool in pools if pool.target.maker), pools[0])
     work.mkdir()

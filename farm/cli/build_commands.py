@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, Protocol
 
 import typer
 
-from farm.cli import completion, output, render, report_files
+from farm import entry_points
+from farm.cli import completion, output, render
 from farm.cli.connection import connect, connect_or_start
-from farm.cli.report_files import WantedReports, check_folder, wanted_reports
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
+from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.client.client import FarmClient, Frozen
-    from farm.client.submitted import SubmittedBuild
+    from farm.client.client import FarmClient, Frozen, SubmittedBuild
     from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildView, Report
     from farm.settings import Settings
+
 
 LOOKED_AT = 20
 """Open builds that `run` looks at, to find one of the same manifest."""
@@ -268,6 +272,7 @@ def status(
             output.table(render.builds(builds), nothing, {"items": builds}, as_json=as_json)
             return
         found = client.report(client.find_build(build))
+        troubles = client.workers.troubles() if found["build"]["state"] == "open" else []
     if picture:
         _draw(found, picture)
     if as_json:
@@ -279,6 +284,8 @@ def status(
         return
     output.say_all([f"{shown['name']} {shown['id']}: {render.counts(cells)}", *render.outlook(shown.get("outlook"))])
     output.say_all([*render.under_way(cells), *render.waiting(cells), *render.failures(cells, shown["id"], page)])
+    for line in troubles:
+        output.note(one_line(line))
     output.note(f"page: {page}")
 
 
@@ -482,7 +489,7 @@ def _watch(
         output.emit({"build": build, "cells": cells})
     else:
         output.say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
-    report_files.publish(report, wanted, link=client.page_of(build), quiet=as_json)
+    publish_report(report, wanted, link=client.page_of(build), quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
@@ -529,11 +536,11 @@ def _freeze(
     untrusted: bool = False,
 ) -> Frozen:
     from farm.client.client import freeze
-    from farm.manifest.choice import read_gates
+    from farm.manifest.parsing import read_gates
     from farm.settings import load_settings
 
     gates = read_gates(limits or (), budgets or (), baseline, first=first)
-    known = {**report_files.labels(), **read_labels(labels)}
+    known = {**pipeline_labels(), **read_labels(labels)}
     with output.if_interrupted("nothing was submitted"):
         return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
 
@@ -561,7 +568,7 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
 
 
 def _draw(report: Report, file: Path) -> None:
-    from farm.results.sweep import draw
+    from farm.results.verdict import draw
 
     if not report.get("sweeps"):
         raise NotFound(
@@ -581,3 +588,70 @@ def read_labels(given: Sequence[str] | None) -> dict[str, str]:
             raise UsageError(f"--label {text}: not KEY=VALUE")
         labels[key] = value
     return labels
+
+
+class PipelineHooks(Protocol):
+    """What an extension knows of CI servers, found in the environment of this process."""
+
+    def labels(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the labels that a build gets by itself; none outside of a CI server."""
+
+    def publish(self, report: Report, *, manifest: Path | None, link: str, quiet: bool) -> None:
+        """Show a build's report there; `link` is its page. `quiet`: standard output belongs to a document.
+
+        Raises FarmError, OSError, SubprocessError.
+        """
+
+
+class WantedReports(NamedTuple):
+    """What the user wants written of a build, by its format; and the manifest that was submitted, if one was."""
+
+    files: Mapping[str, Path]
+    manifest: Path | None = None
+
+
+def wanted_reports(junit: Path | None, summary: Path | None, manifest: Path | None = None) -> WantedReports:
+    """Return what `--junit` and `--summary` ask for. Raises UsageError, before hours of work, if it cannot be had."""
+    files = {form: path for form, path in (("junit", junit), ("markdown", summary)) if path}
+    for form, path in files.items():
+        check_folder(path)
+        entry_points.required(entry_points.REPORTS, form)
+    return WantedReports(files, manifest)
+
+
+def pipeline_labels() -> dict[str, str]:
+    """Return the labels that a build gets by itself, such as the commit of the pipeline."""
+    return {name: value for each in _pipelines() for name, value in each.labels(os.environ).items()}
+
+
+def publish_report(report: Report, wanted: WantedReports, *, link: str, quiet: bool) -> None:
+    """Write what was asked for, and what a CI server shows. A verdict stays as it is, also if one cannot be written."""
+    steps: list[Callable[[], None]] = [partial(_write, path, form, report, link) for form, path in wanted.files.items()]
+    steps += [partial(each.publish, report, manifest=wanted.manifest, link=link, quiet=quiet) for each in _pipelines()]
+    for step in steps:
+        try:
+            step()
+        except (FarmError, OSError, subprocess.SubprocessError) as error:
+            output.note(f"the verdict stands, but a report is missing: {error}")
+
+
+def check_folder(file: Path | None) -> None:
+    """Refuse a file that cannot be written before hours of work, not after."""
+    if file and file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
+    if file and file.parent.is_dir() and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
+    if file and not file.parent.is_dir():
+        raise UsageError(
+            f"cannot write {file}: there is no folder {file.parent}", hint="make the folder, or choose another"
+        )
+
+
+def _pipelines() -> list[PipelineHooks]:
+    return [each for _, each in entry_points.load(entry_points.PIPELINES)]
+
+
+def _write(path: Path, form: str, report: Report, link: str) -> None:
+    render: Callable[[Report, str], str] = entry_points.find(entry_points.REPORTS, form)
+    with output.writing(path):
+        path.write_text(render(report, link), encoding="utf-8")

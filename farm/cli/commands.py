@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from farm.cli import output
-from farm.errors import EXIT_CODES, ExitCode, FarmError, UsageError
+from farm.errors import ExitCode, FarmError, UsageError
 
 # Each class that pydantic prepares would otherwise look through every installed package for plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
@@ -28,7 +28,8 @@ GROUPS = {
         "watch": "build_commands",
         "status": "build_commands",
         "diff": "build_commands",
-        "history": "history_command",
+        "history": "attempt_commands",
+        "acknowledge": "attempt_commands",
         "logs": "attempt_commands",
         "reproduce": "attempt_commands",
         "cancel": "build_commands",
@@ -56,7 +57,7 @@ GROUPS = {
         "gc": "operator_commands",
         "drain": "operator_commands",
         "unfence": "operator_commands",
-        "token": "token_commands",
+        "token": "operator_commands",
         "tuning": "tuning_commands",
     },
 }
@@ -76,6 +77,10 @@ EXAMPLES = {
     "status": ("farm status", "farm status @latest", "farm status --label run=7"),
     "diff": ("farm diff run=6 run=7",),
     "history": ("farm history resnet50/migraphx-gfx942/fp16/b8",),
+    "acknowledge": (
+        'farm acknowledge resnet50/migraphx-gfx942/fp16/b8 accuracy --reason "#12"',
+        "farm acknowledge resnet50/migraphx-gfx942/fp16/b8 --delete",
+    ),
     "logs": ("farm logs @latest resnet50/migraphx-gfx942/fp16/b8 --follow",),
     "reproduce": ("farm reproduce @latest fp16/b8 -o again && sh again/run.sh",),
     "fetch": (
@@ -178,7 +183,7 @@ def _added() -> list[str]:
     """Return the names of the commands that extensions add."""
     from farm import entry_points  # Few command lines need it.
 
-    return entry_points.names(entry_points.COMMANDS)
+    return list(entry_points.modules(entry_points.COMMANDS))
 
 
 def _made(name: str) -> Any:
@@ -240,11 +245,9 @@ def help_(
 ) -> None:
     """Explain a command, or the exit codes (`exit-codes`)."""
     if topic == ["exit-codes"]:
-        said = (f"{int(code):>3}  {text}" for code, text in EXIT_CODES.items())
-        output.result({str(int(code)): text for code, text in EXIT_CODES.items()}, said, as_json=as_json)
+        said = (f"{code:>3}  {code.meaning}" for code in ExitCode)
+        output.result({str(int(code)): code.meaning for code in ExitCode}, said, as_json=as_json)
         return
-    if topic and not as_json:
-        raise typer.Exit(run([*topic, "--help"]))
     assert context.parent is not None
     text = _help_of(topic) if topic else context.parent.get_help()
     output.result({"help": text}, text, as_json=as_json)
@@ -333,7 +336,7 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bo
     return ExitCode.USAGE
 
 
-_SIGNING = ("cryptography", "securesystemslib")
+_SIGNING = ("cryptography", "securesystemslib", "tuf")
 VALUE_ERROR = "Value error, "
 """What pydantic writes before a sentence of ours."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import SnapshotCell
     from farm.client.client import FarmClient
 
 PATIENCE = 0.25
@@ -20,9 +20,7 @@ def builds(incomplete: str) -> Names:
 
     def ask(client: FarmClient) -> Iterable[str]:
         for build in client.builds(50):
-            yield build["id"]
-            yield build["name"]
-            yield from (f"{name}={value}" for name, value in build["labels"].items())
+            yield from (build["id"], build["name"], *(f"{name}={value}" for name, value in build["labels"].items()))
 
     return _fitting(["@latest", *_asked(ask)], incomplete)
 
@@ -60,36 +58,29 @@ def listings(incomplete: str) -> Names:
     return _fitting(Listing, incomplete)
 
 
-def targets(ctx: Any, incomplete: str) -> Names:
-    """Return the targets for which the model that is named before was compiled."""
-    return _fitting(["auto", *(cell["target"] for cell in _of_model(ctx))], incomplete)
+def _of_cells(field: Literal["target", "precision", "shape"], *more: str) -> Callable[[Any, str], Names]:
+    """Return what offers the values of a field that the artifacts of the model have which is named before."""
+
+    def offer(ctx: Any, incomplete: str) -> Names:
+        model, _, ref = str(ctx.params.get("name") or "").partition("@")
+        cells = [cell for cell in _asked(lambda client: client.ls(ref or "latest")) if model in ("", cell["model"])]
+        return _fitting([*more, *(cell[field] for cell in cells)], incomplete)
+
+    return offer
 
 
-def precisions(ctx: Any, incomplete: str) -> Names:
-    """Return the precisions of the model that is named before."""
-    return _fitting([cell["precision"] for cell in _of_model(ctx)], incomplete)
-
-
-def shapes(ctx: Any, incomplete: str) -> Names:
-    """Return the shapes of the model that is named before."""
-    return _fitting([cell["shape"] for cell in _of_model(ctx)], incomplete)
+targets, precisions, shapes = _of_cells("target", "auto"), _of_cells("precision"), _of_cells("shape")
 
 
 def pools(incomplete: str) -> Names:
     """Return pools and builds, which can be paused."""
-    return _fitting(_asked(lambda client: (pool["name"] for pool in client.pools.all())), incomplete) + builds(
-        incomplete
-    )
+    names = _asked(lambda client: (pool["name"] for pool in client.pools.all()))
+    return _fitting(names, incomplete) + builds(incomplete)
 
 
 def workers(incomplete: str) -> Names:
     """Return the live workers."""
     return _fitting(_asked(lambda client: (worker["id"] for worker in client.workers.all())), incomplete)
-
-
-def _of_model(ctx: Any) -> list[SnapshotCell]:
-    model, _, ref = str(ctx.params.get("name") or "").partition("@")
-    return [cell for cell in _asked(lambda client: client.ls(ref or "latest")) if model in ("", cell["model"])]
 
 
 def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
@@ -108,6 +99,10 @@ def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
 
 
 def _fitting(names: Iterable[str], incomplete: str) -> Names:
+    """Return what begins so, without names that a shell would take for more: they become a part of its command line."""
     from farm.units import by_number
 
-    return sorted({name for name in names if name.startswith(incomplete)}, key=by_number)
+    return sorted({name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)}, key=by_number)
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._/:+=,-]*")

@@ -29,9 +29,9 @@ def connect_to_storage(address: str) -> FarmClient:
 
     Raises UsageError for another address, or if boto3 is not installed for S3.
     """
-    from farm.client.cache import default_cache
     from farm.client.client import trust_of
     from farm.client.storage_client import StorageClient
+    from farm.client.transfers import default_cache
     from farm.settings import load_settings
 
     settings = load_settings()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,10 +17,9 @@ from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.jobs.facts import TuningCounts
+    from farm.runner.documents import Verification
     from farm.runner.mxr import ProgramContent
-    from farm.spec import FileReference
-    from farm.wire.program import FoundDevice, Measurements, Port, Sidecar, TuningFacts, Verification
+    from farm.wire.program import FoundDevice, Measurements, Port, Sidecar, TuningFacts
 
 
 def inspect(
@@ -68,7 +66,7 @@ def key_of(client: FarmClient, what: str) -> str:
     """Return the cache key for a key, the start of a key, or a cell of a ref."""
     if re.fullmatch(r"[0-9a-f]{64}", what):
         return what
-    from farm.client.paths import split_ref
+    from farm.client.transport import split_ref
 
     name, ref = split_ref(what)
     cells = client.ls(ref or "latest") if "/" in name or re.fullmatch(r"[0-9a-f]{4,63}", name) else []
@@ -83,16 +81,13 @@ def key_of(client: FarmClient, what: str) -> str:
     return keys[0]
 
 
-_LARGEST_SIDECAR = 16 << 20
-
-
 def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
-    from farm.client.fetching import program_path, sidecar_path
+    from farm.client.fetching import LARGEST_SIDECAR, program_path, sidecar_path
 
     if path.is_dir() or path.name.endswith(_SIDECAR):
         return _read_sidecar(_only_sidecar(path) if path.is_dir() else path), None
-    if path.suffix == ".json" and path.stat().st_size <= _LARGEST_SIDECAR:
+    if path.suffix == ".json" and path.stat().st_size <= LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
@@ -126,16 +121,12 @@ def _only_sidecar(folder: Path) -> Path:
 
 
 def _read_sidecar(path: Path) -> Sidecar:
+    from farm.client.fetching import read_sidecar
+
     try:
-        read = json.loads(path.read_bytes())
-        if not isinstance(read["blobs"]["program"]["path"], str):
-            raise TypeError
-        sidecar: Sidecar = read
+        return read_sidecar(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ArtifactGone(f"{path} is not a sidecar", hint="fetch it again") from None
-    return sidecar
 
 
 def _show_inspected(sidecar: Sidecar | None, file: Path | None, *, as_json: bool) -> None:
@@ -165,14 +156,8 @@ def _show_inspected(sidecar: Sidecar | None, file: Path | None, *, as_json: bool
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
 
-def describe(document: Sidecar) -> list[str]:
-    """Return a sidecar for people. Raises ArtifactGone if it is not valid."""
-    from farm.artifacts import sidecar as sidecars
-
-    try:
-        sidecar = sidecars.validate(document)
-    except UsageError as error:
-        raise ArtifactGone(error.message, hint="fetch it again") from None
+def describe(sidecar: Sidecar) -> list[str]:
+    """Return a sidecar for people."""
     spec, blobs, measured = sidecar["spec"], sidecar["blobs"], sidecar["measurements"]
     checked = sidecar["verification"]
     rows = [
@@ -198,15 +183,19 @@ def describe(document: Sidecar) -> list[str]:
     rows += render.not_alone(measured["conditions"], "measuring")
     if measured["load"] is not None:
         rows.append(("load", render.duration(measured["load"])))
-    if runs := _first_runs(measured):
-        rows.append(("first run", runs))
+    firsts = {"cold": measured["first_run_cold"], "warm": measured["first_run_warm"]}
+    if runs := [f"{render.duration(seconds)} {how}" for how, seconds in firsts.items() if seconds is not None]:
+        rows.append(("first run", ", ".join(runs)))
     rows += _checked_rows(checked) if checked else [("verified", "no")]
     if sidecar["peak_memory"]:
         rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
     for name, seconds in list(sidecar["passes"].items())[:PASS_ROWS]:
         rows.append(("pass", f"{render.duration(seconds)}  {name}"))
     texts = {"before": blobs["before"], "after": blobs["after"]}
-    rows += [(f"text {when}", _text_of(blob)) for when, blob in texts.items() if blob]
+    shown = "{}, {}; `farm fetch --log` downloads it"
+    rows += [
+        (f"text {when}", shown.format(blob["path"], render.size(blob["size"]))) for when, blob in texts.items() if blob
+    ]
     build = f", build {sidecar['build']}" if sidecar["build"] else ""
     rows.append(("made", f"{sidecar['created']} in {render.duration(sidecar['seconds'])}{build}"))
     return [sidecar["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
@@ -240,24 +229,10 @@ def _device(device: FoundDevice) -> str:
     return ", ".join(filter(None, words))
 
 
-def _first_runs(measured: Measurements) -> str:
-    """Return the times of the first run without and with kernel binaries: `8.2 s cold, 40 ms warm`."""
-    found = {"cold": measured["first_run_cold"], "warm": measured["first_run_warm"]}
-    return ", ".join(f"{render.duration(seconds)} {how}" for how, seconds in found.items() if seconds is not None)
-
-
 def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str, str]]:
     """Describe what was tuned, and the gain."""
-    counts: TuningCounts = {
-        "operations": tuning["operations"],
-        "known": tuning["known"],
-        "tuned": tuning["tuned"],
-        "untunable": tuning["untunable"],
-        "seconds": tuning["seconds"],
-        "saved": tuning["saved"],
-    }
     ended = "" if tuning["finished"] else ", cut short by its budget"
-    rows = [("tuning", f"{tuning['mode']}: {render.tuned(counts)}{ended}")]
+    rows = [("tuning", f"{tuning['mode']}: {render.tuned(tuning)}{ended}")]
     if measured["ratio"] and measured["interval"]:
         low, high = measured["interval"]
         published = "" if tuning["published"] == "tuned" else "; the untuned program is published"
@@ -273,10 +248,6 @@ def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str,
     if tuning["session"]:
         rows.append(("run with", ", ".join(f"{name} {value}" for name, value in tuning["session"].items())))
     return rows
-
-
-def _text_of(blob: FileReference) -> str:
-    return f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
 
 
 PASS_ROWS = 10

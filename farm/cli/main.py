@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -16,6 +17,8 @@ GARBAGE = 100_000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `farm` and return its exit code (`farm help exit-codes` lists them)."""
     is_process = arguments is None
+    if is_process and os.getpid() == 1:  # In a container, where the kernel would ignore it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if arguments is None:
         arguments = sys.argv[1:]
         gc.set_threshold(GARBAGE)

@@ -163,10 +163,10 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
     with here() as (settings, work, say_phase):
         planned = plan(wanted, settings, work)
         place = destination(wanted, planned.extension)
-        output.note(f"{planned.cell.identifier}, {planned.cell.spec.toolchain} ({planned.why})")
+        output.note(f"{planned.cell.identifier}, {planned.cell.spec['toolchain']} ({planned.why})")
         if place.exists():
             output.note(f"{place} will be replaced{_what_it_is(place)}; --output-path names another file")
-        if wanted.tuning != "off" and planned.cell.spec.tuning["mode"] == "off":
+        if wanted.tuning != "off" and planned.cell.spec["tuning"]["mode"] == "off":
             output.note(f"{planned.cell.target} has nothing to tune: --exhaustive-tune changes nothing here")
         made = make(wanted, planned, settings, work, say_phase)
         found = report(planned, made)

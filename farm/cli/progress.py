@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import TYPE_CHECKING, Union
 
 from farm.cli import output, render
 from farm.errors import FarmError
@@ -37,13 +37,6 @@ CELLS_A_SECOND = 500
 
 News = Union["FarmError", "BuildChange", None]
 """A change, an error, or None: the build's report is written."""
-
-
-class Display(Protocol):
-    """Shows the cells of a build repeatedly."""
-
-    def show(self, cells: Sequence[JudgedCell], outlook: OutlookDocument | None = None) -> None:
-        """Show the cells as they are now, and when the others may be done."""
 
 
 class Lines:
@@ -82,7 +75,7 @@ class Screen:
 
         room = max(3, (options.height or console.height) - 3)
         order = ("running", "failed", "queued", "cancelled", "succeeded")
-        cells = sorted(self._cells, key=lambda cell: order.index(cell["state"]))
+        cells = sorted(self._cells, key=lambda cell: (order.index(cell["state"]), cell["as_expected"]))
         grid = Table.grid(padding=(0, 2, 0, 0))
         # Where there is little room the name is cut, never the state, the phase or the time; the worker is left out.
         wide = options.max_width >= WIDE
@@ -95,9 +88,7 @@ class Screen:
             grid.add_column(no_wrap=True, overflow="ellipsis", width=max(1, width))
         for identifier, state, *rest in rows:
             texts = [Text(one_line(text)) for text in rest]
-            grid.add_row(
-                Text(_cut(one_line(identifier), name)), Text(state, style=render.STYLES.get(state, "")), *texts
-            )
+            grid.add_row(Text(_cut(one_line(identifier), name)), Text(state, style=render.style(state)), *texts)
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
         goes_on = any(cell["state"] in ("running", "queued") for cell in cells)
@@ -116,7 +107,7 @@ def _cut(name: str, room: int) -> str:
 
 
 @contextmanager
-def display() -> Iterator[tuple[Display, float | None]]:
+def display() -> Iterator[tuple[Lines | Screen, float | None]]:
     """Yield the display for this terminal, and the seconds between its updates (None: on events)."""
     if not output.lively():
         yield Lines(), None

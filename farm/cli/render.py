@@ -15,12 +15,12 @@ from farm import units
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.client.family import Family
+    from farm.client.fetching import Family
     from farm.jobs.estimate import OutlookDocument, RangeDocument
     from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
     from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
     from farm.results.report import BuildView, CellDifference, Changes, Differences, JudgedCell, Report, SweepResult
-    from farm.wire.program import Conditions
+    from farm.wire.program import Conditions, TuningFacts
 
 size, duration, rate = units.size, units.duration, units.rate
 
@@ -36,6 +36,9 @@ STYLES = {
     "ok": "green",
 }
 """Colours of state words."""
+
+AS_EXPECTED = "as expected"
+"""Ends the state of a failure that the manifest or somebody expected: it alarms nobody."""
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 """What a terminal obeys and does not show."""
@@ -132,8 +135,18 @@ def minute(moment: str) -> str:
 
 
 def _styled(text: str) -> str:
-    colour = STYLES.get(text.split(" ", 1)[0]) if text else None
+    colour = style(text)
     return typer.style(text, fg=colour) if colour else text
+
+
+def style(state: str) -> str:
+    """Return the colour of a text that begins with a state word; empty without one, and for a failure as expected."""
+    return "" if state.rstrip().endswith(AS_EXPECTED) else STYLES.get(state.partition(" ")[0], "")
+
+
+def state(state: str, kind: str | None, expected: bool) -> str:
+    """Return how a cell ended: `succeeded`, `failed accuracy`, `failed accuracy as expected`."""
+    return " ".join(filter(None, (state, kind, AS_EXPECTED if expected and state == "failed" else "")))
 
 
 # --- a plan ---------------------------------------------------------------------------------------------------------
@@ -236,14 +249,14 @@ def _about(range_: RangeDocument) -> str:
 
 def counts(cells: Iterable[JudgedCell]) -> str:
     """Return `3 succeeded, 1 failed, 2 running, 10 queued`."""
-    found = Counter(str(cell["state"]) for cell in cells)
-    order = ("succeeded", "failed", "cancelled", "running", "queued")
+    found = Counter(map(_state, cells))
+    order = ("succeeded", "failed", f"failed {AS_EXPECTED}", "cancelled", "running", "queued")
     return ", ".join(f"{found[state]} {state}" for state in order if found[state]) or "no cells"
 
 
 def change(cell: JudgedCell) -> str:
     """Return the log line for a change of a cell's state."""
-    parts = [str(cell["identifier"]), str(cell["state"])]
+    parts = [str(cell["identifier"]), _state(cell)]
     match cell["state"]:
         case "running":
             parts.append(f"on {cell['worker']}" if cell.get("worker") else "")
@@ -268,7 +281,7 @@ def activity(cell: JudgedCell) -> tuple[str, str, str, str, str]:
     if cell["state"] == "failed":
         phase = str(cell.get("kind") or "")
     elapsed = "hit" if cell.get("hit") else clock(cell["elapsed"]) if cell.get("elapsed") else ""
-    return str(cell["identifier"]), str(cell["state"]), phase, elapsed, where
+    return str(cell["identifier"]), _state(cell), phase, elapsed, where
 
 
 def under_way(cells: Iterable[JudgedCell]) -> list[str]:
@@ -305,7 +318,9 @@ def builds(found: Sequence[BuildView]) -> Sequence[tuple[str, ...]]:
     for build in found:
         counts = build["counts"]
         ended = build["verdict"]["text"] if build["verdict"] else ""
-        open_text = ", ".join(f"{count} {state}" for state, count in counts.items() if count and state != "hits")
+        open_text = ", ".join(
+            f"{count} {state}" for state, count in counts.items() if count and state not in ("hits", "expected")
+        )
         others = {how: build.get(how) for how in ("follows", "retries", "shadows")}
         follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
         labels = " ".join(f"{name}={one_line(value, 20)}" for name, value in build["labels"].items() if name != "ci")
@@ -327,7 +342,7 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
         rows.append(
             (
                 cell["identifier"],
-                _moved([f"{each['state']} {each['kind'] or ''}".rstrip() for each in (before, after)]),
+                _moved([state(each["state"], each["kind"], each["as_expected"]) for each in (before, after)]),
                 _moved([_size_column(each, None) for each in facts]),
                 _moved([_latency_column(each, None) for each in facts]),
                 "; ".join([*_speed(cell), *cell["changes"]]),
@@ -353,7 +368,7 @@ def _moved(values: Sequence[str]) -> str:
 
 
 def _state(cell: JudgedCell) -> str:
-    return f"{cell['state']} as expected" if cell.get("as_expected") else str(cell["state"])
+    return state(cell["state"], "", cell.get("as_expected", False))
 
 
 def _size_column(facts: ArtifactFacts | None, sibling: ArtifactFacts | None) -> str:
@@ -442,7 +457,7 @@ def gains(cells: Sequence[JudgedCell]) -> list[str]:
     return lines
 
 
-def tuned(work: TuningCounts) -> str:
+def tuned(work: TuningCounts | TuningFacts) -> str:
     """Return the result of tuning: `26 operations, 12 known (saved 40 s), 14 tuned in 9 s`."""
     parts = [plural(work["operations"] or 0, "operation")]
     if work["known"]:
@@ -522,7 +537,7 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
 
 def sweeps(swept: Iterable[SweepResult]) -> list[str]:
     """Return a table for every batch sweep, with the best batch marked."""
-    from farm.results.sweep import title
+    from farm.results.verdict import title
 
     lines: list[str] = []
     for found in swept:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import output
+from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import NotFound, UsageError
 
@@ -33,8 +33,6 @@ OPERATIONS, HOURS = "operations.svg", "hours.svg"
 @commands.command()
 def ls(as_json: output.Json = False) -> None:
     """List the tuning databases, including empty ones of known pools."""
-    from farm.cli import render
-
     with connect() as client:
         items = client.tuning.all()
     rows = [("DATABASE", "RECORDS", "MERGED (UTC)", "NOT MERGED")]
@@ -60,8 +58,6 @@ def stats(
     as_json: output.Json = False,
 ) -> None:
     """Show what is known, and what tuning cost and saved."""
-    from farm.cli import render
-
     with connect() as client:
         items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if _holds(item)]
@@ -154,7 +150,6 @@ def import_(
 
     Refuses, file by file, what another kind of device or another version of MIOpen measured.
     """
-    from farm.cli import render
     from farm.tuning import text
     from farm.tuning.formats import read_files
     from farm.tuning.importing import label
@@ -194,8 +189,6 @@ def merge(
     as_json: output.Json = False,
 ) -> None:
     """Merge what attempts committed now; the farm does so by itself within minutes."""
-    from farm.cli import render
-
     with connect() as client:
         items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if item["waiting"]]
@@ -250,7 +243,6 @@ def prune(
     as_json: output.Json = False,
 ) -> None:
     """Remove records, so that they are tuned again: by age, by the job that measured them, or all."""
-    from farm.cli import render
     from farm.units import parse_duration
 
     if everything == bool(older_than or job):

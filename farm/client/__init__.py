@@ -6,19 +6,13 @@ These names are documented; they are imported when first used, so that a command
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farm.client.client import FarmClient, Frozen, freeze, running_farm
+    from farm.client.client import FarmClient, Frozen, SubmittedBuild, freeze, running_farm
     from farm.client.loading import Loaded, load
     from farm.client.storage_client import StorageClient
-    from farm.client.submitted import SubmittedBuild
 
 __all__ = ["FarmClient", "Frozen", "Loaded", "StorageClient", "SubmittedBuild", "freeze", "load", "running_farm"]
 
-_MODULES = {
-    "Loaded": "loading",
-    "load": "loading",
-    "StorageClient": "storage_client",
-    "SubmittedBuild": "submitted",
-}
+_MODULES = {"Loaded": "loading", "load": "loading", "StorageClient": "storage_client"}
 
 
 def __getattr__(name: str) -> object:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from farm import entry_points
 from farm.artifacts.tokens import Secret, TokenDocument
-from farm.client.paths import build_named, database_named, named
-from farm.client.topic import Api
+from farm.client.transport import Api, build_named, database_named, named
 from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
 from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 from farm.wire.checking import checked, parsed
@@ -40,14 +39,16 @@ class JobsApi(Api):
     def reproduction(self, name: str, cell: str = "") -> ReproductionDocument:
         """Return what reruns the last attempt of a job, or of a build's cell, or the one that made a key's artifact.
 
-        `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound.
+        `name` is the job, the build (with the identifier of its `cell`) or the cache key. Raises NotFound, Untrusted if
+        this client's trust policy refuses the artifact of a key.
         """
         if cell:
             path = f"/v1/builds/{build_named(name)}/reproduction"
             return self._transport.get(path, ReproductionDocument, cell=cell)
         if not re.fullmatch(r"[0-9a-f]{64}", name):
             return self._transport.get(f"/v1/jobs/{named('job', name)}/reproduction", ReproductionDocument)
-        return self._client.artifacts.work_order(self._client.artifacts.get(name))
+        signed = self._client.artifacts.signed(name)  # Judged before anything of it is written here.
+        return self._client.artifacts.work_order(signed.sidecar if signed else self._client.artifacts.get(name))
 
     def reproduce(self, name: str, folder: Path, machine: Settings, cell: str = "") -> ReproductionDocument:
         """Write a folder that reruns an attempt (`reproduction`) without the farm, on a machine with these settings.
@@ -62,6 +63,18 @@ class JobsApi(Api):
             write(document, folder, machine, self._client.artifacts.bring)
         return document
 
+    def acknowledge(self, cell: str, kind: str, reason: str, until: str, link: str = "") -> None:
+        """Expect this failure of a cell in the builds submitted from now on, until a day (ISO); once more is harmless.
+
+        Raises UsageError for what the farm does not take.
+        """
+        known = {"kind": kind, "reason": reason, "until": until, "link": link}
+        self._transport.request("PUT", "/v1/acknowledged", params={"cell": cell}, json=known)
+
+    def forget(self, cell: str) -> None:
+        """Expect nothing of a cell any more. Raises NotFound if nothing was acknowledged."""
+        self._transport.request("DELETE", "/v1/acknowledged", params={"cell": cell})
+
 
 class WorkersApi(Api):
     """The live workers, and the nodes that they run on."""
@@ -69,6 +82,10 @@ class WorkersApi(Api):
     def all(self) -> list[WorkerView]:
         """Return the live workers; `fenced` and `resting` say why one takes no jobs."""
         return self._transport.items("/v1/workers", WorkerView)
+
+    def troubles(self) -> list[str]:
+        """Return what operators have to see to: which node or control plane cannot reach what, and what to do."""
+        return self._transport.items("/v1/troubles", str)
 
     def drain(self, worker: str) -> None:
         """Stop a worker when its running attempts have ended. Raises NotFound."""

@@ -8,20 +8,18 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from farm.artifacts.refs import ListedRef, ListedRefs, RefView, ShownRef, SnapshotCell
+from farm.artifacts.refs import ListedRefs, RefView, ShownRef, SnapshotCell
 from farm.artifacts.storage import SignedSidecar
-from farm.client.paths import named
-from farm.client.topic import Api
-from farm.client.transfers import Downloads, OnDownload, WantedBlob
+from farm.client.transfers import Downloads, OnDownload
+from farm.client.transport import Api, named
 from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted
 from farm.units import by_number
-from farm.wire.checking import checked, parsed
+from farm.wire.checking import checked
 
 if TYPE_CHECKING:
-    from farm.client.family import FamilyMember
-    from farm.client.fetching import SignedArtifact
+    from farm.client.fetching import FamilyMember, SignedArtifact
     from farm.jobs.rows import ReproductionDocument
     from farm.spec import FileReference
     from farm.wire.program import Sidecar
@@ -34,20 +32,29 @@ class RefsApi(Api):
         """Return the tags of the refs."""
         return self._transport.items("/v1/refs", str)
 
-    def moves(self) -> list[ListedRef]:
+    def moves(self) -> list[RefView]:
         """Return where each ref points, since when, and which namespace has it."""
         return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""
+        return self._trusted(tag, lambda: self.unchecked(tag))
+
+    def unchecked(self, tag: str) -> ShownRef:
+        """Return a ref as the farm answers it, whatever this client trusts. Raises NotFound."""
         return self._transport.ref(tag)
+
+    def _trusted(self, tag: str, ask: Callable[[], ShownRef]) -> ShownRef:
+        trust = self._client.trust
+        return trust.ref(tag, ask) if trust else ask()
 
     def cells(self, tag: str = "latest") -> list[SnapshotCell]:
         """Return the cells that a ref names, each with cache key and program. Raises NotFound.
 
         If the farm is away, what it answered last counts (`FarmClient.kept`).
         """
-        found: ShownRef = self._client.kept.ask(f"ref {tag}", lambda: self.get(tag))
+        kept = self._client.kept
+        found = self._trusted(tag, lambda: cast("ShownRef", kept.ask(f"ref {tag}", lambda: self.unchecked(tag))))
         return sorted(found["cells"].values(), key=lambda cell: by_number(cell["identifier"]))
 
     def move(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
@@ -62,8 +69,8 @@ class RefsApi(Api):
         if before and generation is None:
             # Else a request that is repeated, because its answer was lost, would roll forward again.
             generation = before["generation"]
-        body = {"source": source, "previous": previous}
-        path = f"/v1/refs/{named('ref', tag)}"
+        signed, generation = self._promised(tag, source, generation, previous=previous)
+        body, path = {"source": source, "previous": previous, **signed}, f"/v1/refs/{named('ref', tag)}"
         try:
             return self._transport.ask("PUT", path, RefView, json=body, params=_condition(generation))
         except Conflict:
@@ -74,9 +81,22 @@ class RefsApi(Api):
 
     def remove(self, tag: str, *, generation: int | None = None) -> None:
         """Forget a ref; the artifacts that it names stay. Raises as `move`."""
-        self.get(tag)
+        with contextlib.suppress(ArtifactGone):  # What cannot be read can be deleted.
+            self.unchecked(tag)
+        signed, generation = self._promised(tag, "", generation)
+        path, condition = f"/v1/refs/{named('ref', tag)}", _condition(generation)
         with contextlib.suppress(NotFound):  # Deleted meanwhile, perhaps by our first request, whose answer was lost.
-            self._transport.request("DELETE", f"/v1/refs/{named('ref', tag)}", params=_condition(generation))
+            self._transport.request("DELETE", path, params=condition, json=signed or None)
+
+    def _promised(
+        self, tag: str, source: str, generation: int | None, *, previous: bool = False
+    ) -> tuple[dict[str, str], int | None]:
+        """Return what a promoter sends with a move, and the generation from which the ref moves."""
+        trust = self._client.trust
+        promise = trust.promise(self._client, tag, source, previous=previous) if trust else None
+        if promise is None:
+            return {}, generation
+        return {"signed": promise[0]}, promise[1] if generation is None else generation
 
 
 class ArtifactsApi(Api):
@@ -84,6 +104,9 @@ class ArtifactsApi(Api):
 
     on_download: OnDownload | None = None
     """Called while a blob is downloaded."""
+
+    any_name = False
+    """Whether a trust policy may be met by what was signed under another model's name: a hit of the same cell."""
 
     _refreshed = False
 
@@ -111,16 +134,13 @@ class ArtifactsApi(Api):
         return self._read(blob)
 
     def work_order(self, sidecar: Sidecar) -> ReproductionDocument:
-        """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept."""
-        from farm.jobs.order import WorkOrder
+        """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept, ArtifactGone."""
+        from farm.client.fetching import read_work_order
 
         blob = sidecar["blobs"].get("reproduction")
         if not blob:
             raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
-        url = self._transport.url
-        found = checked(parsed(self._read(blob), url), dict[str, Any], url)
-        checked(found["order"], WorkOrder, url)
-        return cast("ReproductionDocument", found)
+        return read_work_order(self._read(blob), sidecar, self._transport.url)
 
     def _read(self, blob: FileReference) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -128,10 +148,10 @@ class ArtifactsApi(Api):
 
     # --- signatures ---------------------------------------------------------------------------------------------
 
-    def signed(self, key: str, *, tag: str = "", needs: tuple[str, ...] = ()) -> SignedArtifact | None:
+    def signed(self, key: str, *, tag: str = "") -> SignedArtifact | None:
         """Return the sidecar of a cache key as it is stored, and what is signed about it; None if nothing is.
 
-        `tag` is the ref by which it was found, `needs` are kinds of statements that it needs besides the policy's.
+        `tag` is the ref by which it was found.
 
         Raises Untrusted with the reasons if this client has a trust policy that refuses it.
         """
@@ -148,29 +168,33 @@ class ArtifactsApi(Api):
         if not (asks or found["statements"]):
             return None
         signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
-        return trust.admit(signed, self._transport, key=key, tag=tag, needs=needs) if trust and asks else signed
+        if trust and asks:
+            trust.admit(signed, key=key, tag=tag)
+        return signed
 
     def stored(self, key: str) -> SignedSidecar:
         """Return the sidecar of a cache key as it is stored, and the statements about it. Raises NotFound."""
         found = self._client.kept.ask(f"statements {key}", lambda: self._transport.statements(key))
         return checked(found, SignedSidecar, self._transport.url)
 
-    def described(
-        self, member: FamilyMember, ref: str, needs: tuple[str, ...] = ()
-    ) -> tuple[Sidecar, SignedArtifact | None]:
+    def described(self, member: FamilyMember, ref: str) -> tuple[Sidecar, SignedArtifact | None]:
         """Return the sidecar of a ref's cell, the signed one if there is one, and what is signed, as `signed`.
 
-        Raises ArtifactGone if it describes other bytes than the ref names.
+        Raises ArtifactGone if it describes other bytes or another compile than the ref names, Untrusted if another
+        cell's name is signed.
         """
-        from farm.client.fetching import require_named
+        from farm.client.fetching import require_asked, require_named, require_spec
 
         cell, sidecar = member
         try:
-            signed = self.signed(cell["key"], tag=ref, needs=needs)
+            signed = self.signed(cell["key"], tag=ref)
         except Untrusted as error:
             raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
         sidecar = signed.sidecar if signed else sidecar
         require_named(cell, sidecar, ref)
+        if self._client.trust and self._client.trust.asks:
+            require_asked(cell, sidecar, any_name=self.any_name)
+        require_spec(cell, sidecar, ref)
         return sidecar, signed
 
     # --- files --------------------------------------------------------------------------------------------------
@@ -188,20 +212,19 @@ class ArtifactsApi(Api):
 
         Raises ArtifactGone if it is not in object storage, or damaged there.
         """
-        wanted = WantedBlob(blob["digest"], blob["size"], place.name)
         location, lock = "", Lock()
 
         def reads(start: int, end: int, write: Callable[[bytes], None]) -> None:
             nonlocal location
             with lock:
-                url = location = location or self._transport.location(wanted.digest, wanted.name)
+                url = location = location or self._transport.location(blob["digest"], place.name)
             try:
-                self._transport.read(url, wanted.name, start, end, write, whole=end - start == wanted.size)
+                self._transport.read(url, place.name, start, end, write, whole=end - start == blob["size"])
             except FarmFault:
                 location = ""  # It may have expired.
                 raise
 
-        self._downloads.bring(wanted, place, reads, self.on_download)
+        self._downloads.bring({**blob, "path": place.name}, place, reads, self.on_download)
 
 
 def _condition(generation: int | None) -> dict[str, int]:

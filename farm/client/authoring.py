@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from farm.errors import ManifestError, Problem
 from farm.manifest.parsing import read_manifest
-from farm.models.model import FrozenModel, Tensor, read_model
+from farm.manifest.yaml import in_yaml
+from farm.models.model import FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
+from farm.runner.documents import TensorInfo
 
 if TYPE_CHECKING:
     from farm.matrix.combinations import Combinations
@@ -49,8 +50,8 @@ def name_cells(path: str | Path) -> tuple[str, list[str]]:
 
 def _read(path: str | Path, *, models: bool) -> tuple[Combinations | None, list[Problem]]:
     """Return the matrix of a manifest, if it can be made, and every problem."""
-    from farm.client.cache import default_cache
     from farm.client.freezing import FrozenInputs, read_inputs
+    from farm.client.transfers import default_cache
     from farm.matrix.cells import check
     from farm.matrix.combinations import combine
 
@@ -87,7 +88,7 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str 
     renamed = _renamed(model)
     sizes = _sizes(renamed)
     others = {dimension: size for dimension, size in sizes.items() if dimension != BATCH}
-    native = bool(model.lowered)
+    native = bool(lowered(model))
     lines = [
         *([f"# yaml-language-server: $schema={schema}"] if schema else []),
         "# What to compile, and for what. `farm lint` checks this file, `farm run` builds it here, `farm submit` sends",
@@ -100,13 +101,13 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str 
         f"precisions: [{'native' if native else 'fp32, fp16'}]",
         "models:",
         f"  - name: {_scalar(name)}",
-        f"    source: {{path: {json.dumps(shown, ensure_ascii=False)}}}",
+        f"    source: {{path: {in_yaml(shown)}}}",
     ]
     if renamed:
         lines.append("    inputs:")
-        unknown = {tensor.name for tensor in model.inputs if tensor.shape is None}
+        unknown = {tensor["name"] for tensor in model["inputs"] if tensor["shape"] is None}
         lines += [
-            _input_line(tensor) + ("; the model does not give its shape: write it" if tensor.name in unknown else "")
+            _input_line(tensor) + ("; the model does not give its shape: write it" if tensor["name"] in unknown else "")
             for tensor in renamed
         ]
     if others:
@@ -123,17 +124,17 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str 
     return "\n".join(lines) + "\n"
 
 
-def _renamed(model: FrozenModel) -> list[Tensor]:
+def _renamed(model: FrozenModel) -> list[TensorInfo]:
     """Return the inputs with every open dimension named as a manifest can: the first one `batch`."""
     first = {
-        tensor.shape[0]
-        for tensor in model.inputs
-        if tensor.shape and isinstance(tensor.shape[0], str) and "+" not in tensor.shape[0]
+        tensor["shape"][0]
+        for tensor in model["inputs"]
+        if tensor["shape"] and isinstance(tensor["shape"][0], str) and "+" not in tensor["shape"][0]
     }
-    result = []
-    for tensor in model.inputs:
+    result: list[TensorInfo] = []
+    for tensor in model["inputs"]:
         shape: list[int | str | None] = []
-        for axis, dimension in enumerate((None,) if tensor.shape is None else tensor.shape):
+        for axis, dimension in enumerate((None,) if tensor["shape"] is None else tensor["shape"]):
             if isinstance(dimension, int):
                 shape.append(dimension)
             elif dimension in first or (axis == 0 and dimension is None):
@@ -142,14 +143,14 @@ def _renamed(model: FrozenModel) -> list[Tensor]:
                 shape.append(dimension)
             else:
                 shape.append(f"dim{axis}")
-        result.append(Tensor(tensor.name, tensor.dtype, tuple(shape)))
+        result.append({**tensor, "shape": tuple(shape)})
     return result
 
 
-def _sizes(tensors: Iterable[Tensor]) -> dict[str, int]:
+def _sizes(tensors: Iterable[TensorInfo]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for tensor in tensors:
-        shape = tensor.shape or ()
+        shape = tensor["shape"] or ()
         for dimension in shape:
             for part in dimension.split("+") if isinstance(dimension, str) else ():
                 open_size = _PICTURE if len(shape) == 4 else _SEQUENCE
@@ -158,17 +159,17 @@ def _sizes(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def _scalar(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    return text if _PLAIN.fullmatch(text) else in_yaml(text)
 
 
-def _input_line(tensor: Tensor) -> str:
-    shape = ", ".join(_scalar(dim) if isinstance(dim, str) else str(dim) for dim in tensor.shape or ())
+def _input_line(tensor: TensorInfo) -> str:
+    shape = ", ".join(_scalar(dim) if isinstance(dim, str) else str(dim) for dim in tensor["shape"] or ())
     fields = [f"shape: [{shape}]"]
-    if tensor.dtype.startswith(("int", "uint")):
-        fields.append(f"range: {RANGES.get(tensor.dtype, '[0, 1]')}")
-    note = f"  # {tensor.dtype}"
-    if tensor.dtype in RANGES:
+    if tensor["dtype"].startswith(("int", "uint")):
+        fields.append(f"range: {RANGES.get(tensor['dtype'], '[0, 1]')}")
+    note = f"  # {tensor['dtype']}"
+    if tensor["dtype"] in RANGES:
         note += "; its values in random samples"
     elif len(fields) > 1:
         note += "; its random samples are 0 and 1: write the largest index"
-    return f"      {json.dumps(tensor.name, ensure_ascii=False)}: {{{', '.join(fields)}}}{note}"
+    return f"      {in_yaml(tensor['name'])}: {{{', '.join(fields)}}}{note}"

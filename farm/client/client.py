@@ -20,17 +20,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from typing_extensions import TypedDict
-
 from farm import entry_points, errors
-from farm.client.cache import KeptAnswers, default_cache
-from farm.client.paths import BUILD, build_named
-from farm.client.submitted import SubmittedBuild
-from farm.client.topic import Api, Topic
-from farm.client.transport import Transport
-from farm.errors import FarmFault, InputsMissing, NotAllowed, NotFound, NotPlanned
+from farm.client.transfers import KeptAnswers, default_cache
+from farm.client.transport import BUILD, Api, Topic, Transport, build_named
+from farm.errors import (
+    CompileFailed,
+    ExitCode,
+    FarmError,
+    FarmFault,
+    GateFailed,
+    InputsMissing,
+    NotAllowed,
+    NotFound,
+    NotPlanned,
+    StillRunning,
+)
 from farm.files import read_private
-from farm.wire.checking import checked, parsed
+from farm.wire.checking import checked, parsed, unexpected
 
 if TYPE_CHECKING:
     import httpx
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
     from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
     from farm.settings import Settings
     from farm.wire.asked import ChosenGates
+
 
 FOLLOW_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Seconds between tries to follow a build's events again; after the last one the farm counts as gone."""
@@ -96,14 +103,13 @@ def freeze(
     The manifest is a file, or its content as a mapping. Relative paths in it start at `folder`: by default that of the
     file, or the current one.
 
-    `gates` are laid over those of the manifest (`farm.manifest.choice.read_gates` makes them). `pythons` names the
+    `gates` are laid over those of the manifest (`farm.manifest.parsing.read_gates` makes them). `pythons` names the
     interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
-    `untrusted` manifest runs no code and names no file outside its folder (`farm.client.strangers`).
+    `untrusted` manifest runs no code and names no file outside its folder (`farm.client.freezing`).
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
-    from farm.client.freezing import freeze as freeze_files
-    from farm.client.strangers import refused
+    from farm.client.freezing import read_inputs, refused
     from farm.manifest.parsing import load_manifest, manifest_of
     from farm.matrix.cells import check
     from farm.matrix.combinations import combine
@@ -117,7 +123,7 @@ def freeze(
     if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
     matrix = combine(read)
-    found = freeze_files(matrix, place, cache=cache, pythons=pythons)
+    found = read_inputs(matrix, place, cache=cache, pythons=pythons).required()
     if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
     submission: SubmissionDocument = {
@@ -125,8 +131,8 @@ def freeze(
         "manifest": read.text,
         "file": read.file,
         "labels": dict(labels or {}),
-        "models": {name: model.as_dict() for name, model in found.models.items()},
-        "data": {name: data.as_dict() for name, data in found.data.items()},
+        "models": found.models,
+        "data": found.data,
         "files": found.env_files,
     }
     if gates:
@@ -137,10 +143,6 @@ def freeze(
 def new_build_id() -> str:
     """Return an id for a build: clients make them, so that a request that was repeated makes one build."""
     return f"b-{secrets.token_hex(8)}"
-
-
-class _Event(TypedDict):
-    type: str
 
 
 class FarmClient:
@@ -259,10 +261,17 @@ class FarmClient:
         if kept:
             with contextlib.suppress(NotPlanned):
                 path, params = _path(frozen.build_id), {"kept": kept}
-                return SubmittedBuild(self, self.transport.post(path, BuildView, params=params, timeout=300.0))
+                found = self.transport.post(path, BuildView, params=params, timeout=300.0)
+                return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
         headers = {"Idempotency-Key": frozen.build_id}
         found = self.transport.post("/v1/builds", BuildView, frozen.submission, timeout=300.0, headers=headers)
-        return SubmittedBuild(self, found)
+        return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
+
+    def _asked_for(self, build_id: str, found: BuildView) -> BuildView:
+        """Return a build that was answered, if it is the one of this whole id. Raises UsageError for another."""
+        if found["id"] != build_id and re.fullmatch(r"b-[0-9a-f]{16}", build_id):
+            raise unexpected(self.url, f"build {found['id']} in place of {build_id}")
+        return found
 
     def upload(self, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
         """Bring blobs (by digest) to object storage; return the bytes sent.
@@ -281,7 +290,7 @@ class FarmClient:
         """Return a build by id, unique start of an id, or `@latest`. Raises NotFound."""
         from farm.results.report import BuildView
 
-        return self.transport.get(_path(build_id), BuildView)
+        return self._asked_for(build_id, self.transport.get(_path(build_id), BuildView))
 
     def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
@@ -296,19 +305,17 @@ class FarmClient:
         A commit is the label `commit`, by its whole name or the first 17 digits or more; commands in a pipeline set it.
         Of several builds it is the newest. Raises NotFound.
         """
-        if not re.fullmatch(rf"{BUILD.pattern}|[0-9a-f]{{17,64}}|.*=.*", named):
+        commit = f"commit={named}" if re.fullmatch(r"[0-9a-f]{17,64}", named) else ""
+        if label := commit or (named if "=" in named else ""):
+            if found := self.builds(1, label=label):
+                return found[0]["id"]
+            raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
+        if not BUILD.fullmatch(named):
             return self._find_by_name(named)
         if re.fullmatch(r"[0-9a-f]{1,15}", named):  # As `face`: of a name and the start of an id the name counts.
             with contextlib.suppress(NotFound):
                 return self._find_by_name(named)
-        commit = f"commit={named}" if re.fullmatch(r"[0-9a-f]{17,64}", named) else ""
-        label = commit or (named if "=" in named else "")
-        if not label:
-            return self.build(named)["id"]
-        found = self.builds(1, label=label)
-        if not found:
-            raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
-        return found[0]["id"]
+        return self.build(named)["id"]
 
     def _find_by_name(self, name: str) -> str:
         """Return the id of the newest build of a manifest's name. Raises UsageError for another text, NotFound."""
@@ -330,7 +337,9 @@ class FarmClient:
         """Return a build with its cells as one document."""
         from farm.results.report import Report
 
-        return self.transport.get(f"{_path(build_id)}/report", Report)
+        found = self.transport.get(f"{_path(build_id)}/report", Report)
+        self._asked_for(build_id, found["build"])
+        return found
 
     def junit(self, build_id: str) -> str:
         """Return a build's report as JUnit XML."""
@@ -342,7 +351,7 @@ class FarmClient:
 
     def diff(self, left: str, right: str) -> Differences:
         """Return in what two builds differ."""
-        from farm.client.differing import differences
+        from farm.results.lines import differences
 
         return differences(self.report(left), self.report(right), self.artifacts.get)
 
@@ -411,9 +420,7 @@ class FarmClient:
         from farm.results.report import BuildChange
 
         for data in _follow(self, build_id, after, cells=True):
-            change = checked(parsed(data, self.url), _Event, self.url)
-            # Of an older farm's events only the type counts.
-            yield (checked(change, BuildChange, self.url) if change["type"] == "cells" else cast("BuildChange", change))
+            yield checked(parsed(data, self.url), BuildChange, self.url)
 
     # --- programs -----------------------------------------------------------------------------------------------
 
@@ -572,3 +579,84 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
             hint="it came with the folder: delete the file, or set FARM_API_URL",
         )
     return url, token
+
+
+LONGEST_PAUSE = 2.0
+"""Seconds between two questions whether a build has ended, at most; they grow from a tenth of one."""
+
+PATIENCE = 30.0
+"""Seconds for which a farm that is away is asked again."""
+
+_ERRORS: dict[int, type[FarmError]] = {
+    ExitCode.CELL_FAILED: CompileFailed,
+    ExitCode.GATE_FAILED: GateFailed,
+    ExitCode.FARM_FAULT: FarmFault,
+}
+
+
+class SubmittedBuild(Mapping[str, Any]):
+    """A build and the client that made it. As a mapping it is `document`, the answer to the submission."""
+
+    def __init__(self, client: FarmClient, document: BuildView) -> None:
+        self._client = client
+        self.document = document
+        self.url = client.page_of(document)
+        """The build's page, for a browser."""
+
+    @property
+    def id(self) -> str:
+        """The build's id."""
+        return self.document["id"]
+
+    def wait(self, timeout: float | None = None) -> Report:
+        """Wait for the verdict, and return the build with its cells if it is green.
+
+        Raises as `farm watch` exits: CompileFailed (1) if a cell failed, GateFailed (3) if only gates did, FarmFault
+        (6) if it ended by the farm's fault, or the farm stays away. `report` then has the cells. Raises StillRunning
+        (8) after `timeout` seconds; the build goes on.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        pause, heard = 0.1, time.monotonic()
+        while True:
+            try:
+                found = self._client.build(self.id)
+                heard = time.monotonic()
+                if found["state"] == "reported":
+                    break
+            except FarmFault:
+                if time.monotonic() - heard > PATIENCE:
+                    raise
+            left = pause if end is None else end - time.monotonic()
+            if left <= 0:
+                raise StillRunning(f"build {self.id} goes on after {timeout:g} seconds", hint=f"look at {self.url}")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        verdict = found["verdict"]
+        if verdict and verdict["exit_code"]:
+            kind = _ERRORS.get(verdict["exit_code"], CompileFailed)
+            raise kind(f"build {self.id}: {verdict['text']}", hint=self.url)
+        return self.report()
+
+    def report(self) -> Report:
+        """Return the build with its cells, as it is now."""
+        return self._client.report(self.id)
+
+    def cells(self) -> list[JudgedCell]:
+        """Return its cells, judged, as they are now."""
+        return self._client.cells(self.id)
+
+    def cancel(self) -> int:
+        """End every cell that has not ended; return how many those were."""
+        return self._client.cancel(self.id)
+
+    def __getitem__(self, name: str) -> Any:
+        return cast(Mapping[str, Any], self.document)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.document)
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+    def __repr__(self) -> str:
+        return f"<build {self.id}, {self.url}>"

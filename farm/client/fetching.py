@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import json
 import os
 import re
@@ -15,23 +14,31 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from farm.artifacts.sidecar import of_cell
 from farm.client import packs
-from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.files import read_plain, replacing
-from farm.models.shapes import PACK
-from farm.runner.bounds import relative
-from farm.spec import FileReference, model_digest, program_extension, program_name
+from farm.client.inspection import inspect_if_small, wrong_card
+from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
+from farm.files import hash_file, read_plain, replacing
+from farm.models.shapes import BATCH, PACK
+from farm.runner.bounds import Amount, Bound, Digest, relative
+from farm.runner.documents import MeasuredPoint, TensorInfo
+from farm.spec import FileReference, JsonSchema, PlainSize, digest_of, model_digest, program_extension, program_name
 from farm.units import by_number
+from farm.wire.checking import checked, parsed
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import SnapshotCell
-    from farm.client.family import Family, FamilyMember
+    from farm.artifacts.refs import ShownRef, SnapshotCell
+    from farm.client.client import FarmClient
     from farm.client.packs import Pack
-    from farm.client.transport import Transport
     from farm.jobs.order import WorkOrder
-    from farm.wire.program import Sidecar
+    from farm.jobs.rows import ReproductionDocument
+
 
 Bring = Callable[[FileReference, Path], None]
 """Writes a blob to a place whose folder exists, checked byte by byte."""
@@ -113,10 +120,10 @@ def choose(
     targets = {target, f"migraphx/{target}"}
     fitting = [
         cell
-        for cell in of_model
+        for cell in (of_model if shape or packed else may_run(of_model))
         if (cell["target"] in targets or cell["identifier"].split("/")[1:2] == [target])
         and _plain(cell["precision"]) == _plain(precision)
-        and _fits(str(cell["shape"]), shape, packed=packed)
+        and shape in (None, cell["shape"], *([cell["shape"].removesuffix(PACK)] if packed else []))
         and begins(cell["toolchain"], toolchain)
         and (toolchain or not cell.get("superseded"))
     ]
@@ -128,8 +135,15 @@ def choose(
             there = {f"{cell['identifier']} ({cell['toolchain']})": cell["identifier"] for cell in of_model}
         raise NotFound(f"{ref} has no {wanted}", hint=f"it has {_nearest(wanted, there)}")
     require_one(fitting, "device", "--target")
-    made_for_packs = {cell["shape"] for cell in fitting}
-    return [cell for cell in fitting if not (packed and f"{cell['shape']}{PACK}" in made_for_packs)]
+    return may_run(fitting, packed=True) if packed else fitting
+
+
+def may_run(cells: Sequence[SnapshotCell], *, packed: bool = False) -> list[SnapshotCell]:
+    """Return the cells to look at; if `packed`, programs that were compiled for packs take the place of their twins."""
+    if not packed:
+        return [cell for cell in cells if not cell["shape"].endswith(PACK)]
+    made = {cell["identifier"] for cell in cells}
+    return [cell for cell in cells if f"{cell['identifier']}{PACK}" not in made]
 
 
 def _nearest(wanted: str, there: Mapping[str, str]) -> str:
@@ -159,12 +173,6 @@ def split_name(name: str) -> tuple[str, str, str, str]:
         raise UsageError(f"{name!r} is not a cell's name", hint="they look like net/onnxruntime-cpu/fp16/b8")
     model, target, precision, shape = [*parts, "", "", ""][:4]
     return model, target, precision, shape
-
-
-def _fits(label: str, shape: str | None, *, packed: bool) -> bool:
-    if packed:
-        return shape in (None, label, label.removesuffix(PACK))
-    return label == shape if shape else not label.endswith(PACK)
 
 
 def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device", "precision"], option: str) -> None:
@@ -212,6 +220,7 @@ def write_artifact(
 
         path = written("program")
         assert path
+        _require_kernels(sidecar, path)
         log_path = written("log") if log else None
         texts = [written("before"), written("after")] if log else []
         sample_path = written("sample") if sample else None
@@ -224,6 +233,23 @@ def write_artifact(
     return Fetched(folder, path, document, log_path, sidecar, found, sample=sample_path)
 
 
+def _require_kernels(sidecar: Sidecar, path: Path) -> None:
+    """Remove a program of MIGraphX's with kernels for another card than its sidecar says, and raise ArtifactGone."""
+    device = sidecar.get("device")
+    if path.suffix not in (".mxr", ".json") or not device:
+        return
+    try:
+        why = wrong_card(inspect_if_small(path), [device["arch"]])
+    except UsageError as error:
+        why = error.message
+    if why:
+        path.unlink()
+        raise ArtifactGone(f"{path.name} is not the program that its sidecar describes: {why}", hint=_REBUILD)
+
+
+_REBUILD = "tell the farm's operator, and submit the manifest again"
+
+
 def require_named(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
     """Refuse a sidecar of other bytes than a ref's cell names. Raises ArtifactGone."""
     if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
@@ -231,6 +257,46 @@ def require_named(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
             f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
             hint="submit the manifest again: then the ref moves to the current artifact",
         )
+
+
+def require_asked(cell: SnapshotCell, sidecar: Sidecar, *, any_name: bool) -> None:
+    """Refuse a signed sidecar of another cell than the one that was asked for; with `any_name` its model may differ.
+
+    Each statement about another program is as valid, so only the signed name tells them apart. Raises Untrusted.
+    """
+    asked = [cell["model"], re.sub("[/:]", "-", cell["target"]), cell["precision"], cell["shape"]]
+    signed = sidecar["identifier"].split("/")
+    if len(signed) == len(asked):
+        # A target's name ends with the toolchain if its manifest names several.
+        signed[1] = asked[1] if signed[1].startswith(f"{asked[1]}.") else signed[1]
+    if asked == signed or (any_name and asked[1:] == signed[1:]):
+        return
+    hint = "--any-name takes what was compiled under another name" if asked[1:] == signed[1:] else ""
+    raise Untrusted(f"{'/'.join(asked)} was asked for, and {sidecar['identifier']} is signed", hint=hint)
+
+
+def require_spec(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
+    """Refuse the sidecar of another compile than a ref's cell names, by each field that both have. Raises ArtifactGone.
+
+    Its key must be the digest of its spec: else a program could count for what it was not made from.
+    """
+    spec: Mapping[str, Any] = sidecar["spec"]
+    try:
+        arch, device = spec["device"]["arch"], sidecar["device"]["arch"]
+        there = {
+            "compiler.name": (cell["target"].partition("/")[0], spec["compiler"]["name"]),
+            "device.arch": (cell["device"], device if arch == f"{device.partition(':')[0]}:any" else arch),
+            "toolchain": (cell["toolchain"], spec["toolchain"]),
+            "precision": (cell["precision"], spec["precision"]),
+            "batch": (cell["sizes"].get(BATCH), spec["batch"]),
+            "key": (cell["key"], digest_of(spec)),
+        }
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ArtifactGone(f"{cell['identifier']}: the spec of its artifact is not one: {error!r:.200}") from None
+    for field, (asked, made) in there.items():
+        if asked != made:
+            wrong = f"{ref} names one with {field} {asked}, and its spec has {made}"
+            raise ArtifactGone(f"{cell['identifier']}: the artifact is of another compile: {wrong}", hint=_REBUILD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +323,17 @@ class ReaderTrust(Protocol):
     def asks(self) -> bool:
         """Whether it judges; else it refuses nothing."""
 
-    def admit(
-        self, signed: SignedArtifact, documents: Transport, *, key: str, tag: str, needs: tuple[str, ...]
-    ) -> SignedArtifact:
-        """Return what may be used of an artifact before its bytes are fetched. Raises Untrusted with the reasons."""
+    def ref(self, tag: str, ask: Callable[[], ShownRef]) -> ShownRef:
+        """Return what `ask` answers about a ref, if it may be used. Raises Untrusted. It may ask again."""
+
+    def promise(self, client: FarmClient, tag: str, source: str, *, previous: bool) -> tuple[str, int] | None:
+        """Return what is signed about a move that a client will ask for, and the generation from which the ref moves.
+
+        Without a `source` the ref is deleted. None if nobody but the farm signs this ref. Raises as `client.refs.get`.
+        """
+
+    def admit(self, signed: SignedArtifact, *, key: str, tag: str) -> None:
+        """Raise Untrusted, with the reasons, unless an artifact may be used; its bytes are fetched after it."""
 
 
 def read_sidecar(text: bytes, what: str) -> Sidecar:
@@ -358,12 +431,18 @@ def _are_statements(path: Path) -> bool:
         return False
 
 
-def require_model(order: WorkOrder, sidecar: Sidecar) -> None:
-    """Compare the model that a work order names with that of a sidecar, which is signed. Raises ArtifactGone."""
+def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionDocument:
+    """Return a stored work order, if it is the one of a sidecar. Raises UsageError if it is none, ArtifactGone."""
+    from farm.jobs.order import keys_of
+    from farm.jobs.rows import ReproductionDocument
+
+    found = checked(parsed(data, source), ReproductionDocument, source)
+    order = found["order"]
     digest = model_digest({file["path"]: file["digest"] for file in order["model"]["files"]})
-    wanted = sidecar["spec"]["model"].get("digest", digest)
-    if digest != wanted:
-        raise ArtifactGone(f"the work order of {sidecar['identifier']} names another model than its sidecar")
+    made_of = [order["spec"]["model"]["digest"], *keys_of(order, digest_of(order["spec"]))]
+    if digest != made_of[0] or sidecar["key"] not in made_of[1:]:
+        raise ArtifactGone(f"the work order of {sidecar['identifier']} is of another compile than its sidecar")
+    return found
 
 
 def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
@@ -393,8 +472,6 @@ def write_family(
     signed: Mapping[str, SignedArtifact | None] | None = None,
 ) -> tuple[Path, Family]:
     """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
-    from farm.client.family import family_index
-
     document, index = family_index(ref, members), folder / INDEX
     if not (force or _is_document(index, "members")):
         raise _in_the_way(index)
@@ -483,11 +560,106 @@ def _is_document(path: Path, field: str) -> bool:
 
 def _digest(path: Path) -> str:
     """Return the digest of a regular file, which the cache may know by another name; nothing for anything else."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)[0] if stat.S_ISREG(path.lstat().st_mode) else ""
 
 
 def _in_the_way(path: Path) -> UsageError:
     return UsageError(f"{path} exists, and no fetch has written it", hint="choose another folder, or --force")
+
+
+class BatchRange(TypedDict):
+    """The batches that a program takes."""
+
+    min: Annotated[int, Bound(least=1)]
+    max: Annotated[int, Bound(least=1)]
+
+
+class Member(TypedDict):
+    """A program of the family; `program` and `sidecar` are paths relative to the index.
+
+    `sizes` are those of the named dimensions, `{"min", "max", "optimals"}` of a range, which was measured at several
+    `points`. `latency` is the median in seconds, `throughput` samples a second, null where nothing was measured.
+    """
+
+    shape: str
+    sizes: Mapping[str, PlainSize]
+    batch: BatchRange
+    program: str
+    sidecar: str
+    key: Digest
+    inputs: Sequence[TensorInfo]
+    latency: Amount | None
+    throughput: float | None
+    points: Sequence[MeasuredPoint]
+    shared: bool
+
+
+class Family(TypedDict):
+    """`family.json`: the members by the largest batch that they take, all of one toolchain and device."""
+
+    schema: Literal[1]
+    ref: str
+    model: str
+    target: str
+    precision: str
+    device: str
+    toolchain: str
+    members: Annotated[Sequence[Member], Bound(shortest=1)]
+
+
+FamilyMember = tuple["SnapshotCell", Sidecar]
+"""A cell of a ref, and its sidecar."""
+
+
+def family_schema() -> JsonSchema:
+    """Return the index's JSON Schema (draft 2020-12)."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **TypeAdapter(Family).json_schema(),
+        "title": "Family index of the MIGraphX compile farm",
+    }
+
+
+def family_index(ref: str, members: Iterable[FamilyMember]) -> Family:
+    """Return the index of a family whose members are (a ref's cell, its sidecar), all of one toolchain and device.
+
+    The members are in the order in which a serving program asks them: by the largest batch that they take.
+    """
+    pairs = sorted(members, key=lambda pair: (batch_range(pair[0])["max"], pair[0]["shape"]))
+    cell = pairs[0][0]
+    return {
+        "schema": 1,
+        "ref": ref,
+        "model": cell["model"],
+        "target": cell["target"],
+        "precision": cell["precision"],
+        "device": cell["device"],
+        "toolchain": cell["toolchain"],
+        "members": [_member(cell, sidecar) for cell, sidecar in pairs],
+    }
+
+
+def _member(cell: SnapshotCell, sidecar: Sidecar) -> Member:
+    measured, own = sidecar["measurements"], of_cell(sidecar, cell["identifier"])
+    program = f"{cell['shape']}/{own['blobs']['program']['path']}"
+    return {
+        "shape": cell["shape"],
+        "sizes": cell["sizes"],
+        "batch": batch_range(cell),
+        "program": program,
+        "sidecar": f"{program}{SIDECAR_SUFFIX}",
+        "key": cell["key"],
+        "inputs": [
+            {"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar["inputs"]
+        ],
+        "latency": measured["latency"]["median"] if measured["latency"] else None,
+        "throughput": measured["throughput"],
+        "points": measured["points"],
+        "shared": measured["shared"],
+    }
+
+
+def batch_range(cell: SnapshotCell) -> BatchRange:
+    """Return the batches that a cell's program takes; 1 if its model names no batch."""
+    size = cell["sizes"].get(BATCH, 1)
+    return {"min": size, "max": size} if isinstance(size, int) else {"min": size["min"], "max": size["max"]}

@@ -8,30 +8,40 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import json
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from farm.client.cache import default_cache, note_use, trim
-from farm.client.foreign_models import converter_of, source_of
-from farm.client.known_facts import KnownFacts
+from farm import entry_points
+from farm.client.transfers import default_cache, note_use, trim
 from farm.errors import ManifestError, Problem, UsageError, suggestion
-from farm.files import replacing
+from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
-from farm.manifest.sources import Data, EnvFile, Source
+from farm.manifest.values import Data, EnvFile, Source
 from farm.matrix.combinations import Combinations
 from farm.matrix.lookup import data_key
+from farm.models import data as reading_data
 from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, Tensor, file_reference, read_model
+from farm.models.model import FrozenModel, ModelCheck, check_here, file_reference, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
+from farm.runner.documents import TensorInfo
+from farm.spec import FileReference, digest_of
 from farm.wire.asked import BlobSize
+from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
     import httpx
+
+    from farm.runner.documents import CheckAnswer
+
 
 MAX_DOWNLOAD = 16 * 2**30
 """Bytes of one download."""
@@ -54,23 +64,11 @@ class FrozenInputs:
     """Digest of every blob, and a local file that has its bytes."""
     problems: list[Problem] = field(default_factory=list)
 
-
-def freeze(
-    matrix: Combinations,
-    folder: Path,
-    *,
-    cache: Path | None = None,
-    transport: httpx.BaseTransport | None = None,
-    pythons: Mapping[str, str] | None = None,
-) -> FrozenInputs:
-    """Read, check and hash all models and data that a matrix needs; relative paths start at `folder`.
-
-    Raises ManifestError with every problem found, each with its place in the manifest.
-    """
-    found = read_inputs(matrix, folder, cache=cache, transport=transport, pythons=pythons)
-    if found.problems:
-        raise ManifestError(found.problems)
-    return found
+    def required(self) -> FrozenInputs:
+        """Return what was read if nothing is missing. Raises ManifestError with every problem and its place."""
+        if self.problems:
+            raise ManifestError(self.problems)
+        return self
 
 
 def read_inputs(
@@ -83,7 +81,9 @@ def read_inputs(
     pythons: Mapping[str, str] | None = None,
     facts: Path | None = None,
 ) -> FrozenInputs:
-    """Read what can be read, and list what cannot.
+    """Read, check and hash the models and data that a matrix needs, and list what cannot be read.
+
+    Relative paths start at `folder`.
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
     interpreters that have a converter (`ModelConverter.convert`). `facts` is a cache that knows what models and
@@ -91,7 +91,7 @@ def read_inputs(
     """
     cache = cache or default_cache()
     known = KnownFacts((facts or cache) / "facts")
-    reader = _ManifestReader(matrix, folder, cache, transport, quick, pythons or {}, known)
+    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick=quick)
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -108,19 +108,14 @@ class _ManifestReader:
         folder: Path,
         cache: Path,
         transport: httpx.BaseTransport | None,
-        quick: bool,
         pythons: Mapping[str, str],
         known: KnownFacts,
+        *,
+        quick: bool,
     ) -> None:
-        self.matrix = matrix
-        self.manifest = matrix.manifest
-        self.folder = folder
-        self.cache = cache
-        self.transport = transport
-        self.quick = quick
+        self.matrix, self.manifest, self.folder = matrix, matrix.manifest, folder
+        self.cache, self.transport, self.pythons, self.known, self.quick = cache, transport, pythons, known, quick
         self.found = FrozenInputs()
-        self.pythons = pythons
-        self.known = known
         self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
         self.paths: dict[str, Path] = {}
@@ -198,9 +193,9 @@ class _ManifestReader:
             return None
         model = self.read_before[key]
         self.paths[entry.name] = path
-        for file in model.files:
+        for file in model["files"]:
             self.found.files[file["digest"]] = path.parent / file["path"]
-        return replace(model, conversion=record)
+        return {**model, "conversion": record}
 
     def data(self, index: int, key: str, described: Data, place: Place) -> None:
         entry = self.manifest.models[index]
@@ -221,7 +216,7 @@ class _ManifestReader:
         except ShapeError:
             return  # The matrix says so, with its place.
         # What data becomes depends on the names, types and shapes that it is for, and on nothing else of a model.
-        ports = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in (*symbolic.values(), *model.outputs))
+        ports = json.dumps([*symbolic.values(), *model["outputs"]])
         seen = (path or described.generator, len(symbolic), ports)
         try:
             if seen not in self.frozen_before:
@@ -236,14 +231,14 @@ class _ManifestReader:
         frozen, file = self.frozen_before[seen]
         if entry.reference and place[-1] == "samples":
             if expected := self.expected(index, (frozen, file), symbolic):
-                self.found.data[own_key], self.found.files[expected[0].digest] = expected
+                self.found.data[own_key], self.found.files[expected[0]["digest"]] = expected
             return
         if self.found.data.setdefault(key, frozen) != frozen:
             self.found.data[own_key] = frozen
-        self.found.files[frozen.digest] = file
+        self.found.files[frozen["digest"]] = file
 
     def from_file(
-        self, path: Path, model: FrozenModel, symbolic: Mapping[str, Tensor], asked: object
+        self, path: Path, model: FrozenModel, symbolic: Mapping[str, TensorInfo], asked: object
     ) -> tuple[FrozenData, Path]:
         """Freeze what a file or a folder holds."""
         place = self.cache / "data"
@@ -251,7 +246,7 @@ class _ManifestReader:
         return self.known.data(path, kept, asked, lambda: freeze_data(path, model, symbolic, place))
 
     def expected(
-        self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, Tensor]
+        self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, TensorInfo]
     ) -> tuple[FrozenData, Path] | None:
         """Return a model's samples with the outputs of the model that it was quantized from."""
         from farm.client.unquantized import with_expected_outputs
@@ -276,14 +271,14 @@ class _ManifestReader:
                 self.complain(error, place)
         return None
 
-    def generated(self, name: str, symbolic: Mapping[str, Tensor], model: FrozenModel) -> tuple[FrozenData, Path]:
+    def generated(self, name: str, symbolic: Mapping[str, TensorInfo], model: FrozenModel) -> tuple[FrozenData, Path]:
         """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""
         from farm.client.generators import spool
 
         place = self.cache / "data"
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(suffix=".part", dir=place) as spooled:
-            spool(name, self.folder, symbolic, model.outputs, Path(spooled))
+            spool(name, self.folder, symbolic, model["outputs"], Path(spooled))
             return freeze_data(Path(spooled), model, symbolic, place)
 
     def path(self, source: Source | Data, place: Place) -> Path | None:
@@ -294,7 +289,10 @@ class _ManifestReader:
                 case "package":
                     return in_package(source.package)
                 case "https":
-                    cached = _download_place(self.cache, source.https, source.sha256)
+                    name = re.sub(r"[^A-Za-z0-9._-]", "_", source.https.partition("?")[0].rsplit("/", 1)[-1]).lstrip(
+                        "."
+                    )
+                    cached = self.cache / "downloads" / source.sha256 / (name or "file")[-100:]
                     note_use(self.cache, [cached])
                     if cached.is_file() or self.quick:
                         return cached if cached.is_file() else None
@@ -357,11 +355,6 @@ def in_package(name: str) -> Path:
     raise UsageError(f"package `{package}` has no file `{inner}`", hint=hint)
 
 
-def _download_place(cache: Path, url: str, sha256: str) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", url.partition("?")[0].rsplit("/", 1)[-1]).lstrip(".") or "file"
-    return cache / "downloads" / sha256 / name[-100:]
-
-
 def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport | None = None) -> Path:
     """Bring a file to `place`, checked against its SHA-256 before it is there. Only https is followed.
 
@@ -398,3 +391,208 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
     return place
+
+
+RUNNER = Path(__file__).parent.parent / "runner"
+
+
+class KnownFacts:
+    """Facts in a folder, one file each; a folder that cannot be written keeps none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def model(self, path: Path, format: str, outputs: Sequence[str]) -> tuple[ModelCheck, FileReference | None]:
+        """Return how to check a model, and its file's reference if that is known, for `farm.models.model.read_model`.
+
+        The check says what is known about the model. Else it looks, and keeps what it finds.
+        """
+        if not path.is_file():
+            return check_here, None
+        try:
+            before, (digest, size) = _identity(path), hash_file(path)
+        except OSError:
+            return check_here, None  # Reading says what is wrong.
+        key = _key("model", digest, format, outputs, _rules(RUNNER / f"{format}_check.py"))
+        known = self._get(key)
+
+        def check(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
+            if known and all(_is_plain(path.parent, name, size) for name, size in known["external"].items()):
+                answer: CheckAnswer = known["found"]
+                return answer
+            found = check_here(path, format, outputs)
+            sizes = {name: (path.parent / name).stat().st_size for name in found.get("external_files", ())}
+            if _identity(path) == before:
+                self._put(key, {"found": found, "external": sizes})
+            return found
+
+        return check, {"path": path.name, "digest": digest, "size": size}
+
+    def data(
+        self, path: Path, kept: Path | None, asked: object, freeze: Callable[[], tuple[FrozenData, Path]]
+    ) -> tuple[FrozenData, Path]:
+        """Return what `freeze` makes of the file at `path`, and the canonical file.
+
+        `asked` is all else that it depends on. With `kept`, the folder of canonical files, the file has to be there.
+        """
+        if not path.is_file():
+            return freeze()
+        try:
+            before, (digest, _) = _identity(path), hash_file(path)
+        except OSError:
+            return freeze()  # It says what is wrong.
+        key = _key("data", digest, asked, _rules(Path(reading_data.__file__)))
+        if known := self._get(key):
+            data: FrozenData = known
+            file = (kept or path.parent) / f"{data['digest']}.npz"
+            if kept is None or (file.is_file() and file.stat().st_size == data["size"]):
+                return data, file
+        data, file = freeze()
+        if _identity(path) == before:
+            self._put(key, data)
+        return data, file
+
+    def _get(self, key: str) -> Any:
+        try:
+            return json.loads((self._folder / f"{key}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def _put(self, key: str, facts: object) -> None:
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self._folder / f"{key}.json") as part:
+                part.write_text(json.dumps(facts))
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return what changes if a file does: facts about other bytes than those that were hashed must not be kept."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _key(*parts: object) -> str:
+    return digest_of(json.loads(json.dumps(parts)))
+
+
+@cache
+def _rules(module: Path) -> str:
+    """Return the digest of the code that reads a kind of files."""
+    return hashlib.sha256(module.read_bytes()).hexdigest() if module.is_file() else ""
+
+
+def _is_plain(folder: Path, name: str, size: int) -> bool:
+    """Whether external data is still what it was as far as the folder says: no link, no second name, of this size."""
+    place = folder
+    try:
+        for part in Path(name).parts[:-1]:
+            place /= part
+            if place.is_symlink():
+                return False
+        status = (folder / name).lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size
+
+
+def refused(manifest: Manifest, folder: Path) -> list[Problem]:
+    """Return what keeps a stranger's manifest from being submitted: code, conversions, buckets, hubs, files elsewhere.
+
+    A generator is a function that would run here. A conversion loads the model in the libraries that made it. A bucket
+    is the operator's. A path (or a link) out of `folder`, or a package, could name any file of the submitter. Triggers,
+    and groups that cancel, reach beyond the manifest's own build: all strangers submit into one namespace.
+    """
+    return [
+        manifest.written.problem(f"a stranger's {what}", *place, hint=hint)
+        for what, place, hint in _refused(manifest, folder)
+    ]
+
+
+def _refused(manifest: Manifest, folder: Path) -> Iterator[tuple[str, Place, str]]:
+    """Yield what a stranger's manifest may not have, with its place and a hint."""
+    files: list[tuple[Place, str]] = [(place, file.path) for place, file in env_files(manifest)]
+    for place, data in _all_data(manifest):
+        files.append((place, data.path))
+        if data.generator:
+            yield "manifest runs no code here: `generator`", place, ""
+        if data.package:
+            yield _PACKAGE, place, ""
+    for index, model in enumerate(manifest.models):
+        source: Place = ("models", index, "source")
+        files.append((source, model.source.path))
+        if model.converted:
+            yield f"model is not converted here: `format: {model.format}`", source[:2], "export it to ONNX"
+        if model.source.s3:
+            yield "manifest reads no bucket of the farm: `s3`", source, "use `path`, or `https` with `sha256`"
+        if model.source.package:
+            yield _PACKAGE, source, "use `path`, or `https` with `sha256`"
+        if model.source.hf:
+            yield (
+                "manifest reads no model of a hub with your rights: `hf`",
+                source,
+                "use `path`, or `https` with `sha256`",
+            )
+    if manifest.triggers:
+        yield "manifest is built by nothing else than its submission: `triggers`", ("triggers",), ""
+    if manifest.concurrency and manifest.concurrency.cancel_in_progress:
+        hint = "let the pipeline cancel its own older runs"
+        yield "manifest cancels no other builds: `cancel-in-progress`", ("concurrency",), hint
+    for place, path in files:
+        if path and not _is_inside(folder / path, folder.resolve()):
+            yield f"manifest names no file outside its folder: {path}", place, ""
+
+
+_PACKAGE = "manifest reads no file of an installed package: `package`"
+
+
+def _all_data(manifest: Manifest) -> Iterator[tuple[Place, Data]]:
+    uses: dict[Place, Data | None] = {("datasets", name): data for name, data in manifest.datasets.items()}
+    for index, model in enumerate(manifest.models):
+        uses |= {("models", index, "calibration"): model.calibration, ("models", index, "samples"): model.samples}
+    uses |= {("overrides", index, "calibration"): each.calibration for index, each in enumerate(manifest.overrides)}
+    yield from ((place, data) for place, data in uses.items() if data)
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether a file, or everything in a folder, lies in `root`, also behind links."""
+    if not path.resolve().is_relative_to(root):
+        return False
+    return not path.is_dir() or all(entry.resolve().is_relative_to(root) for entry in path.rglob("*"))
+
+
+class ModelSource(Protocol):
+    """Brings the models of a source, such as `hf`, to the submitter's machine."""
+
+    def kept_from_hub(self, source: Source, cache: Path) -> Path | None:
+        """Return where a file is in the cache; None if it is not there, or is not what came."""
+
+    def from_hub(self, source: Source, cache: Path, *, onnx: bool) -> Path:
+        """Return a file, from the cache or from where it is, with an ONNX model's external data. Raises UsageError."""
+
+
+class ModelConverter(Protocol):
+    """Converts models of a format, such as `torch`, into what compilers read."""
+
+    def kind_of(self, path: Path, format: str) -> str:
+        """Return what a model is, in the converter's words; nothing of it is loaded. Raises UsageError."""
+
+    def convert(
+        self, path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, str]
+    ) -> tuple[Path, ConversionRecord]:
+        """Convert a model, or find what was converted before. Raises UsageError."""
+
+    def libraries(self, converter: str, python: str) -> dict[str, str]:
+        """Return the versions of what an interpreter has to work with the format. Raises UsageError."""
+
+    def source_digest(self, path: Path) -> str:
+        """Return the digest of a model before its conversion."""
+
+
+def source_of(name: str) -> ModelSource:
+    """Return what brings the models of a source. Raises UsageError if no extension does."""
+    return cast(ModelSource, entry_points.required(entry_points.SOURCES, name))
+
+
+def converter_of(format: str) -> ModelConverter:
+    """Return what converts models of a format. Raises UsageError if no extension does."""
+    return cast(ModelConverter, entry_points.required(entry_points.CONVERTERS, format))

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.models.data import MAX_BYTES, DataError
-from farm.models.model import Tensor
 from farm.models.shapes import BATCH
+from farm.runner.documents import TensorInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,9 @@ MAX_SAMPLES = 10_000
 """What one generator may yield."""
 
 
-def spool(name: str, folder: Path, inputs: Mapping[str, Tensor], outputs: Sequence[Tensor], spooled: Path) -> None:
+def spool(
+    name: str, folder: Path, inputs: Mapping[str, TensorInfo], outputs: Sequence[TensorInfo], spooled: Path
+) -> None:
     """Run the function `module:function` and write each dict of arrays that it yields to an `.npz` in `spooled`.
 
     The module is looked for in `folder` (the manifest's) before what is installed. An array is one sample, or several
@@ -42,7 +44,7 @@ def spool(name: str, folder: Path, inputs: Mapping[str, Tensor], outputs: Sequen
             if index == MAX_SAMPLES:
                 hint = "a few hundred samples are enough: itertools.islice ends a generator"
                 raise DataError(f"{name} yields more than {MAX_SAMPLES} samples", hint=hint)
-            arrays = _checked(sample, inputs, {tensor.name for tensor in outputs}, where)
+            arrays = _checked(sample, inputs, {tensor["name"] for tensor in outputs}, where)
             total += sum(array.nbytes for array in arrays.values())
             if total > MAX_BYTES:
                 raise DataError(
@@ -107,7 +109,7 @@ def _told(error: BaseException) -> str:
 
 
 def _checked(
-    sample: Any, inputs: Mapping[str, Tensor], outputs: set[str], where: str
+    sample: Any, inputs: Mapping[str, TensorInfo], outputs: set[str], where: str
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return a sample's arrays, those of inputs with a batch axis."""
     import numpy as np
@@ -126,23 +128,23 @@ def _checked(
     return arrays
 
 
-def _fitting(array: np.ndarray[Any, Any], tensor: Tensor, where: str) -> np.ndarray[Any, Any]:
+def _fitting(array: np.ndarray[Any, Any], tensor: TensorInfo, where: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    if str(array.dtype) != tensor.dtype:
-        hint = f"yield array.astype({tensor.dtype!r})"
-        raise DataError(f"{where} is {array.dtype}, the model wants {tensor.dtype}", hint=hint)
+    if str(array.dtype) != tensor["dtype"]:
+        hint = f"yield array.astype({tensor['dtype']!r})"
+        raise DataError(f"{where} is {array.dtype}, the model wants {tensor['dtype']}", hint=hint)
     if not array.size:
         raise DataError(f"{where} is empty, its shape is {list(array.shape)}")
-    if tensor.shape is None:
+    if tensor["shape"] is None:
         return array
-    axis = tensor.shape.index(BATCH) if BATCH in tensor.shape else None
-    if axis is not None and array.ndim == len(tensor.shape) - 1:
+    axis = tensor["shape"].index(BATCH) if BATCH in tensor["shape"] else None
+    if axis is not None and array.ndim == len(tensor["shape"]) - 1:
         array = np.expand_dims(array, axis)
-    sizes = array.shape[1:] if axis is None and array.ndim == len(tensor.shape) + 1 else array.shape
-    if len(sizes) != len(tensor.shape) or any(
-        isinstance(wanted, int) and wanted != size for size, wanted in zip(sizes, tensor.shape, strict=True)
+    sizes = array.shape[1:] if axis is None and array.ndim == len(tensor["shape"]) + 1 else array.shape
+    if len(sizes) != len(tensor["shape"]) or any(
+        isinstance(wanted, int) and wanted != size for size, wanted in zip(sizes, tensor["shape"], strict=True)
     ):
-        wanted = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+        wanted = ", ".join("?" if size is None else str(size) for size in tensor["shape"])
         raise DataError(f"{where} has shape {list(array.shape)}, the model wants [{wanted}]")
     return array

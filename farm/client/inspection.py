@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from farm.errors import NotFound, UsageError
+from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.files import hash_file
 from farm.runner import mxr
 from farm.runner.documents import TensorInfo
 from farm.runner.mxr import ProgramContent, StoredPort
@@ -36,6 +36,14 @@ def inspect_program(path: Path) -> ProgramContent:
         raise NotFound(f"no file {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def inspect_if_small(path: Path) -> ProgramContent | None:
+    """Return what `inspect_program` does; None if the file is too large to look into. Raises as that."""
+    try:
+        return inspect_program(path)
+    except TooLarge:
+        return None
 
 
 _HINT = "a compiled program is .mxr or .json (MIGraphX) or .onnx (ONNX Runtime); is it whole?"
@@ -73,14 +81,41 @@ def faults(program: ProgramContent) -> list[str]:
     return found
 
 
+def require_as_described(sidecar: Sidecar, path: Path) -> ProgramContent | None:
+    """Compare a program's file with its sidecar before anything loads it; return its content, None if it is too large.
+
+    Raises ArtifactGone.
+    """
+    try:
+        inside = inspect_if_small(path)
+    except UsageError as error:
+        raise ArtifactGone(error.message, hint="fetch it again") from None
+    wrong = [*disagreements(sidecar, inside, path), *(faults(inside) if inside else [])]
+    if wrong:
+        raise ArtifactGone(f"{path} is not what its sidecar says: {'; '.join(wrong)}", hint="fetch it again")
+    return inside
+
+
+def wrong_card(program: ProgramContent | None, arches: Collection[str]) -> str:
+    """Return which kernels of a program none of these cards runs, as a sentence; empty if one of them runs all.
+
+    Cards are named in full (`gfx90a:sramecc+:xnack-`); without any, or without a program, nothing is wrong.
+    """
+    foreign = [_foreign(program, arch) for arch in arches] if program else []
+    return f"it has kernels for {foreign[0]}, not for {' or '.join(sorted(arches))}" if foreign and all(foreign) else ""
+
+
+def _foreign(program: ProgramContent, arch: str) -> str:
+    return ", ".join(mxr.foreign_arches(program.get("code_objects", ()), arch))
+
+
 def disagreements(sidecar: Sidecar, program: ProgramContent | None, path: Path) -> list[str]:
     """Return how a program's file (None if it cannot be read) differs from its sidecar, one sentence each."""
     blob = sidecar["blobs"]["program"]
     found = []
-    if (size := path.stat().st_size) != blob["size"]:
+    digest, size = hash_file(path)
+    if size != blob["size"]:
         found.append(f"size: the sidecar says {blob['size']} bytes, the file has {size}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != blob["digest"]:
         found.append(f"digest: the sidecar says {blob['digest'][:16]}…, the file has {digest[:16]}…")
     if program:
@@ -98,8 +133,8 @@ def _migraphx(sidecar: Sidecar, program: ProgramContent) -> Iterator[str]:
         yield f"target: the sidecar says {wanted}, the file is not compiled"
     elif wanted and wanted not in program["targets"]:
         yield f"target: the sidecar says {wanted}, the file {', '.join(program['targets'])}"
-    if foreign := mxr.foreign_arches(program["code_objects"], arch):
-        yield f"architecture: the sidecar says {arch}, the file has kernels for {', '.join(foreign)}"
+    if foreign := _foreign(program, arch):
+        yield f"architecture: the sidecar says {arch}, the file has kernels for {foreign}"
     copies = sidecar.get("offload_copy")
     if None not in (copies, program["offload_copy"]) and copies != program["offload_copy"]:
         yield f"offload_copy: the sidecar says {copies}, the file {program['offload_copy']}".lower()

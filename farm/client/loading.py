@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.serving import serving_of
-from farm.client.cache import default_cache
+from farm.artifacts.refs import SnapshotCell
+from farm.artifacts.sidecar import serving_of
 from farm.client.client import FarmClient
-from farm.client.fetching import require_one
-from farm.client.fitting import Fits, best_fit, may_run, nothing_fits, why_not
-from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
-from farm.client.paths import split_ref
+from farm.client.fetching import batch_range, may_run, require_one
+from farm.client.inspection import require_as_described, wrong_card
+from farm.client.transfers import default_cache
+from farm.client.transport import split_ref
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.results.ref_rules import last, readers_order
 from farm.settings import load_settings
+from farm.targets.compilers import compilers
+from farm.targets.pools import Pool
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -56,8 +61,10 @@ def fitting(
     batch: int | None = None,
     packed: bool = False,
     here: Findings | None = None,
-) -> Fits:
-    """Return which of a model's artifacts fits this machine best (see `best_fit`); `here` is what `this_machine` found.
+) -> list[Fit]:
+    """Return which of a model's artifacts run on this machine, the best first (see `best_fit`).
+
+    `here` is what `this_machine` found.
 
     Raises NotFound if there is none, with the reasons; UsageError if the precision would have to be guessed.
     """
@@ -92,17 +99,17 @@ def load(
     signatures checked if the client has a trust policy. The file stays in the user's cache. Without a `client` the
     settings name the farm.
 
-    Raises NotFound if nothing fits, ArtifactGone if the file is not what ref and sidecar say, UsageError if the runtime
-    cannot be imported here.
+    Raises NotFound if nothing fits, ArtifactGone if the file is not what ref and sidecar say, UsageError if its kernels
+    are for another card or the runtime cannot be imported here.
     """
     own = client or FarmClient.from_settings(load_settings())
     try:
         model, ref = split_ref(name)
         found = here or this_machine()
         fits = fitting(own, model, precision, ref=ref or "latest", shape=shape, batch=batch, here=found)
-        cell = fits.best.cell
+        best, cell = fits[0], fits[0].cell
         sidecar, _ = own.artifacts.described((cell, own.artifacts.sidecar_of(cell)), ref or "latest")
-        if (sidecar["device"], sidecar["toolchain"]) != (fits.best.sidecar["device"], fits.best.sidecar["toolchain"]):
+        if (sidecar["device"], sidecar["toolchain"]) != (best.sidecar["device"], best.sidecar["toolchain"]):
             raise ArtifactGone(f"{sidecar['identifier']}: the farm describes it in two ways", hint="fetch it again")
         folder = default_cache() / "artifacts" / cell["key"]
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,27 +117,17 @@ def load(
     finally:
         if client is None:
             own.close()
-    require_as_described(sidecar, path)
+    cards = {pool.device.arch for pool in found.pools if pool.target.maker == "amd" and not pool.untuned}
+    if why := wrong_card(require_as_described(sidecar, path), cards):
+        hint = "build for this card: name it in full, with its features (sramecc, xnack), not as `:any`"
+        raise UsageError(f"{sidecar['identifier']} does not run here: {why}", hint=hint)
     program = _load(sidecar, path, found.migraphx_path)
-    return Loaded(program, path, sidecar, fits.best.why, said(fits))
+    return Loaded(program, path, sidecar, best.why, said(fits))
 
 
-def said(fits: Fits) -> str:
+def said(fits: list[Fit]) -> str:
     """Return what would have come after the best: `net/onnxruntime-cpu/fp32/b8 (for cpu, …)`; empty if nothing."""
-    return f"{fits.next.cell['identifier']} ({fits.next.why})" if fits.next else ""
-
-
-def require_as_described(document: Sidecar, path: Path) -> None:
-    """Compare a program's file with its sidecar before anything loads it. Raises ArtifactGone."""
-    try:
-        inside = inspect_program(path)
-    except TooLarge:
-        inside = None
-    except UsageError as error:
-        raise ArtifactGone(error.message, hint="fetch it again") from None
-    wrong = [*disagreements(document, inside, path), *(faults(inside) if inside else [])]
-    if wrong:
-        raise ArtifactGone(f"{path} is not what its sidecar says: {'; '.join(wrong)}", hint="fetch it again")
+    return f"{fits[1].cell['identifier']} ({fits[1].why})" if len(fits) > 1 else ""
 
 
 def _load(sidecar: Sidecar, path: Path, migraphx_path: str) -> Any:
@@ -160,3 +157,138 @@ def _runtime(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(f"cannot import {name}: {error}", hint="run this in the interpreter that serves") from None
+
+
+MOST_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """An artifact that runs here: `why` it was chosen, or comes after another; `rank` is smaller for what is better."""
+
+    cell: SnapshotCell
+    sidecar: Sidecar
+    why: str
+    rank: tuple[float, ...]
+
+
+def why_not(cell: SnapshotCell, pools: Iterable[Pool]) -> str:
+    """Return why a cell's program cannot run with any of these pools; empty if it may, as far as the ref tells."""
+    compiler, _, device = cell["target"].partition("/")
+    here = [pool for pool in pools if pool.target.compiler == compiler]
+    if not here:
+        return f"{compiler} cannot be used here"
+    there = [pool for pool in here if _same_device(cell, device, pool)]
+    if not there:
+        found = sorted({pool.device.arch if pool.target.maker else pool.target.device for pool in here})
+        return f"it is for {cell['device']}, here is {', '.join(found)}"
+    if all(_toolchain_rank(cell["toolchain"], pool.toolchain) is None for pool in there):
+        return f"{cell['toolchain']} made it, here is {', '.join(sorted({pool.toolchain for pool in there}))}"
+    return ""
+
+
+def best_fit(
+    found: Sequence[tuple[SnapshotCell, Sidecar]], pools: Sequence[Pool], batch: int | None = None
+) -> list[Fit]:
+    """Return the artifacts of one model and precision that run here, the best first, of their cells and sidecars.
+
+    A GPU comes first, then what no other toolchain's program has superseded, then of one cell what was submitted last,
+    as for all readers, then what this very toolchain made, then
+    the smallest program that takes `batch` samples (the largest if none does, or if nobody says how many there are),
+    then the fastest.
+
+    Raises NotFound with the reasons if none runs here.
+    """
+    running, others = [], {}
+    for cell, sidecar in found:
+        reasons = [reason for pool in pools for reason in [_against(cell, sidecar, pool)] if reason]
+        good = [pool for pool in pools if not why_not(cell, [pool]) and not _against(cell, sidecar, pool)]
+        if good:
+            running.append((cell, sidecar, good))
+        else:
+            others[cell["identifier"]] = why_not(cell, pools) or reasons[0]
+    if not running:
+        raise nothing_fits(others)
+    of_cell: dict[str, list[SnapshotCell]] = {}
+    for cell, _, _ in running:
+        of_cell.setdefault(cell["identifier"], []).append(cell)
+    fits = [
+        min(
+            (_fit(cell, sidecar, pool, batch, last(of_cell[cell["identifier"]])) for pool in good),
+            key=lambda fit: fit.rank,
+        )
+        for cell, sidecar, good in running
+    ]
+    return sorted(fits, key=lambda fit: fit.rank)
+
+
+def nothing_fits(reasons: dict[str, str]) -> NotFound:
+    """Return the error for a model without an artifact for this machine."""
+    shown = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:MOST_REASONS])
+    more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+    return NotFound(f"no artifact runs here: {shown}{more}", hint="`farm doctor` says what this machine has")
+
+
+def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
+    if compilers()[pool.target.compiler].maker(pool.target.device) is None:
+        return pool.target.device == device
+    here, there = pool.device.arch, cell["device"]
+    if device.endswith(":any"):
+        there = there.partition(":")[0]
+    # An arch that names no features was read without them.
+    return here == there or (here.partition(":")[0] == there.partition(":")[0] and ":" not in min(here, there, key=len))
+
+
+def _against(cell: SnapshotCell, sidecar: Sidecar, pool: Pool) -> str:
+    """Return what the sidecar says against a pool of the right device; empty if nothing."""
+    if why_not(cell, [pool]):
+        return ""
+    device = sidecar["spec"].get("device")
+    units, family = (device.get("compute_units"), device.get("cpu_family")) if device else (None, None)
+    if units and pool.device.compute_units and units != pool.device.compute_units:
+        return f"it is tuned for {units} compute units, here are {pool.device.compute_units}"
+    if family and family != pool.cpu_family:
+        return f"it is tuned for CPUs of the family {family}, here is {pool.cpu_family or 'another'}"
+    return ""
+
+
+def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None, given: SnapshotCell) -> Fit:
+    toolchain = _toolchain_rank(cell["toolchain"], pool.toolchain) or 0
+    smallest, largest = batch_range(cell)["min"], batch_range(cell)["max"]
+    latency = sidecar["measurements"]["latency"]["median"] if sidecar["measurements"]["latency"] else None
+    on_gpu = pool.target.maker is not None
+    takes = batch is not None and largest >= batch
+    rank = (
+        not on_gpu,
+        bool(cell.get("superseded")),
+        readers_order(cell) < readers_order(given),
+        toolchain,
+        not takes,
+        # A range takes the batch as it is; of fixed batches the smallest wastes least.
+        (max(smallest, batch or 0) if takes else -largest),
+        latency / largest if latency is not None else float("inf"),
+    )
+    made = ("this toolchain made it", "another build of this release made it", "an older release made it")[toolchain]
+    words = [f"for {cell['device']}, which is here", made]
+    if cell.get("superseded"):
+        words.append("another toolchain's program has its place in the ref, and does not run here")
+    if batch is not None:
+        words.append(f"takes batch {largest}" if takes else f"takes {largest} of {batch} samples at once")
+    return Fit(cell, sidecar, ", ".join(words), rank)
+
+
+_RELEASE = re.compile(r"onnxruntime([0-9]+)\.([0-9]+)")
+
+
+def _toolchain_rank(made_by: str, here: str) -> int | None:
+    """0: the same; 1: another build of the same release; 2: an older release whose programs are read; None: no use."""
+    if made_by == here:
+        return 0
+    one, other = (name.rpartition("-")[0].removesuffix("-cross") for name in (made_by, here))
+    if one == other:
+        return 1
+    releases = [_RELEASE.match(name) for name in (made_by, here)]
+    if not all(releases):
+        return None
+    then, now = ([int(part) for part in found.groups()] for found in releases if found)
+    return 2 if then <= now else None

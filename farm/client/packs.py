@@ -8,6 +8,8 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
+from farm.spec import FileReference
+
 PACK = "pack.json"
 SIDECAR = "artifact.json"
 
@@ -25,23 +27,18 @@ class Layout(StrEnum):
     """A model repository of Triton's, with such a cache outside it."""
 
 
-class PackFile(TypedDict):
-    """One file of a pack; `path` is relative to the index, `size` in bytes."""
-
-    path: str
-    digest: str
-    size: int
-
-
 class PackIndex(TypedDict):
-    """`pack.json`: what a pack is and which files it has. `onnxruntime` is the version that finds the cache's file."""
+    """`pack.json`: what a pack is and which files it has, with their paths relative to it.
+
+    `onnxruntime` is the version that finds the cache's file.
+    """
 
     schema: int
     layout: str
     identifier: str
     key: str
     onnxruntime: str
-    files: list[PackFile]
+    files: list[FileReference]
 
 
 @dataclass(frozen=True, slots=True)

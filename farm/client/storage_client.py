@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from urllib.parse import quote
 
-from farm.artifacts.keys import MAIN, REVOCATIONS, blob_key, build_key, readable, sidecar_key, statements_key
-from farm.client.cache import KeptAnswers
+from farm.artifacts.storage import MAIN, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.client import FarmClient
+from farm.client.transfers import KeptAnswers
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.wire.checking import checked
+from farm.wire.checking import checked, unexpected
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView, ShownRef
@@ -98,9 +98,11 @@ class _StorageTransport(Transport):
         if hashlib.sha256(snapshot).hexdigest() != digest:
             raise ArtifactGone(f"the snapshot of {tag} is damaged in {self._here}", hint="the next build mends it")
         shown = {"tag": tag, **found, **_parsed(snapshot, f"the snapshot of {tag}"), "namespace": namespace}
-        return checked(shown, ShownRef, self._here)
+        checked(shown, ShownRef, self._here, strict=True)  # As it came: its digest is signed.
+        return cast("ShownRef", shown)
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
+        from farm.artifacts.refs import ShownRef
         from farm.results.ref_rules import entries, named_cells
 
         if len(build_id.removeprefix("b-")) != 16:
@@ -108,11 +110,15 @@ class _StorageTransport(Transport):
         name = f"b-{build_id.removeprefix('b-')}"
         key = build_key(self._namespace, name, "report.json")
         report: Any = self._document(key, f"no finished build {name} in {self._here}")
-        cells = entries(self._namespace, named_cells(report))
+        try:
+            cells = entries(self._namespace, named_cells(report))
+        except (LookupError, TypeError, AttributeError):
+            raise ArtifactGone(f"the report of build {name} cannot be read in {self._here}") from None
         if not cells:
             raise NotFound(f"no cell of build {name} passed")
         view: RefView = {"tag": name, "generation": 0, "snapshot": "", "previous": None, "moved": ""}
-        return {**view, "namespace": self._namespace, "schema": 1, "cells": cells}
+        shown: ShownRef = {**view, "namespace": self._namespace, "schema": 1, "cells": cells}
+        return checked(shown, ShownRef, self._here, strict=True)
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
@@ -125,19 +131,20 @@ class _StorageTransport(Transport):
     def statements(self, key: str) -> SignedSidecar:
         for namespace in readable(self._namespace):
             with suppress(ArtifactGone):
-                text = self.content(sidecar_key(namespace, key))
+                text = self._text(sidecar_key(namespace, key))
                 found = list[str]()
                 for each in dict.fromkeys((namespace, self._namespace)):
                     with suppress(ArtifactGone):
-                        found += self.content(statements_key(each, key)).decode().splitlines()
-                return {"sidecar": text.decode(), "statements": found}
+                        found += self._text(statements_key(each, key)).splitlines()
+                return {"sidecar": text, "statements": found}
         raise NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
 
-    def revocations(self) -> bytes:
+    def _text(self, key: str) -> str:
+        """Return a small object's text. Raises as `content`, UsageError for other bytes."""
         try:
-            return self.content(REVOCATIONS)
-        except ArtifactGone:
-            raise NotFound(f"{self.url} has no revocation document") from None
+            return self.content(key).decode()
+        except UnicodeDecodeError:
+            raise unexpected(self.url, f"{key} is not text") from None
 
     def _document(self, key: str, absent: str) -> Any:
         """Return an object's JSON. Raises NotFound with the sentence `absent`, ArtifactGone for anything else."""

@@ -7,7 +7,6 @@ farm answered is raised. A download is checked byte by byte before it gets its n
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import ssl
 import sys
@@ -17,11 +16,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 from urllib.request import getproxies
 
 from farm import __version__, errors
-from farm.client.paths import named
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 from farm.wire.checking import checked, parsed, unexpected
 
@@ -30,7 +28,9 @@ if TYPE_CHECKING:
 
     from farm.artifacts.refs import ShownRef
     from farm.artifacts.storage import Put, SignedSidecar
+    from farm.client.client import FarmClient
     from farm.wire.program import Sidecar
+
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class Transport:
 
         Raises as `request`, and UsageError for an unexpected answer.
         """
-        return checked(document_of(self.request(method, path, **options)), kind, self.url)
+        return checked(parsed(self.request(method, path, **options).content, f"{self.url}{path}"), kind, self.url)
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.
@@ -219,10 +219,10 @@ class Transport:
             timer.cancel()
 
     def _unreachable(self, error: Exception) -> FarmFault:
-        return FarmFault(
-            f"cannot reach the farm at {self.url}: {error or type(error).__name__}",
-            hint="is it running? FARM_API_URL sets its address",
-        )
+        hint = "is it running? FARM_API_URL sets its address"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            hint = "is it the right host? SSL_CERT_FILE names a file of certificates that are trusted"
+        return FarmFault(f"cannot reach the farm at {self.url}: {error or type(error).__name__}", hint=hint)
 
     def events(self, path: str, after: str | None, silence: float, **params: Any) -> Iterator[tuple[str, str, str]]:
         """Yield name, id and data of server-sent events until the server ends the stream.
@@ -286,7 +286,10 @@ class Transport:
         """Return a ref and the cells that it names. Raises NotFound."""
         from farm.artifacts.refs import ShownRef
 
-        return self.get(f"/v1/refs/{named('ref', tag)}", ShownRef)
+        # As it came, not as the type reads it: its digest is signed.
+        found = self.get(f"/v1/refs/{named('ref', tag)}", dict[str, Any])
+        checked(found, ShownRef, self.url, strict=True)
+        return cast("ShownRef", found)
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
@@ -304,14 +307,12 @@ class Transport:
 
         return self.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
 
-    def revocations(self) -> bytes:
-        """Return the signed revocation document. Raises NotFound if there is none."""
-        return json.dumps(self.get("/v1/revocations", dict[str, Any])).encode()
-
     def location(self, digest: str, name: str) -> str:
         """Return the URL of a blob's bytes, which holds for a while. Raises ArtifactGone if there are none."""
         try:
             return str(self.request("GET", f"/v1/blobs/{digest}").headers["Location"])
+        except KeyError:
+            raise unexpected(self.url, f"it does not say where {name} is") from None
         except NotFound:
             raise gone(name, "is no longer in object storage") from None
 
@@ -370,11 +371,6 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     packing = (b"content-encoding", b"content-length", b"transfer-encoding")
     headers = [(name, value) for name, value in response.headers.raw if name.lower() not in packing]
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
-
-
-def document_of(response: httpx.Response) -> Any:
-    """Return the document that a farm answered. Raises UsageError for anything else."""
-    return parsed(response.content, str(response.url))
 
 
 def _foreign(url: str) -> UsageError:
@@ -448,10 +444,8 @@ _KINDS = _tree(FarmError)
 
 
 def _by_status(status: int) -> type[FarmError]:
-    if status in (401, 403):
-        return errors.NotAllowed
-    exact = {404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
-    return exact.get(status) or (FarmFault if status >= 500 else UsageError)
+    known = {401: errors.NotAllowed, 403: errors.NotAllowed, 404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
+    return known.get(status) or (FarmFault if status >= 500 else UsageError)
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
@@ -482,3 +476,71 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
 def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:
     answer = " ".join(response.text.split())[:200]
     return StorageUnavailable(f"{what}: object storage answers {response.status_code} {answer}")
+
+
+BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")
+"""How a build may be named: its id, the start of it, or the latest."""
+
+
+def build_named(build_id: str) -> str:
+    """Return a build's id as part of a path. Raises UsageError for anything else."""
+    if not BUILD.fullmatch(build_id):
+        raise UsageError(
+            f"{build_id!r} is not a build id", hint="b- and hex digits, a unique start of them, or @latest"
+        )
+    return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
+
+
+def split_ref(name: str) -> tuple[str, str]:
+    """Return the two parts of NAME[@REF]. Raises UsageError if nothing follows the @: a variable may be unset."""
+    artifact, at, ref = name.partition("@")
+    if at and not ref:
+        raise UsageError(f"{name}: no ref after the @", hint="name a tag or a build, or leave out the @")
+    return artifact, ref
+
+
+def named(what: str, name: str) -> str:
+    """Return a name as part of a path. Raises NotFound for what cannot be one; `what` says of what it is the name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise NotFound(f"no {what} is named {name!r}", hint="names are made of a-z, 0-9, '.', '_' and '-'")
+    return name
+
+
+def database_named(database: str) -> str:
+    """Return a tuning database's name as part of a path. Raises NotFound for anything else."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*){2}", database, re.ASCII):
+        raise NotFound(f"no tuning database is named {database!r}", hint="the name is POOL/DEVICE/MODE")
+    return database
+
+
+class Api:
+    """What a farm answers about one topic, such as `client.workers`."""
+
+    def __init__(self, client: FarmClient, transport: Transport) -> None:
+        self._client, self._transport = client, transport
+
+    @classmethod
+    def of(cls, client: FarmClient) -> Self:
+        """Return this topic of a client: for those of extensions, which a type checker does not see at the client."""
+        return cls(client, client.transport)
+
+
+A = TypeVar("A", bound=Api)
+
+
+class Topic(Generic[A]):
+    """The attribute of a client that is its `Api` of one topic; `module` of `farm.client` has that class."""
+
+    def __init__(self, module: str, kind: str) -> None:
+        self._module, self._kind = module, kind
+
+    def __set_name__(self, client: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, client: FarmClient | None, _: type) -> A:
+        """Make the API; the attribute is the API from then on."""
+        if client is None:  # It is asked of the class, such as for help.
+            return self  # type: ignore[return-value]
+        kind: type[A] = getattr(import_module(f"farm.client.{self._module}"), self._kind)
+        made: A = client.__dict__.setdefault(self._name, kind(client, client.transport))
+        return made

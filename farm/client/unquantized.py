@@ -11,9 +11,9 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.errors import UsageError
 from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, Tensor
+from farm.models.model import FrozenModel
 from farm.models.shapes import BATCH
-from farm.runner.documents import InputSpec, Request
+from farm.runner.documents import InputSpec, Request, TensorInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0, disk=8 << 30, pro
 def with_expected_outputs(
     samples: tuple[FrozenData, Path],
     model: FrozenModel,
-    symbolic: Mapping[str, Tensor],
+    symbolic: Mapping[str, TensorInfo],
     unquantized: tuple[str, FrozenModel, Path],
     folder: Path,
 ) -> tuple[FrozenData, Path]:
@@ -41,10 +41,10 @@ def with_expected_outputs(
         "compiler": "onnxruntime",
         "device": "cpu",
         "model": {"path": str(path.resolve()), "format": "onnx"},
-        "inputs": {tensor.name: _of_one_sample(data, tensor) for tensor in symbolic.values()},
+        "inputs": {tensor["name"]: _of_one_sample(data, tensor) for tensor in symbolic.values()},
         "options": {},
         "samples": {"path": str(file.resolve())},
-        "min_samples": max(array["shape"][0] if array["shape"] else 1 for array in data.arrays.values()),
+        "min_samples": max(array["shape"][0] if array["shape"] else 1 for array in data["arrays"].values()),
     }
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(suffix=".part", dir=folder) as scratch:
@@ -71,27 +71,27 @@ def with_expected_outputs(
 
 def _require_twins(data: FrozenData, model: FrozenModel, name: str, other: FrozenModel) -> None:
     """Refuse a model that another one cannot stand for, and samples that know the answer already."""
-    theirs = {tensor.name: tensor.dtype for tensor in other.inputs}
-    if theirs != {tensor.name: tensor.dtype for tensor in model.inputs}:
+    theirs = {tensor["name"]: tensor["dtype"] for tensor in other["inputs"]}
+    if theirs != {tensor["name"]: tensor["dtype"] for tensor in model["inputs"]}:
         listed = ", ".join(f"{name} {dtype}" for name, dtype in theirs.items())
         raise UsageError(f"the unquantized model `{name}` has other inputs: {listed}")
-    outputs = {tensor.name for tensor in model.outputs}
-    if missing := sorted(outputs - {tensor.name for tensor in other.outputs}):
+    outputs = {tensor["name"] for tensor in model["outputs"]}
+    if missing := sorted(outputs - {tensor["name"] for tensor in other["outputs"]}):
         raise UsageError(f"the unquantized model `{name}` has no output `{missing[0]}`")
-    if there := sorted(outputs & data.arrays.keys()):
+    if there := sorted(outputs & data["arrays"].keys()):
         hint = "leave out the samples' outputs, or `reference`"
         raise UsageError(f"the samples bring the expected output `{there[0]}` already", hint=hint)
 
 
-def _of_one_sample(data: FrozenData, tensor: Tensor) -> InputSpec:
-    if tensor.name not in data.arrays:
-        raise UsageError(f"the samples have no array for input `{tensor.name}`", hint="`reference` needs them all")
-    shape = list(data.arrays[tensor.name]["shape"])
-    if tensor.shape is not None and BATCH in tensor.shape:
-        axis = tensor.shape.index(BATCH)
-        return {"dtype": tensor.dtype, "shape": [*shape[:axis], 1, *shape[axis + 1 :]], "batch_axis": axis}
-    stacked = tensor.shape is not None and len(shape) == len(tensor.shape) + 1
-    return {"dtype": tensor.dtype, "shape": shape[1:] if stacked else shape}
+def _of_one_sample(data: FrozenData, tensor: TensorInfo) -> InputSpec:
+    if tensor["name"] not in data["arrays"]:
+        raise UsageError(f"the samples have no array for input `{tensor['name']}`", hint="`reference` needs them all")
+    shape = list(data["arrays"][tensor["name"]]["shape"])
+    if tensor["shape"] is not None and BATCH in tensor["shape"]:
+        axis = tensor["shape"].index(BATCH)
+        return {"dtype": tensor["dtype"], "shape": [*shape[:axis], 1, *shape[axis + 1 :]], "batch_axis": axis}
+    stacked = tensor["shape"] is not None and len(shape) == len(tensor["shape"]) + 1
+    return {"dtype": tensor["dtype"], "shape": shape[1:] if stacked else shape}
 
 
 def _join(samples: Path, runs: Path, joined: Path) -> None:

@@ -17,8 +17,8 @@ from farm.compiling.installations import Installation
 from farm.compiling.requests import ONE_SAMPLE
 from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
-from farm.runner.documents import BenchAnswer, BenchProgram, Request, SampleSource
-from farm.runner.onnxruntime_providers import device_of
+from farm.runner.documents import BenchAnswer, BenchProgram, DataRecipe, Request
+from farm.runner.onnxruntime_sessions import device_of
 from farm.targets.compilers import compilers
 
 FIRST_RUNS = 10
@@ -74,7 +74,7 @@ def at_points(contestant: Contestant) -> list[Contestant]:
     points = points_of(contestant.request["inputs"], contestant.request["batch"])
     if len(points) == 1:
         return [contestant]
-    samples: SampleSource = {**ONE_SAMPLE, "ranges": contestant.request["samples"].get("ranges", {})}
+    samples: DataRecipe = {**ONE_SAMPLE, "ranges": contestant.request["samples"].get("ranges", {})}
     return [
         replace(contestant, request={**contestant.request, "inputs": inputs, "batch": batch, "samples": samples})
         for inputs, batch in points
@@ -136,7 +136,7 @@ def torch_of(sidecar: Mapping[str, Any], model: Path, program: Path, python: str
     return replace(original, compiler="torch", request=request, python=python)
 
 
-def _samples(sidecar: Mapping[str, Any], folder: Path) -> SampleSource:
+def _samples(sidecar: Mapping[str, Any], folder: Path) -> DataRecipe:
     """Return the source of the inputs: the artifact's own sample if it is complete, else seeded samples."""
     blob = sidecar["blobs"].get("sample")
     path = folder / str(blob["path"]) if blob else folder

@@ -24,16 +24,16 @@ from farm.local.bench import Contestant, Measured, measure, original_of, program
 from farm.local.single_cell import Planned, Wanted, title
 from farm.node.gpu_usage import Usage, conditions, watch
 from farm.node.slot_shares import one_slot
-from farm.results.accuracy import Judgement, judge, judge_unverified, tolerance_of
+from farm.results.gates import Judgement, judge, judge_unverified, tolerance_of
 from farm.results.speed import compare
-from farm.runner.documents import Evidence
+from farm.runner.documents import Evidence, Verification
 from farm.settings import Settings
 from farm.spec import FileReference, SpecDocument
 from farm.targets.compilers import NATIVE, OFF, default_equal_share
 from farm.tuning.database import ForOneRun
 from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
-from farm.wire.program import Sidecar, Verification
+from farm.wire.program import Sidecar
 
 SAVED_MODELS = Path("saved_models")
 """The default folder of programs."""
@@ -96,11 +96,11 @@ def _over_memory(usage: Usage, limit: int) -> Judgement | None:
     """
     if not limit:
         return None
-    if usage.memory is None:
+    if usage["memory"] is None:
         return Judgement(FailureKind.BUDGET, "the driver does not report how much GPU memory was used")
-    if usage.memory <= limit:
+    if usage["memory"] <= limit:
         return None
-    return Judgement(FailureKind.BUDGET, f"it used {usage.memory} bytes of the GPU's memory, the limit is {limit}")
+    return Judgement(FailureKind.BUDGET, f"it used {usage['memory']} bytes of the GPU's memory, the limit is {limit}")
 
 
 def _before(
@@ -191,12 +191,12 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "key": cell.key,
         "target": str(cell.order["target"]),
         "why": planned.why,
-        "toolchain": cell.spec.toolchain,
+        "toolchain": cell.spec["toolchain"],
         "precision": cell.precision,
         "inputs": made.sidecar["inputs"],
         "outputs": made.sidecar["outputs"],
         "quantized": made.sidecar["quantized"],
-        "size": {"before": planned.model.size, "after": made.program.stat().st_size},
+        "size": {"before": planned.model["size"], "after": made.program.stat().st_size},
         "accuracy": {
             "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
             "unverified": unknown.message if unknown else "",
@@ -212,7 +212,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         else None,
         "tuning": _tuning(made.sidecar),
         "peak_memory": made.sidecar["peak_memory"],
-        "gpu": {**made.usage.as_dict(), "conditions": made.sidecar["measurements"]["conditions"]},
+        "gpu": {**made.usage, "conditions": made.sidecar["measurements"]["conditions"]},
         "seconds": made.sidecar["seconds"],
     }
 

@@ -404,7 +404,7 @@ def _http_status(url: str) -> int | None:
         return None
 
 
-def _make_certificate(folder: Path) -> dict[str, str]:
+def _make_certificate(folder: Path, *addresses: str) -> dict[str, str]:
     """Make the certificate by which SeaweedFS' parts know each other; return the environment that names it.
 
     One certificate, signed by itself, is authority, server and client at once: nobody else has its key.
@@ -417,6 +417,7 @@ def _make_certificate(folder: Path) -> dict[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "embedded farm")])
     now = datetime.now(UTC)
+    places = [x509.IPAddress(ipaddress.ip_address(each)) for each in addresses or (HOST,)]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -426,18 +427,18 @@ def _make_certificate(folder: Path) -> dict[str, str]:
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=3650))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(places), critical=False)
         .sign(key, hashes.SHA256())
     )
     plain = serialization.NoEncryption()
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    places = {
+    files = {
         "CERT": write_private(folder / "certificate.pem", certificate.public_bytes(pem).decode()),
         "KEY": write_private(folder / "key.pem", key.private_bytes(pem, pkcs8, plain).decode()),
     }
     parts = ("MASTER", "VOLUME", "FILER", "S3", "ADMIN", "WORKER", "CLIENT")
-    named = {f"WEED_GRPC_{part}_{kind}": str(path.resolve()) for part in parts for kind, path in places.items()}
-    return {**named, "WEED_GRPC_CA": str(places["CERT"].resolve())}
+    named = {f"WEED_GRPC_{part}_{kind}": str(path.resolve()) for part in parts for kind, path in files.items()}
+    return {**named, "WEED_GRPC_CA": str(files["CERT"].resolve())}
 
 
 def own_folder(folder: Path) -> Path:

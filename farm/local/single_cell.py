@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from farm.client.cache import default_cache
-from farm.client.foreign_models import converter_of
-from farm.client.freezing import FrozenInputs, freeze
+from farm.client.freezing import FrozenInputs, converter_of, read_inputs
+from farm.client.transfers import default_cache
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.manifest.entries import Conversion, InputEntry, Limits, Manifest, ModelEntry, Tuning, Verify
-from farm.manifest.parsing import check_manifest
-from farm.manifest.sources import Data, Source
+from farm.manifest.parsing import unwritten
+from farm.manifest.values import Data, Source
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
-from farm.models.model import Dimension, FrozenModel, Tensor, read_model
+from farm.models.model import Dimension, FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
 from farm.node.survey import Findings, survey
+from farm.runner.documents import TensorInfo
 from farm.settings import Settings
 from farm.targets.compilers import NATIVE, canonical_precision, compilers
 from farm.targets.pools import Pool, understand_target
@@ -86,7 +86,7 @@ class Planned(NamedTuple):
     @property
     def file(self) -> Path:
         """The model's file."""
-        return self.found.files[str(self.model.files[0]["digest"])]
+        return self.found.files[str(self.model["files"][0]["digest"])]
 
     @property
     def extension(self) -> str:
@@ -102,7 +102,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     """
     model, cache = _read(wanted, settings, work)
     findings = survey(settings)
-    pool, why = _choose(wanted.target, model.format, findings)
+    pool, why = _choose(wanted.target, model["format"], findings)
     if wanted.gpu_memory_limit and not pool.target.maker:
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit limits the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
@@ -110,9 +110,9 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
         # The program is for this machine, so it may use as much of it as a slot has.
         wanted = replace(wanted, options={"threads": settings.threads_per_slot, **wanted.options})
     try:
-        manifest = check_manifest(_manifest(wanted, model, pool, work), "optimize")
+        manifest = unwritten(_manifest(wanted, model, pool, work), "optimize")
         matrix = combine(manifest)
-        found = freeze(matrix, Path(), cache=cache, pythons=settings.converters)
+        found = read_inputs(matrix, Path(), cache=cache, pythons=settings.converters).required()
         [cell] = expand(matrix, found.models, found.data, [pool])
     except ManifestError as error:
         raise _without_places(error) from None
@@ -257,17 +257,17 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
     compiler = compilers()[pool.target.compiler]
     flags = " ".join(f"--{name}" for name in wanted.precisions)
     if not wanted.precisions:
-        precision = NATIVE if model.lowered else "fp32"
+        precision = NATIVE if lowered(model) else "fp32"
     else:
         precision = canonical_precision("+".join(wanted.precisions))
-    if precision == "fp32" and model.lowered:
+    if precision == "fp32" and lowered(model):
         hint = "leave --fp32 out: the model is compiled as it was exported"
-        raise UsageError(f"--fp32: the model is lower already ({model.lowered})", hint=hint)
+        raise UsageError(f"--fp32: the model is lower already ({lowered(model)})", hint=hint)
     if precision not in (known := compiler.precisions(pool.target.device)):
         hint = f"{pool.target} has {', '.join(known)}: use the flag of one, or of both halves of a pair"
         raise UsageError(f"{flags} cannot be combined" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
     if compiler.needs_calibration(precision) and not wanted.calibration:
-        names = ", ".join(f"`{tensor.name}`" for tensor in model.inputs)
+        names = ", ".join(f"`{tensor['name']}`" for tensor in model["inputs"])
         hint = f"add --calibration FILE.npz with an array for {names}: a few dozen real inputs"
         raise UsageError(f"{flags} needs calibration data", hint=hint)
     if wanted.calibration and not compiler.needs_calibration(precision):
@@ -285,7 +285,7 @@ def _options(wanted: Wanted, model: FrozenModel, pool: Pool) -> dict[str, bool |
             )
             hint = f"leave its flag out, or choose a target of {others}"
             raise UsageError(f"{pool.target.compiler} has no option {name}", hint=hint)
-    if "nhwc" in wanted.options and model.format != "tf":
+    if "nhwc" in wanted.options and model["format"] != "tf":
         raise UsageError("--nchw is only for TensorFlow models", hint="leave it out: ONNX models are NCHW")
     bound = {"gpu_mem_limit": wanted.gpu_memory_limit} if wanted.gpu_memory_limit and "gpu_mem_limit" in known else {}
     return {**bound, **wanted.options}
@@ -302,33 +302,34 @@ def _data(text: str) -> Data:
 
 def _shapes(wanted: Wanted, model: FrozenModel, arrays: Mapping[str, Array]) -> dict[str, list[int | str]]:
     """Return every input's shape: as given, else its array's, else the model's with an open first axis as batch."""
-    names = [tensor.name for tensor in model.inputs]
+    shapes = {tensor["name"]: tensor["shape"] for tensor in model["inputs"]}
     for name in wanted.inputs:
-        if name not in names:
-            raise UsageError(f"--input {name}: no such input", hint=suggestion(name, names))
-    first = {tensor.shape[0] for tensor in model.inputs if tensor.shape and isinstance(tensor.shape[0], str)}
+        if name not in shapes:
+            raise UsageError(f"--input {name}: no such input", hint=suggestion(name, shapes))
+    first = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
     found: dict[str, list[int | str]] = {}
-    for tensor in model.inputs:
-        if tensor.name in wanted.inputs:
-            found[tensor.name] = list(wanted.inputs[tensor.name])
-        elif tensor.name in arrays and (
-            tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape)
-        ):
-            found[tensor.name] = list(arrays[tensor.name].shape)
+    for tensor in model["inputs"]:
+        name, shape = tensor["name"], tensor["shape"]
+        if name in wanted.inputs:
+            found[name] = list(wanted.inputs[name])
+        elif name in arrays and (shape is None or not all(isinstance(size, int) for size in shape)):
+            found[name] = list(arrays[name].shape)
         else:
-            found[tensor.name] = _of_model(tensor, first)
+            found[name] = _of_model(tensor, first)
     return found
 
 
-def _of_model(tensor: Tensor, first: set[str]) -> list[int | str]:
-    if tensor.shape is None:
-        hint = f"--input {tensor.name}=batch,3,224,224 (or whatever it is)"
-        raise UsageError(f"input {tensor.name}: the model does not give its shape", hint=hint)
-    shape = [_named(size, axis, first) for axis, size in enumerate(tensor.shape)]
+def _of_model(tensor: TensorInfo, first: set[str]) -> list[int | str]:
+    if tensor["shape"] is None:
+        hint = f"--input {tensor['name']}=batch,3,224,224 (or whatever it is)"
+        raise UsageError(f"input {tensor['name']}: the model does not give its shape", hint=hint)
+    shape = [_named(size, axis, first) for axis, size in enumerate(tensor["shape"])]
     if None in shape:
         shown = ",".join("SIZE" if size is None else str(size) for size in shape)
-        said = ",".join("?" if size is None else str(size) for size in tensor.shape)
-        raise UsageError(f"input {tensor.name} is [{said}]: it needs sizes", hint=f"--input {tensor.name}={shown}")
+        said = ",".join("?" if size is None else str(size) for size in tensor["shape"])
+        raise UsageError(
+            f"input {tensor['name']} is [{said}]: it needs sizes", hint=f"--input {tensor['name']}={shown}"
+        )
     return [size for size in shape if size is not None]
 
 
@@ -346,7 +347,7 @@ def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Array]:
 
     if wanted.samples:
         raise UsageError("--input-file and --samples cannot be combined", hint="use one of them")
-    names = [tensor.name for tensor in model.inputs]
+    names = [tensor["name"] for tensor in model["inputs"]]
     arrays: dict[str, Array] = {}
     for given, path in wanted.input_files.items():
         if not given and len(names) > 1:

@@ -12,17 +12,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from farm.api.schemas import BUILD_REFERENCE
-from farm.builds.acknowledged import Acknowledged, today
+from farm.builds.known_failures import Acknowledged, today
 from farm.builds.reading import is_aside
+from farm.builds.troubles import troubles
 from farm.errors import NotFound, UsageError
-from farm.pages.across import MOST
+from farm.jobs.rows import PoolView
 from farm.pages.build_view import PAGE
-from farm.pages.comparison import ComparedBuilds
+from farm.pages.comparison import MOST, ComparedBuilds
 from farm.pages.page_answers import BASE, Here, Text, Visit, url_with
 from farm.pages.page_reading import PATIENCE, StillReading
 from farm.pages.quantities import plural
-from farm.results.changes import BAND
-from farm.results.lines import Look
+from farm.results.lines import BAND, Look
 from farm.results.report import BuildView
 
 router = APIRouter()
@@ -103,6 +103,7 @@ def now(visit: Here) -> Response:
         ending=[entry for entry in entries if _ends_soon(entry)],
         entries=len(entries),
         pools=[pool for pool in visit.farm.store.workers.pools() if pool["waiting"]],
+        troubles=troubles(visit.farm.store, visit.farm.settings),
         fenced=sorted({worker["node"] for worker in visit.farm.store.workers.list("") if worker["fenced"]}),
     )
 
@@ -140,15 +141,15 @@ def _toggled(request: Request, everything: str) -> str:
     return url_with(pairs if everything else [*pairs, ("all", "yes")])
 
 
+def stuck_pools(pools: Iterable[PoolView]) -> list[PoolView]:
+    """Return the pools with jobs that nobody takes, though nobody paused them."""
+    return [pool for pool in pools if pool["waiting"] and not pool["slots"] and not pool["paused"]]
+
+
 def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
     """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
     home = f"{BASE}/ns/{visit.namespace}"
-    stuck = [
-        pool
-        for pool in visit.farm.store.workers.pools()
-        if pool["waiting"] and not pool["slots"] and not pool["paused"]
-    ]
-    if stuck:
+    if stuck := stuck_pools(visit.farm.store.workers.pools()):
         return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
     newest = _newest(builds)
     red = [(build, verdict) for build in newest if (verdict := build["verdict"]) and verdict["exit_code"]]

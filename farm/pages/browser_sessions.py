@@ -10,10 +10,9 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from farm.api.auth import COOKIES, Caller, FarmDep, Unauthenticated, authenticate
-from farm.api.sites import host_name, is_loopback
+from farm.api.auth import COOKIES, FarmDep, Unauthenticated, authenticate, cookie_name, shown_token, with_role
 from farm.app import Farm
-from farm.artifacts.tokens import Role
+from farm.artifacts.tokens import Role, Token
 from farm.errors import NotAllowed
 
 WEEK = 7 * 86_400
@@ -55,25 +54,19 @@ class PageHeaders:
 
 def remember(request: Request, response: Response, token: str) -> None:
     """Let a browser keep a token, where no script and no other site gets at it."""
-    secure = _is_secure(request)
-    response.set_cookie(_cookie(secure), token, max_age=WEEK, path="/", secure=secure, httponly=True, samesite="lax")
+    name = cookie_name(request.scope)
+    response.set_cookie(name, token, max_age=WEEK, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
 
 
 def forget(request: Request, response: Response) -> None:
     """Let a browser forget its token."""
-    secure = _is_secure(request)
-    response.delete_cookie(_cookie(secure), path="/", secure=secure, httponly=True, samesite="lax")
-
-
-def token_of(request: Request) -> str:
-    """Return the token that a browser, or another caller, shows; empty if there is none."""
-    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    return shown if scheme.lower() == "bearer" else request.cookies.get(_cookie(_is_secure(request)), "")
+    name = cookie_name(request.scope)
+    response.delete_cookie(name, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
 
 
 def has_cookie(request: Request) -> bool:
     """Whether somebody signed in with a token, which signing out forgets."""
-    return _cookie(_is_secure(request)) in request.cookies
+    return cookie_name(request.scope) in request.cookies
 
 
 def knows(farm: Farm, token: str) -> bool:
@@ -85,9 +78,9 @@ def knows(farm: Farm, token: str) -> bool:
     return True
 
 
-def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Caller:
+def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Token:
     """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace of others."""
-    credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=token_of(request))
+    credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=shown_token(request.scope))
     caller = authenticate(farm, credentials, namespace or None)
     if caller.role < Role.READER:
         raise NotAllowed(f"pages need the role reader; the token has {caller.role.name.lower()}")
@@ -95,22 +88,20 @@ def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Caller:
     return caller
 
 
-Visitor = Annotated[Caller, Depends(visitor)]
+Visitor = Annotated[Token, Depends(visitor)]
 
 
-def visitor_with(role: Role) -> Callable[[Caller], Caller]:
+def visitor_with(role: Role) -> Callable[[Token], Token]:
     """Return a dependency that lets only visitors of that role, or a higher one, through."""
 
-    def check(caller: Visitor) -> Caller:
-        if caller.role < role:
-            raise NotAllowed(f"this needs the role {role.name.lower()}; the token has {caller.role.name.lower()}")
-        return caller
+    def check(caller: Visitor) -> Token:
+        return with_role(role, caller)
 
     return check
 
 
-SubmittingVisitor = Annotated[Caller, Depends(visitor_with(Role.SUBMITTER))]
-AdminVisitor = Annotated[Caller, Depends(visitor_with(Role.ADMIN))]
+SubmittingVisitor = Annotated[Token, Depends(visitor_with(Role.SUBMITTER))]
+AdminVisitor = Annotated[Token, Depends(visitor_with(Role.ADMIN))]
 
 
 def own_form(request: Request) -> None:
@@ -123,13 +114,3 @@ def own_form(request: Request) -> None:
 
 
 OwnForm = Depends(own_form)
-
-
-def _cookie(secure: bool) -> str:
-    # The prefix makes browsers refuse it from a neighbouring site, and without TLS.
-    return COOKIES[0 if secure else 1]
-
-
-def _is_secure(request: Request) -> bool:
-    """Whether the browser talks TLS: a server that does not, not even by a proxy, is on loopback."""
-    return request.url.scheme == "https" or not is_loopback(host_name(request.headers.get("host", "")))

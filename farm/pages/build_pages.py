@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import RedirectResponse, Response
 
-from farm.errors import NotFound, QuotaExceeded
-from farm.jobs.state import State
+from farm.api.build_routes import streamed
+from farm.errors import NotFound
 from farm.pages.across_pages import news_of
 from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, matrix
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
-from farm.results.changes import BAND
-from farm.results.lines import CellLine
+from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
-from farm.spec import CompileSpec, changes
+from farm.spec import changes
 
 router = APIRouter()
 
@@ -40,22 +38,6 @@ NARROWING = ("text", "look", "precision")
 """Filters that stay when a model and a target are chosen."""
 EARLIER = 8
 """Builds of the same name before, to compare with."""
-STREAMS = 256
-"""Builds that one token may look at live at once."""
-
-
-class BuildLine(NamedTuple):
-    """One build of the list."""
-
-    build: BuildView
-    total: int
-    hits: int
-    failed: int
-    parts: Sequence[tuple[str, int]]
-    said: str
-    """What the bar of its parts shows, in words."""
-    verdict: str
-    took: float | None
 
 
 class BuildFilter(NamedTuple):
@@ -106,7 +88,7 @@ def builds(
         section="builds",
         wanted=wanted,
         names=sorted({build["name"] for build in known})[:200],
-        rows=[_build_line(build) for build in shown],
+        rows=[(build, _parts(build)) for build in shown],
         older=same_page(visit.request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
         news=None if wanted.is_set or after else news_of(visit, known),
     )
@@ -179,21 +161,10 @@ async def events(
 ) -> Response:
     """Follow a build: how its changed cells are now, as server-sent events with ids."""
     whole = await run_in_threadpool(visit.farm.build_reader.resolve, visit.namespace, build_id)
-    streams = visit.request.app.state.streams
-    if streams[visit.caller.name] >= STREAMS:
-        raise QuotaExceeded(f"this token follows {STREAMS} builds already", hint="close some pages")
     position = visit.request.headers.get("last-event-id", "")[:128] or after
-
-    async def counted() -> AsyncIterator[str]:
-        streams[visit.caller.name] += 1
-        try:
-            hub: EventHub = visit.request.app.state.hub
-            async for part in hub.follow(visit.farm, visit.builds, visit.namespace, whole, position):
-                yield part
-        finally:
-            streams[visit.caller.name] -= 1
-
-    return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    hub: EventHub = visit.request.app.state.hub
+    news = hub.follow(visit.farm, visit.builds, visit.namespace, whole, position)
+    return streamed(visit.request, visit.caller, news)
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/cells/{identifier:path}")
@@ -235,28 +206,14 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     )
 
 
-def _build_line(build: BuildView) -> BuildLine:
+def _parts(build: BuildView) -> list[tuple[str, int]]:
+    """Return how many cells of a build look how."""
     counts = build["counts"]
-    hits = counts.get("hits", 0)
-    parts: list[tuple[str, int]] = [
-        ("failed", counts["failed"]),
-        ("running", counts["running"]),
-        ("queued", counts["queued"]),
-        ("cancelled", counts["cancelled"]),
-        ("compiled", max(0, counts["succeeded"] - hits)),
-        ("hit", min(hits, counts["succeeded"])),
-    ]
-    said = ", ".join(f"{count} {name}" for name, count in parts if count) or "no cells"
-    return BuildLine(
-        build,
-        sum(counts[state] for state in State),
-        hits,
-        counts["failed"],
-        parts,
-        said,
-        build["verdict"]["text"] if build["verdict"] else said,
-        build["ended_at"] - build["created_at"] if build["ended_at"] else None,
-    )
+    hits = min(counts.get("hits", 0), counts["succeeded"])
+    expected = counts.get("expected", 0)
+    looks: dict[str, int] = {look: counts[look] for look in ("failed", "running", "queued", "cancelled")}
+    looks["failed"] -= expected
+    return [*looks.items(), ("expected", expected), ("compiled", counts["succeeded"] - hits), ("hit", hits)]
 
 
 def _verdict_look(view: ShownBuild) -> str:
@@ -279,4 +236,4 @@ def _why_other_key(visit: Visit, before: CellLine, after: CellLine) -> str:
     before_spec, after_spec = (each["spec"] for each in (old, new))
     drivers = [each["device"]["driver"] for each in (old, new)]
     driver = [f"driver: {drivers[0]} -> {drivers[1]}"] if all(drivers) and drivers[0] != drivers[1] else []
-    return "; ".join([*changes(before_spec, CompileSpec.from_dict(after_spec)), *driver])
+    return "; ".join([*changes(before_spec, after_spec), *driver])

@@ -5,7 +5,7 @@ What is drawn where is worked out here; `templates/drawings.html` has the shapes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from farm.jobs.state import Phase
 from farm.pages.history_view import CellPast
 from farm.pages.quantities import duration, latency
 from farm.pages.rendering import macro
+from farm.runner.documents import Latency
 
 TALL = 280
 """Height of a drawing over time."""
@@ -60,25 +61,18 @@ class Bar(NamedTuple):
                 at += seconds
 
 
-class Spread(NamedTuple):
-    """The distribution of one kind of run, in seconds."""
-
-    label: str
-    minimum: float
-    median: float
-    p90: float
-    p99: float
-
-
 def timeline(bars: Sequence[Bar]) -> Markup:
     """Return the attempts of a job on one axis of time, each with its phases."""
     total = max((bar.end for bar in bars), default=0.0) or 1.0
     return macro("drawings", "timeline")(bars, total, _steps(total, total, duration))
 
 
-def spreads(found: Sequence[Spread]) -> Markup:
-    """Return distributions on one axis."""
-    total = max((each.p99 for each in found), default=0.0) or 1.0
+def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:
+    """Return distributions on one axis, of the kinds of runs that were measured often enough to have one."""
+    found = [(label, each) for label, each in runs if each["p90"] is not None and each["p99"] is not None]
+    if not found:
+        return Markup("")
+    total = max(each["p99"] or 0.0 for _, each in found) or 1.0
     return macro("drawings", "spreads")(found, total * 1.04, _steps(total, total * 1.04, latency))
 
 

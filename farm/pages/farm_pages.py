@@ -11,14 +11,17 @@ from typing import NamedTuple
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from farm.api.change_log import read_changes
+from farm.api.gate import read_changes
+from farm.api.tuning_routes import described
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.tokens import Role
-from farm.builds.acknowledged import today
-from farm.errors import ArtifactGone, NotFound
+from farm.builds.known_failures import today
+from farm.builds.troubles import troubles
+from farm.errors import NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
+from farm.pages.across_pages import stuck_pools
 from farm.pages.build_view import ShownBuild
 from farm.pages.page_answers import Here, Text, Visit
 from farm.pages.page_reading import StillReading
@@ -33,28 +36,6 @@ NAMESPACES = 100
 CHANGES_SHOWN = 50
 
 
-class ModelLine(NamedTuple):
-    """A model with the programs that a ref names."""
-
-    model: str
-    programs: int
-    targets: Sequence[str]
-    precisions: Sequence[str]
-    shapes: int
-    size: int
-
-
-class DatabaseLine(NamedTuple):
-    """A tuning database."""
-
-    name: str
-    records: int
-    size: int
-    waiting: int
-    moved: str
-    damaged: str
-
-
 class NamespaceLine(NamedTuple):
     """What a namespace keeps, and how many unfinished cells it has; bytes of programs only if they were counted."""
 
@@ -64,13 +45,6 @@ class NamespaceLine(NamedTuple):
     live: int
 
 
-class GarbageFound(NamedTuple):
-    """Blobs that nothing names."""
-
-    blobs: int
-    bytes: int
-
-
 @router.get("/ns/{namespace}/models")
 def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
     """List the models that a ref names."""
@@ -78,7 +52,7 @@ def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
     for program in _programs(visit, ref):
         if text in program["model"]:
             by_model.setdefault(program["model"], []).append(program)
-    return _models_page(visit, ref, text=text, rows=[_model_line(*each) for each in by_model.items()])
+    return _models_page(visit, ref, text=text, rows=list(by_model.items()))
 
 
 @router.get("/ns/{namespace}/models/{model}")
@@ -108,6 +82,7 @@ def workers(visit: Here) -> Response:
         pools=pools,
         waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
         worst=_worst(live, pools),
+        troubles=troubles(visit.farm.store, visit.farm.settings),
         fine=f"{len(takers)} of {plural(len(live), 'worker')} take{'s' * (len(live) == 1)} jobs; "
         f"{sum(pool['running'] for pool in pools):,} running, {sum(pool['waiting'] for pool in pools):,} waiting",
     )
@@ -122,6 +97,8 @@ def storage(visit: Here, garbage: Text = "") -> Response:
     refs = Refs(visit.farm.artifacts)
     found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace))[:200]]
     is_admin = visit.caller.role is Role.ADMIN
+    names = sorted(visit.farm.artifacts.list_folders("ns/")) if is_admin else []
+    kept = timedelta(days=visit.farm.settings.keep_days)
     return visit.page(
         "storage",
         section="storage",
@@ -129,13 +106,13 @@ def storage(visit: Here, garbage: Text = "") -> Response:
         quota=visit.farm.settings.namespace_cells,
         keep_days=visit.farm.settings.keep_days,
         refs=[ref for ref in found if ref],
-        tuning=_databases(visit),
+        tuning=list(map(described, databases(visit.farm.artifacts, [visit.namespace]))),
         tokens=visit.farm.tokens.list() if is_admin else None,
         is_admin=is_admin,
         gc=visit.farm.settings.gc,
-        namespaces=list(_namespaces(visit, counted=bool(garbage))) if is_admin else [],
+        namespaces=[_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
         changes=list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
-        garbage=_garbage(visit) if is_admin and garbage else None,
+        garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True).counts if is_admin and garbage else None,
     )
 
 
@@ -143,11 +120,6 @@ def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
     for build in builds:
         with suppress(StillReading):  # Its own page says why it waits.
             yield visit.builds.view(visit.namespace, build["id"])
-
-
-def _namespaces(visit: Visit, *, counted: bool) -> Iterator[NamespaceLine]:
-    for name in sorted(visit.farm.artifacts.list_folders("ns/"))[:NAMESPACES]:
-        yield _namespace(visit, name, counted=counted)
 
 
 def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:
@@ -162,22 +134,11 @@ def _programs(visit: Visit, tag: str) -> list[SnapshotCell]:
     return sorted(snapshot["cells"].values(), key=itemgetter("identifier")) if snapshot else []
 
 
-def _model_line(model: str, programs: Sequence[SnapshotCell]) -> ModelLine:
-    return ModelLine(
-        model,
-        len(programs),
-        sorted({program["target"] for program in programs}),
-        sorted({program["precision"] for program in programs}),
-        len({program["shape"] for program in programs}),
-        sum(program["program"]["size"] for program in programs),
-    )
-
-
 def _models_page(
     visit: Visit,
     tag: str,
     *,
-    rows: Sequence[ModelLine] | Sequence[SnapshotCell],
+    rows: Sequence[tuple[str, Sequence[SnapshotCell]]] | Sequence[SnapshotCell],
     model: str = "",
     text: str = "",
     facts: Mapping[str, ArtifactFacts] | None = None,
@@ -192,7 +153,7 @@ def _models_page(
         tag=tag,
         tags=tags,
         owner=owner,
-        moved=found.moved if found else "",
+        moved=found["moved"] if found else "",
         model=model,
         text=text,
         rows=rows[:MODELS],
@@ -203,8 +164,7 @@ def _models_page(
 
 def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
     """Return what keeps most jobs from running; empty if nothing does."""
-    stuck = [pool for pool in pools if pool["waiting"] and not pool["slots"] and not pool["paused"]]
-    if stuck:
+    if stuck := stuck_pools(pools):
         pool = max(stuck, key=lambda each: int(each["waiting"]))
         why = "its workers take no jobs now" if pool["live_workers"] else "no live worker serves it"
         return f"{plural(pool['waiting'], 'job')} of {pool['name']} wait{'s' * (pool['waiting'] == 1)}: {why}"
@@ -212,24 +172,3 @@ def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
     if fenced:
         return f"fenced: {', '.join(fenced[:5])}; `farm unfence NODE` when it is mended"
     return "" if workers else "no worker is live"
-
-
-def _databases(visit: Visit) -> list[DatabaseLine]:
-    found = []
-    for database in databases(visit.farm.artifacts, [visit.namespace]):
-        waiting = len(database.waiting())
-        try:
-            head = database.check()
-        except ArtifactGone as error:
-            found.append(DatabaseLine(database.name, 0, 0, waiting, "", error.message))
-            continue
-        records = sum(head.records.values()) if head else 0
-        found.append(
-            DatabaseLine(database.name, records, head.size if head else 0, waiting, head.moved if head else "", "")
-        )
-    return sorted(found)
-
-
-def _garbage(visit: Visit) -> GarbageFound:
-    found = collect(visit.farm.artifacts, plans_kept=timedelta(days=visit.farm.settings.keep_days), dry_run=True)
-    return GarbageFound(len(found.deleted), sum(entry.size for entry in found.deleted))

@@ -14,8 +14,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from farm.pages import quantities
-from farm.results.changes import BAND
-from farm.results.lines import Look
+from farm.results.lines import BAND, Look
 from farm.results.report import PastCell
 
 LEARNT = 5

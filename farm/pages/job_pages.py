@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from farm.artifacts.sidecar import validate
-from farm.artifacts.tokens import Role
-from farm.builds.acknowledged import LONGEST, today
+from farm.api.auth import FarmDep
+from farm.artifacts.tokens import Role, Token
 from farm.builds.build_index import KEPT
-from farm.errors import NotFound
+from farm.builds.job_views import JobLog
+from farm.builds.known_failures import LONGEST, today
+from farm.errors import NotFound, QuotaExceeded, UsageError
 from farm.jobs.rows import CellOfBuild, JobView
-from farm.jobs.state import FailureKind, State
+from farm.jobs.state import State, policy_of
 from farm.pages import drawing, history_view, job_view, log_view, usage
+from farm.pages.browser_sessions import OwnForm, SubmittingVisitor
 from farm.pages.build_view import ShownBuild
 from farm.pages.job_view import JobPage
-from farm.pages.page_answers import BASE, Here, JobName, KeyName, Text, Visit
-from farm.results.lines import CellLine, Look
+from farm.pages.page_answers import BASE, Form, Here, JobName, KeyName, Namespace, Text, Visit
+from farm.results.lines import CellLine, look_of
 from farm.wire.program import Sidecar
 
 router = APIRouter()
 
-LOG_LIMIT = 64 << 20
 FORTNIGHT = timedelta(days=14)
 """For how long the form suggests to know of a failure."""
 
 
+LineNumber = Annotated[int, Query(alias="from", ge=0, le=10**9)]
+PartNumber = Annotated[int | None, Query(ge=0, le=10**6)]
+"""None: the last one."""
 AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]
 """0: the last one."""
 
@@ -46,20 +51,21 @@ def job(visit: Here, job_id: JobName) -> Response:
 def job_log(
     visit: Here,
     job_id: JobName,
-    start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
+    start: LineNumber = 0,
+    part: PartNumber = None,
     q: Text = "",
     attempt: AttemptNumber = 0,
 ) -> Response:
     """Show a job's log, around its first error or from a line on, or the lines with a text."""
     found = visit.farm.jobs.get(visit.namespace, job_id)
-    text = visit.farm.jobs.log(visit.namespace, job_id, attempt).decode(errors="replace")
     ended = next((one for one in found["attempts"] if one["number"] == attempt), None)
     return _log_page(
         visit,
-        text,
+        visit.farm.jobs.log(visit.namespace, job_id, attempt),
         found["order"].get("identifier") or job_id,
         f"{BASE}/ns/{visit.namespace}/jobs/{job_id}",
         start=start,
+        part=part,
         search=q,
         known=ended["detail"] if ended else found["detail"],
         attempts=[one["number"] for one in found["attempts"] if one["log"]],
@@ -115,7 +121,7 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
         ],
         ways=ways,
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
-        ingredients=job_view.ingredients_of(made["spec"]),
+        ingredients=list(job_view.ingredients_of(made["spec"])),
     )
 
 
@@ -123,14 +129,14 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
 def artifact_log(
     visit: Here,
     key: KeyName,
-    start: Annotated[int, Query(alias="from", ge=0, le=10**9)] = 0,
+    start: LineNumber = 0,
+    part: PartNumber = None,
     q: Text = "",
 ) -> Response:
     """Show the log of the attempt that made an artifact."""
     made = known_sidecar(visit, key)
-    text = _artifact_log(visit, made).decode(errors="replace")
     here = f"{BASE}/ns/{visit.namespace}/artifacts/{key}"
-    return _log_page(visit, text, made["identifier"], here, start=start, search=q)
+    return _log_page(visit, _artifact_log(visit, made), made["identifier"], here, start=start, part=part, search=q)
 
 
 @router.get("/ns/{namespace}/artifacts/{key}/log/raw")
@@ -141,17 +147,23 @@ def raw_artifact_log(visit: Here, key: KeyName) -> Response:
 
 def _log_page(
     visit: Visit,
-    text: str,
+    log: JobLog,
     title: str,
     back: str,
     *,
     start: int,
+    part: int | None,
     search: str,
     known: str = "",
     attempts: Sequence[int] = (),
     attempt: int = 0,
 ) -> Response:
-    shown = log_view.page(text, start=start, search=search, known=known)
+    part = log.parts - 1 if part is None else min(part, log.parts - 1)
+    if search:
+        with _only_search(visit.caller):
+            shown = log_view.search(map(log.part, range(log.parts)), search)
+    else:
+        shown = log_view.page(log.part(part), start=start, known=known)
     which = f"attempt={attempt}" if attempt else ""
     return visit.page(
         "log",
@@ -165,39 +177,48 @@ def _log_page(
         raw=f"{back}/log/raw{'?' if which else ''}{which}",
         attempts=attempts,
         attempt=attempt or (attempts[-1] if attempts else 0),
+        part=part,
+        parts=log.parts,
     )
 
 
-def _raw(text: bytes) -> Response:
-    return Response(text, media_type="text/plain; charset=utf-8")
+@contextmanager
+def _only_search(caller: Token) -> Iterator[None]:
+    """Hold a caller's place for one search of a log: a long one takes a while. Raises QuotaExceeded."""
+    who = caller.namespace, caller.name
+    if who in _searching:
+        raise QuotaExceeded("another search of yours is still reading a log", hint="wait for its answer")
+    _searching.add(who)
+    try:
+        yield
+    finally:
+        _searching.discard(who)
+
+
+_searching = set[tuple[str, str]]()
+"""Who searches a log now, by namespace and name of the token."""
+
+
+def _raw(log: JobLog) -> Response:
+    return StreamingResponse(log.last(), media_type="text/plain; charset=utf-8")
 
 
 def _page_of_job(visit: Visit, job: JobView) -> JobPage:
-    order = job["order"]
-    sidecar = sidecar_of(visit, job["key"]) if job["state"] == State.SUCCEEDED else None
-    return JobPage(
-        title=str(order.get("identifier") or job["id"]),
-        namespace=visit.namespace,
-        build="",
-        cell=None,
-        job=job["id"],
-        state=job["state"],
-        kind=job["kind"] or "",
+    succeeded, kind = job["state"] == State.SUCCEEDED, job["kind"]
+    line = CellLine(
+        *(str(job["order"].get("identifier") or job["id"]), "", "", "", ""),
+        look=look_of(job["state"]),
+        kind=kind or "",
         message=job["message"],
         detail=job["detail"] if job["state"] == State.FAILED else "",
-        advice=FailureKind(job["kind"]).policy.advice if job["kind"] else "",
+        advice=policy_of(kind).advice if kind else "",
         waiting=_why_it_waits(visit, job["cells"][0]) if job["state"] == State.QUEUED else "",
         phase=job["phase"] or "",
+        job=job["id"],
         key=job["key"],
-        pool=job["pool"],
-        created_at=job["created_at"],
-        ended_at=job["ended_at"],
-        attempts=job_view.attempts_of(job, time.time()),
-        cells=[(cell["build"], cell["identifier"]) for cell in job["cells"]],
-        ingredients=job_view.ingredients_of(order["spec"]),
-        sidecar=sidecar,
-        reason="",
     )
+    sidecar = sidecar_of(visit, job["key"]) if succeeded else None
+    return JobPage(line, "", job, sidecar, job_view.attempts_of(job, time.time()))
 
 
 def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
@@ -207,30 +228,18 @@ def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
         with suppress(NotFound):  # The store forgets jobs before reports.
             job = visit.farm.jobs.get(visit.namespace, cell.job)
     joined: CellOfBuild = {"build": view.build["id"], "identifier": cell.identifier}
-    sidecar = sidecar_of(visit, cell.key) if cell.published else None
-    spec = job["order"].get("spec") if job else sidecar["spec"] if sidecar else None
-    return JobPage(
-        title=cell.identifier,
-        namespace=visit.namespace,
-        build=view.build["id"],
-        cell=cell,
+    cell = cell._replace(
         job=cell.job if job else "",
-        state=cell.look,
-        kind=cell.kind,
-        message=cell.message,
         detail=cell.detail if cell.look in ("failed", "expected") else "",
-        advice=cell.advice,
         waiting=cell.waiting or (_why_it_waits(visit, joined) if cell.look == "queued" else ""),
-        phase=cell.phase,
-        key=cell.key,
-        pool=job["pool"] if job else "",
-        created_at=job["created_at"] if job else None,
-        ended_at=job["ended_at"] if job else None,
-        attempts=job_view.attempts_of(job, time.time()) if job else (),
-        cells=[(each["build"], each["identifier"]) for each in job["cells"]] if job else (),
-        ingredients=job_view.ingredients_of(spec or {}),
-        sidecar=sidecar,
         reason="" if cell.look == "hit" else cell.reason,
+    )
+    return JobPage(
+        cell,
+        view.build["id"],
+        job,
+        sidecar_of(visit, cell.key) if cell.published else None,
+        job_view.attempts_of(job, time.time()) if job else (),
         position=view.position if view.is_open and cell.look in ("queued", "running") else "",
     )
 
@@ -243,19 +252,20 @@ def _why_it_waits(visit: Visit, cell: CellOfBuild) -> str:
 
 def job_page(visit: Visit, page: JobPage) -> Response:
     """Return the page of a job, or of a cell."""
-    looks: Mapping[str, Look] = {"succeeded": "compiled"}
     sidecar = page.sidecar
+    runs = job_view.runs_of(sidecar) if sidecar else []
     known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if page.identifier else {}
     return visit.page(
         "job",
         acknowledged=known.get(page.identifier),
-        may_acknowledge=bool(page.identifier and page.kind) and visit.caller.role >= Role.SUBMITTER,
+        may_acknowledge=bool(page.identifier and page.cell.kind) and visit.caller.role >= Role.SUBMITTER,
         until=(str(today() + FORTNIGHT), str(today()), str(today() + timedelta(days=LONGEST))),
         section="builds",
         page=page,
-        verdict_look=looks.get(page.state, page.state),
+        cell=page.cell,
         timeline=drawing.timeline(page.bars()),
-        spreads=drawing.spreads(found) if sidecar and (found := job_view.spreads_of(sidecar)) else "",
+        runs=runs,
+        spreads=drawing.spreads(runs),
         outputs=job_view.outputs_of(sidecar) if sidecar else [],
     )
 
@@ -270,11 +280,51 @@ def known_sidecar(visit: Visit, key: str) -> Sidecar:
 
 def sidecar_of(visit: Visit, key: str) -> Sidecar | None:
     """Return the sidecar of an artifact that the caller may read; None if there is none."""
-    found = visit.farm.artifacts.lookup(visit.caller.readable, key)
-    return validate(found.sidecar) if found else None
+    return visit.farm.artifacts.lookup(visit.caller.readable, key)
 
 
-def _artifact_log(visit: Visit, made: Sidecar) -> bytes:
+def _artifact_log(visit: Visit, made: Sidecar) -> JobLog:
     if made["blobs"]["log"] is None:
         raise NotFound("this artifact has no log")
-    return visit.farm.artifacts.read_blob(made["blobs"]["log"]["digest"], limit=LOG_LIMIT)
+    return JobLog.of_blob(visit.farm.artifacts, made["blobs"]["log"]["digest"])
+
+
+# --- what is known about failures ------------------------------------------------------------------------------------
+
+
+@router.get("/ns/{namespace}/known")
+def known(visit: Here) -> Response:
+    """List the acknowledged failures."""
+    entries = visit.farm.acknowledged.list(visit.namespace)
+    may = visit.caller.role >= Role.SUBMITTER
+    return visit.page("known", section="now", entries=entries, today=str(today()), may_change=may)
+
+
+@router.post("/ns/{namespace}/known", dependencies=[OwnForm])
+def acknowledge(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Acknowledge a failure, and lead to the list."""
+    wanted = {name: form.get(name, "").strip() for name in ("cell", "kind", "reason", "until", "link")}
+    if not wanted["cell"] or not wanted["reason"] or len(form.get("cell", "")) > 500 or len(wanted["reason"]) > 1000:
+        raise UsageError("a cell and a reason are needed", hint="go back, and say what is known about it")
+    if wanted["link"] and not wanted["link"].startswith(("https://", "http://")):
+        raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
+    farm.acknowledged.put(
+        caller.namespace,
+        {
+            "cell": wanted["cell"],
+            "kind": wanted["kind"],
+            "reason": wanted["reason"],
+            "until": wanted["until"],
+            "link": wanted["link"][:500],
+            "by": caller.name,
+            "at": time.time(),
+        },
+    )
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(wanted['cell'])}", 303)
+
+
+@router.post("/ns/{namespace}/known/forget", dependencies=[OwnForm])
+def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+    """Expect nothing of a cell any more, and lead to the list."""
+    farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)

@@ -6,45 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farm.jobs.rows import JobView
-from farm.jobs.state import FailureKind
-from farm.pages.drawing import Bar, Spread
+from farm.jobs.rows import AttemptView, JobView
+from farm.pages.drawing import Bar
 from farm.results.lines import CellLine
-from farm.wire.program import Latency, Sidecar
-
-DIGEST = 64
+from farm.runner.documents import Latency
+from farm.wire.program import Sidecar
 
 _NOTHING: Sequence[object] = (None, "", {}, [], ())
 
 
 class AttemptLine(NamedTuple):
-    """One attempt. Times in Unix seconds."""
+    """One attempt, and the seconds that it took; so far, while it runs."""
 
-    number: int
-    end: str
-    """How it ended; empty while it runs."""
-    kind: str
-    message: str
-    worker: str
-    node: str
-    started_at: float | None
+    row: AttemptView
     seconds: float | None
-    """So far, while it runs."""
-    phases: Mapping[str, float]
-    has_log: bool
 
     @property
     def rest(self) -> float:
         """The seconds outside of its phases: preparing, waiting for a device, cleaning up."""
-        return max(0.0, (self.seconds or 0.0) - sum(self.phases.values()))
-
-
-class Ingredient(NamedTuple):
-    """One field of a cache key."""
-
-    name: str
-    value: str
-    is_digest: bool
+        return max(0.0, (self.seconds or 0.0) - sum(self.row["phases"].values()))
 
 
 class OutputLine(NamedTuple):
@@ -61,105 +41,67 @@ class OutputLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A job as the store has it, with the build's judgement if it is looked at as a cell of one."""
+    """A job as the store has it, if it still does, with the build's judgement if it is looked at as a cell of one."""
 
-    title: str
-    namespace: str
+    cell: CellLine
+    """The cell; of a job, what a cell would show."""
     build: str
-    cell: CellLine | None
-    job: str
-    state: str
-    kind: str
-    message: str
-    detail: str
-    advice: str
-    waiting: str
-    phase: str
-    """What a running attempt does now."""
-    key: str
-    pool: str
-    created_at: float | None
-    ended_at: float | None
-    attempts: Sequence[AttemptLine]
-    cells: Sequence[tuple[str, str]]
-    """Builds and cells that wait for this job, or waited for it."""
-    ingredients: Sequence[Ingredient]
+    """Empty for a job that is looked at as one."""
+    job: JobView | None
     sidecar: Sidecar | None
-    reason: str
-    """Why the build's plan called it a miss."""
+    attempts: Sequence[AttemptLine] = ()
+    """The oldest first."""
     position: str = ""
     """After which of the build's events news of the cell may come; empty if none will."""
 
     @property
     def identifier(self) -> str:
         """The cell that has a history; empty for a job without one."""
-        return self.title if "/" in self.title else ""
-
-    @property
-    def has_log(self) -> bool:
-        """Whether there is a log to look at."""
-        return bool(self.job or (self.sidecar and self.sidecar["blobs"]["log"]))
+        return self.cell.identifier if "/" in self.cell.identifier else ""
 
     @property
     def has_error(self) -> bool:
         """Whether the log says what went wrong: of a gate it says nothing."""
-        return bool(self.kind) and not FailureKind(self.kind).is_gate
+        return bool(self.cell.kind) and not self.cell.is_gate
 
     @property
-    def reproduce(self) -> str:
-        """The command that runs its last attempt alone."""
-        return f"farm reproduce {self.job or self.key} -o again"
+    def ingredients(self) -> list[tuple[str, str]]:
+        """What its cache key is made of, as far as that is known."""
+        spec = self.job["order"].get("spec") if self.job else self.sidecar["spec"] if self.sidecar else None
+        return list(ingredients_of(spec or {}))
 
     def bars(self) -> list[Bar]:
         """Return the attempts on an axis that begins with the first one."""
-        started = [one.started_at for one in self.attempts if one.started_at]
-        if not started:
-            return []
-        origin = min(started)
+        begun = [(one, at) for one in self.attempts if (at := one.row["started_at"])]
+        origin = min((at for _, at in begun), default=0.0)
         return [
             Bar(
-                f"attempt {one.number}",
-                one.started_at - origin,
-                one.started_at - origin + (one.seconds or 0.0),
-                one.phases,
-                one.end in ("failed", "lost"),
+                f"attempt {one.row['number']}",
+                at - origin,
+                at - origin + (one.seconds or 0.0),
+                one.row["phases"],
+                one.row["end"] in ("failed", "lost"),
             )
-            for one in self.attempts
-            if one.started_at
+            for one, at in begun
         ]
 
 
 def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
     """Return the attempts of a job, oldest first; `now` in Unix seconds."""
     return [
-        AttemptLine(
-            one["number"],
-            one["end"] or "",
-            one["kind"] or "",
-            one["message"],
-            one["worker"] or "",
-            one["node"] or "",
-            one["started_at"],
-            max(0.0, (one["ended_at"] or now) - one["started_at"]) if one["started_at"] else None,
-            one["phases"],
-            bool(one["log"]),
-        )
-        for one in job["attempts"]
+        AttemptLine(row, max(0.0, (row["ended_at"] or now) - row["started_at"]) if row["started_at"] else None)
+        for row in job["attempts"]
     ]
 
 
-def ingredients_of(spec: Mapping[str, object]) -> list[Ingredient]:
-    """Return the fields of a spec, one a line, in the order of their names; what is empty is left out."""
-    return [Ingredient(name, text, len(text) == DIGEST and text.isalnum()) for name, text in _fields("", spec)]
-
-
-def _fields(path: str, value: object) -> Iterator[tuple[str, str]]:
+def ingredients_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of a spec with their values as text, in the order of their names; what is empty is left out."""
     if value in _NOTHING:
         return
     match value:
         case Mapping():
             for name in sorted(value):
-                yield from _fields(f"{path}.{name}" if path else str(name), value[name])
+                yield from ingredients_of(value[name], f"{path}.{name}" if path else str(name))
         case list() | tuple():
             yield path, ", ".join(str(item) for item in value)
         case bool():
@@ -191,23 +133,13 @@ def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
     return sorted(rows, key=lambda row: -(row.error if row.error is not None else 1 - (row.equal or 0)))
 
 
-def spreads_of(sidecar: Sidecar) -> list[Spread]:
-    """Return the distributions of runs that were measured often enough to have one."""
+def runs_of(sidecar: Sidecar) -> list[tuple[str, Latency]]:
+    """Return what was measured of each kind of run."""
     measured = sidecar["measurements"]
-    kinds: list[tuple[str, Latency | None]] = [
-        ("whole run", measured["latency"]),
-        ("device only", measured["device_latency"]),
-        ("tuned", measured["tuned"]),
-        ("untuned", measured["baseline"]),
-    ]
-    return [
-        Spread(
-            label,
-            each["minimum"] if each["minimum"] is not None else each["median"],
-            each["median"],
-            each["p90"],
-            each["p99"],
-        )
-        for label, each in kinds
-        if each and each["p90"] is not None and each["p99"] is not None
-    ]
+    kinds = {
+        "whole run": measured["latency"],
+        "device only": measured["device_latency"],
+        "tuned": measured["tuned"],
+        "untuned": measured["baseline"],
+    }
+    return [(label, each) for label, each in kinds.items() if each]

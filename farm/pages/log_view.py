@@ -6,7 +6,7 @@ All of it is foreign text: only the colours of ANSI become markup, everything el
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -50,6 +50,8 @@ class LogLine(NamedTuple):
     number: int
     markup: Markup
     is_first_error: bool
+    part: int = 0
+    """The part of the log that has it, from 0; its number counts from that part's beginning."""
 
 
 class LogStage(NamedTuple):
@@ -72,21 +74,13 @@ class LogPage(NamedTuple):
     """Lines that a search found and that are not shown."""
 
 
-def page(text: str, *, start: int = 0, search: str = "", known: str = "") -> LogPage:
-    """Return the lines of a log from `start` on, or around the first error; with `search` those that contain it.
+def page(text: str, *, start: int = 0, known: str = "") -> LogPage:
+    """Return the lines of a log, or of a part of it, from `start` on, or around the first error.
 
     `known` is what the farm already took out of the log as the useful lines: its first line is where it went wrong.
     """
-    lines = text.replace("\r\n", "\n").split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
+    lines = _lines(text)
     wrong = first_error(lines, known)
-    if search:
-        found = [number for number, line in enumerate(lines, 1) if search.lower() in _plain(line).lower()]
-        shown = found[:FOUND]
-        styled = dict(_styled(lines, set(shown)))
-        chosen = [LogLine(number, styled[number], number == wrong) for number in shown]
-        return LogPage(chosen, len(lines), wrong, 0, 0, len(found) - len(shown))
     if not start:
         start = wrong - BEFORE if wrong else len(lines) - LINES + 1
     start = max(1, min(start, max(1, len(lines))))
@@ -103,6 +97,27 @@ def page(text: str, *, start: int = 0, search: str = "", known: str = "") -> Log
         end + 1 if end < len(lines) else 0,
         0,
     )
+
+
+def search(parts: Iterable[str], wanted: str) -> LogPage:
+    """Return the lines of a log that contain a text, in letters of any case; its parts are read one after the other."""
+    chosen, total, left_out = list[LogLine](), 0, 0
+    for part, text in enumerate(parts):
+        total += text.count("\n") + (text[-1:] not in ("", "\n"))
+        if wanted.lower() not in _plain(text).lower():
+            continue
+        lines = _lines(text)
+        found = [number for number, line in enumerate(lines, 1) if wanted.lower() in _plain(line).lower()]
+        shown = found[: FOUND - len(chosen)]
+        left_out += len(found) - len(shown)
+        styled = dict(_styled(lines, set(shown)))
+        chosen += [LogLine(number, styled[number], False, part) for number in shown]
+    return LogPage(chosen, total, 0, 0, 0, left_out)
+
+
+def _lines(text: str) -> list[str]:
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def stages(page: LogPage) -> list[LogStage]:

@@ -12,8 +12,9 @@ from fastapi import Depends, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from farm.api import schemas
-from farm.api.auth import Caller, FarmDep, get_farm
+from farm.api.auth import FarmDep, get_farm
 from farm.app import Farm
+from farm.artifacts.tokens import Token
 from farm.pages import rendering
 from farm.pages.browser_sessions import Visitor, has_cookie
 from farm.pages.page_reading import BuildPages
@@ -46,7 +47,7 @@ Form = Annotated[dict[str, str], Depends(form_of)]
 
 
 def page_of(
-    request: Request, caller: Caller | None, template: str, *, status: int = 200, **context: Any
+    request: Request, caller: Token | None, template: str, *, status: int = 200, **context: Any
 ) -> HTMLResponse:
     """Return a page, with what all pages show."""
     namespace = caller.namespace if caller else ""
@@ -69,7 +70,7 @@ class Visit:
     """One look at a page of a namespace: who looks, and what the page is made of."""
 
     request: Request
-    caller: Caller
+    caller: Token
     farm: Farm
 
     @property

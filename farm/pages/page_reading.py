@@ -14,9 +14,8 @@ from functools import lru_cache
 from farm.app import Farm
 from farm.builds.reading import is_aside
 from farm.errors import FarmError
-from farm.pages.across import Across, across
 from farm.pages.build_view import ShownBuild
-from farm.pages.comparison import ComparedBuilds, compare
+from farm.pages.comparison import Across, ComparedBuilds, across, compare
 from farm.results.lines import CellLine
 from farm.results.report import BuildView
 

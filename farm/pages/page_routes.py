@@ -19,7 +19,7 @@ from farm.app import Farm
 from farm.errors import FarmError, NotFound
 from farm.extension import Extension
 from farm.logging import get_logger
-from farm.pages import acknowledged_pages, across_pages, build_pages, farm_pages, job_pages, rendering
+from farm.pages import across_pages, build_pages, farm_pages, job_pages, rendering
 from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
 from farm.pages.event_hub import EventHub
 from farm.pages.page_answers import BASE, Form, Text, page_of
@@ -43,7 +43,6 @@ def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[
         build_pages.router,
         job_pages.router,
         farm_pages.router,
-        acknowledged_pages.router,
         across_pages.router,
         *(resolve_name(name) for extension in extensions for name in extension.pages),
     ):

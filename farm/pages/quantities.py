@@ -10,7 +10,7 @@ NOTHING = "–"
 _PLACES = ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (1e-4, 5))
 """From which size on a number has how many decimal places."""
 
-_TIMES = ((1.0, 1e-3, "s"), (1e-3, 1.0, "ms"), (1e-6, 1e3, "µs"))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -25,7 +25,7 @@ def latency(seconds: float | None) -> str:
     """Return a short time: `820 µs`, `4.31 ms`, `12.0 s`."""
     if seconds is None:
         return NOTHING
-    for least, _, unit in _TIMES:
+    for least, unit in _TIMES:
         if abs(seconds) >= least:
             return f"{digits(seconds / least)} {unit}"
     return f"{digits(seconds * 1e6)} µs" if seconds else "0 s"

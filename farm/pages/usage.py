@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from farm.artifacts.serving import serving_of
+from farm.artifacts.sidecar import serving_of
 from farm.wire.program import Sidecar
 
 _WAYS = {

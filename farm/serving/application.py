@@ -5,38 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from pkgutil import resolve_name
 
 import anyio
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 import farm as package
 from farm.api import (
-    acknowledged_routes,
     artifact_routes,
     build_routes,
-    history_routes,
-    job_routes,
-    metrics_routes,
+    cell_routes,
+    operator_routes,
     problems,
     schemas,
-    token_routes,
     tuning_routes,
-    upkeep_routes,
-    worker_routes,
 )
-from farm.api.auth import LARGEST_BODY
-from farm.api.sites import OwnSite
+from farm.api.gate import LARGEST_BODY, Gate, OwnSite
 from farm.app import Farm
 from farm.errors import FarmFault, UsageError
 from farm.manifest.schema import manifest_schema
 from farm.pages import page_answers, page_routes
-from farm.serving.gate import Gate
 from farm.settings import load_settings
 from farm.spec import JsonSchema
 
@@ -77,47 +68,41 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.state.streams = Counter()
     app.state.imports = anyio.CapacityLimiter(1)
     app.state.health = (
-        HealthCheck("the job store", lambda: _ask_store(app.state.farm)),
-        HealthCheck("object storage", lambda: _ask_storage(app.state.farm)),
+        HealthCheck("the job store", lambda: app.state.farm.store.check()),  # noqa: PLW0108 - it may serve another farm
+        HealthCheck("object storage", lambda: app.state.farm.artifacts.with_patience(0.0).get_object("config/health")),
     )
     pages = page_routes.create_pages(app.state.watchers, farm.extensions)
     problems.install(app)
     for room in (
         router,
         build_routes.router,
-        history_routes.router,
-        acknowledged_routes.router,
-        job_routes.router,
+        cell_routes.history_router,
+        cell_routes.acknowledged_router,
+        cell_routes.job_router,
         artifact_routes.router,
         artifact_routes.blobs,
-        worker_routes.router,
-        upkeep_routes.router,
-        token_routes.router,
+        operator_routes.worker_router,
+        operator_routes.upkeep_router,
+        operator_routes.token_router,
         tuning_routes.router,
         *(resolve_name(name) for extension in farm.extensions for name in extension.routes),
     ):
         app.include_router(room, prefix="/v1")
-    app.include_router(metrics_routes.router)
+    app.include_router(operator_routes.metrics_router)
     # Pages have the state of this app, which has the farm.
     app.state.hub, pages.state = pages.state.hub, app.state
     app.mount(page_answers.BASE, pages)
+    # For those who start a hung server again: the servers that it uses are not asked.
+    app.add_route("/live", lambda _: PlainTextResponse("ok"), include_in_schema=False)
     app.add_route("/", lambda _: RedirectResponse(f"{page_answers.BASE}/", 303), include_in_schema=False)
     hosts = farm.settings.api_hosts
     app.add_middleware(Gate, farm=lambda: app.state.farm, site=OwnSite(hosts, named=bool(hosts) or loopback))
     return app
 
 
-def _ask_store(farm: Farm) -> None:
-    farm.store.check()
-
-
-def _ask_storage(farm: Farm) -> None:
-    farm.artifacts.with_patience(0.0).get_object("config/health")
-
-
 def openapi() -> JsonSchema:
     """Return the API's document, as `docs/openapi.json` has it; needs no server."""
-    return create_app(Farm.from_settings(load_settings({})), loopback=True).openapi()
+    return create_app(Farm(load_settings({})), loopback=True).openapi()
 
 
 class _Application(FastAPI):
@@ -154,30 +139,15 @@ class HealthCheck:
         """`what` names the server in messages; `ask` raises if it is not there."""
         self._what = what
         self._ask = ask
-        self._lock = threading.Lock()
-        self._asked: Future[None] | None = None
+        self._asked: asyncio.Future[object] | None = None
 
     async def answers(self) -> None:
         """Return if the server answers. Raises FarmFault if it takes too long, and what `ask` raises."""
-        asked = asyncio.wrap_future(self._question())
-        done, _ = await asyncio.wait([asked], timeout=HEALTH_SECONDS)
+        if self._asked is None or self._asked.done():
+            # It needs none of the threads that serve others: they may all wait for the same server.
+            limiter = anyio.CapacityLimiter(1)
+            self._asked = asyncio.ensure_future(anyio.to_thread.run_sync(self._ask, limiter=limiter))
+        done, _ = await asyncio.wait([self._asked], timeout=HEALTH_SECONDS)
         if not done:
-            asked.cancel()
             raise FarmFault(f"{self._what} did not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
-        await asked
-
-    def _question(self) -> Future[None]:
-        with self._lock:
-            if self._asked is None or self._asked.done():
-                self._asked = Future()
-                self._asked.set_running_or_notify_cancel()  # Nobody who stops waiting ends it for others.
-                threading.Thread(target=self._run, args=[self._asked], name="health", daemon=True).start()
-            return self._asked
-
-    def _run(self, asked: Future[None]) -> None:
-        try:
-            self._ask()
-        except BaseException as error:
-            asked.set_exception(error)
-        else:
-            asked.set_result(None)
+        self._asked.result()

@@ -1,0 +1,462 @@
+"""The gate: all that a request passes before a route answers, and what is done with its answer, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import anyio
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import TypedDict
+
+from farm.api.auth import authenticate, host_name, is_loopback, shown_token, sign_in, user_of
+from farm.api.problems import refusal
+from farm.app import Farm
+from farm.artifacts.s3 import S3Store
+from farm.control.loops import CHANGES
+from farm.errors import FarmError, FarmFault, NotAllowed, QuotaExceeded
+from farm.logging import bound, get_logger
+from farm.metrics.instruments import METHODS, OTHER, REQUEST_SECONDS, REQUESTS, ROUTES
+
+log = get_logger(__name__)
+
+SMALL_BODY = 16 << 10
+"""Bytes of a body that the API reads before it checks the token."""
+
+LARGEST_BODY = 32 << 20
+"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
+
+BODIES_OF_ONE = 64 << 20
+"""Bytes of large bodies that one token may send at once."""
+
+BODIES_OF_ALL = 256 << 20
+"""Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
+
+RATE = 100.0
+"""Requests a second that one token may send for long."""
+
+BURST = 3000.0
+"""Requests that a token may send at once after it was quiet: a client that fetches a large build sends thousands."""
+
+KNOWN = 4096
+"""Tokens whose rates are remembered."""
+
+EVENTS = re.compile(r"/builds/[^/]+/events$")
+"""Ends of the paths of streams."""
+
+TURNS = 8
+"""Requests of one token that are answered at once, of the 40 that the server's threads answer."""
+
+SOME = 4
+"""The same for all callers together that the farm does not know, for signing in, and for looking up new tokens."""
+
+STRANGERS = "\n"
+"""The caller of requests whose token the farm does not know; no token is this."""
+
+SIGN_IN = "/ui/sign-in"
+
+STRANGERS_BODY_SECONDS = 5.0
+"""Time for the body of a caller that the farm does not know; the connection bounds those of others."""
+
+_NAMED = re.compile(r"/(build|job|worker)s/([A-Za-z0-9@._-]{1,100})(?=/|$)")
+_BUILD = re.compile(r"b-[0-9a-f]{16}")
+"""Ids in paths, and in the header that names a new build."""
+
+_KEPT = ("etag", "cache-control", "vary")
+"""Headers of an answer that its caller has already."""
+
+
+class Gate:
+    """Middleware: counts a request, refuses it or lets it in, and looks after its answer.
+
+    It is the only one, so that the order can be read here. What it calls knows nothing of what comes next.
+    """
+
+    def __init__(self, app: ASGIApp, farm: Callable[[], Farm], site: OwnSite) -> None:
+        """`farm` returns the farm that the app serves now."""
+        self._app = app
+        self._compressed = GZipMiddleware(self._tagged, minimum_size=4096, compresslevel=5)
+        self._farm = farm
+        self._site = site
+        self._turns = Turns(farm)
+        self._room = RoomForBodies(farm)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count a request, and time it by the pattern of its route, without `/v1`.
+
+        A HEAD is answered as a GET, whose body the server leaves out; a stream of events is nothing but its body.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, method = time.perf_counter(), 500, scope["method"]
+        if method == "HEAD" and not EVENTS.search(scope["path"]):
+            scope = {**scope, "method": "GET"}
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            with bound(**_ids(scope)):  # In every line that is logged meanwhile, also in threads.
+                await self._let_in(scope, receive, noting)
+                if may_change(scope) and status < 400:
+                    await write_change(self._farm().artifacts, scope, status)
+        finally:
+            REQUESTS.labels(method if method in METHODS else OTHER, str(status)).inc()
+            route = scope["route"].path if "route" in scope else OTHER
+            if not route.endswith("/events"):  # They last as long as somebody listens.
+                REQUEST_SECONDS.labels(ROUTES.of(route)).observe(time.perf_counter() - begun)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request with Problem Details, or answer it when it is its turn."""
+        try:
+            self._site.check(Headers(scope=scope))
+            sign_in(scope, self._farm().settings.proxy_secret.get_secret_value())
+            if is_free(scope):
+                await self._compressed(scope, receive, send)
+                return
+            caller = await self._turns.caller(scope)
+            async with self._room.of(scope):
+                with_body = await whole_body(receive, caller)
+                if with_body:
+                    async with self._turns.turn(scope, caller):
+                        await self._compressed(scope, with_body, send)
+        except FarmError as error:  # Those of a route became answers there.
+            await refusal(error)(scope, receive, send)
+
+    async def _tagged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app answer; hold its answer back if all of it comes at once, for its ETag."""
+        tag = EntityTag(scope)
+
+        async def tagging(message: Message) -> None:
+            for each in tag.of(message):
+                await send(each)
+
+        await self._app(scope, receive, tagging)
+
+
+def _ids(scope: Scope) -> dict[str, str]:
+    """Return the ids in a request's path, and the id that a new build will have, by what they are of."""
+    ids: dict[str, str] = dict(_NAMED.findall(scope["path"]))
+    new = Headers(scope=scope).get("idempotency-key", "")
+    return {**ids, "build": new} if _BUILD.fullmatch(new) else ids
+
+
+# --- whose site -------------------------------------------------------------------------------------------------------
+
+
+_HINT = "the operator lists further names in the setting `api_hosts`"
+
+
+class OwnSite:
+    """Refuses requests to another host, and from pages of another site.
+
+    A browser lets any page send requests to a server on its user's machine, also under a name that the page's owner
+    gave to that machine's address (DNS rebinding). A server without a token would obey.
+    """
+
+    def __init__(self, hosts: Collection[str], *, named: bool) -> None:
+        """`hosts` are the names to answer under, besides those of loopback; without `named`, any name is accepted."""
+        self._hosts = frozenset(map(host_name, hosts))
+        self._named = named
+
+    def check(self, headers: Headers) -> None:
+        """Raises NotAllowed for a request with such headers."""
+        host = headers.get("host", "").lower()
+        if self._named and not (host_name(host) in self._hosts or is_loopback(host_name(host))):
+            raise NotAllowed(f"this server does not answer as {host[:100]!r}", hint=_HINT)
+        origin = headers.get("origin", "").lower()
+        if origin:
+            _, _, site = origin.partition("://")
+            if not site or (site != host and (host_name(site) not in self._hosts or is_loopback(host_name(site)))):
+                raise NotAllowed(f"a page of {origin[:100]!r} may not send requests here", hint=_HINT)
+        # Requests for a page's pictures and scripts have no Origin. Following a link to this server is allowed.
+        elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            raise NotAllowed("a page of another site may not send requests here", hint=_HINT)
+
+
+# --- whose turn -------------------------------------------------------------------------------------------------------
+
+
+class Rates:
+    """How many requests tokens may send: `BURST` at once, and `RATE` a second for long."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By token: how many requests it had left, and when."""
+
+    def takes(self, token: str) -> bool:
+        """Whether a token may send a request now."""
+        now = time.monotonic()
+        left, at = self._left.pop(token, (BURST, now))
+        left = min(BURST, left + (now - at) * RATE)
+        self._left[token] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > KNOWN:
+            self._left.popitem(last=False)
+        return left >= 1
+
+
+class Turns:
+    """Lets one caller have some requests answered at once; the caller's others wait.
+
+    Requests are answered by a few threads, and some take long: hashing a large upload, planning thousands of cells.
+    Callers that the farm does not know have one small bound together, so they never wait in front of one it knows.
+    """
+
+    def __init__(self, farm: Callable[[], Farm]) -> None:
+        """`farm` returns the farm that knows the tokens."""
+        self._farm = farm
+        self._turns: dict[str, anyio.Semaphore] = {}
+        """By caller; of those that have requests now."""
+        self._present: Counter[str] = Counter()
+        self._rates = Rates()
+
+    async def caller(self, scope: Scope) -> str:
+        """Return the token that counts for a request; `STRANGERS` if the farm does not know it.
+
+        Only a token that this process has not seen yet is looked up in storage, a few at a time and without patience.
+        Raises QuotaExceeded if the token sends more than `Rates` allows, StorageAway.
+        """
+        farm, token = self._farm(), shown_token(scope)
+        if token and not self._rates.takes(token):
+            raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
+        own = farm.settings.api_token.get_secret_value()
+        if not own or hmac.compare_digest(token.encode(), own.encode()):
+            token = own  # Without one, every caller is this machine's administrator.
+        elif not user_of(token, farm.settings.proxy_secret.get_secret_value()) and not farm.tokens.remembers(token):
+            async with self._turn("lookups", SOME):
+                if not token or not await run_in_threadpool(farm.tokens.find, token):
+                    return STRANGERS
+        return token
+
+    @asynccontextmanager
+    async def turn(self, scope: Scope, caller: str) -> AsyncIterator[None]:
+        """Wait until it is a request's turn; streams have a bound and threads of their own."""
+        if EVENTS.search(scope["path"]):
+            yield
+        elif scope["path"] == SIGN_IN:  # Has a place that no other request takes.
+            async with self._turn(SIGN_IN, SOME):
+                yield
+        else:
+            async with self._turn(caller, SOME if caller == STRANGERS else TURNS):
+                yield
+
+    @asynccontextmanager
+    async def _turn(self, whose: str, most: int) -> AsyncIterator[None]:
+        self._present[whose] += 1
+        try:
+            async with self._turns.setdefault(whose, anyio.Semaphore(most)):
+                yield
+        finally:
+            self._present[whose] -= 1
+            if not self._present[whose]:
+                del self._present[whose], self._turns[whose]
+
+
+def is_free(scope: Scope) -> bool:
+    """Whether a request is never behind a turn: health, the page to sign in, and what pages are drawn with."""
+    path = scope["path"]
+    return scope["method"] in ("GET", "HEAD") and (path in ("/v1/health", SIGN_IN) or path.startswith("/ui/static/"))
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+class TooSlow(NotAllowed):
+    """A body did not come in time."""
+
+    http_status = 408
+
+
+async def whole_body(receive: Receive, caller: str) -> Receive | None:
+    """Wait for a request's body, and return what gives it again; None if the caller went away.
+
+    So no request has a turn while its body is on its way. Raises TooSlow.
+    """
+    parts, size, more = list[bytes](), 0, True
+    with anyio.move_on_after(STRANGERS_BODY_SECONDS if caller == STRANGERS else None) as waiting_for_it:
+        while more and size <= LARGEST_BODY:  # The app refuses what is larger.
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+    if waiting_for_it.cancelled_caught:
+        raise TooSlow(f"the body of a request without a valid token has to come in {STRANGERS_BODY_SECONDS:g} s")
+    waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": more}]
+
+    async def again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+class RoomForBodies:
+    """Checks the token before a large body is read, and bounds how many of them are in memory."""
+
+    def __init__(self, farm: Callable[[], Farm]) -> None:
+        """`farm` returns the farm that knows the tokens."""
+        self._farm = farm
+        self._sizes: Counter[tuple[str, str]] = Counter()
+        """Bytes of the large bodies that are in memory or on their way, by namespace and name of the token."""
+
+    @asynccontextmanager
+    async def of(self, scope: Scope) -> AsyncIterator[None]:
+        """Hold the room of a request's body while it is answered.
+
+        Raises Unauthenticated, FarmFault if there are too many, before anything of the body is read.
+        """
+        size = _size(Headers(scope=scope))
+        if size <= SMALL_BODY:
+            yield
+            return
+        owner = await self._admitted(Headers(scope=scope), size)
+        try:
+            yield
+        finally:
+            self._sizes[owner] -= size
+            self._sizes += Counter()  # Forgets those who have none.
+
+    async def _admitted(self, headers: Headers, size: int) -> tuple[str, str]:
+        """Count a body, and return whose it is. Raises Unauthenticated, FarmFault if there are too many."""
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        credentials = HTTPAuthorizationCredentials(
+            scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
+        )
+        caller = await run_in_threadpool(authenticate, self._farm(), credentials)
+        owner = caller.namespace, caller.name
+        if self._sizes[owner] + size > BODIES_OF_ONE or self._sizes.total() + size > BODIES_OF_ALL:
+            raise FarmFault("too many large requests at once", hint="send them one after the other")
+        self._sizes[owner] += size
+        return owner
+
+
+def _size(headers: Headers) -> int:
+    """Return how many bytes a body may have; the length of a chunked body is unknown."""
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not length.isdecimal():
+        return LARGEST_BODY
+    return min(int(length), LARGEST_BODY)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class EntityTag:
+    """Gives a whole answer to a GET its ETag, unless it has one.
+
+    A caller that has that answer already asks again with `If-None-Match`, and gets 304 without a body.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._wanted = scope["method"] == "GET" and scope["path"].startswith("/v1/")
+        shown = Headers(scope=scope).get("if-none-match", "")
+        self._known = {tag.strip().removeprefix("W/") for tag in shown.split(",")}
+        self._start: Message | None = None
+        """The beginning of a whole answer, held back until its body is there."""
+
+    def of(self, message: Message) -> list[Message]:
+        """Return what to send for one message of the answer."""
+        if self._wanted and message["type"] == "http.response.start" and _is_whole(message):
+            self._start = message
+            return []
+        if message["type"] != "http.response.body" or not self._start:
+            return [message]
+        start, self._start = self._start, None
+        headers = MutableHeaders(raw=start["headers"])
+        tag = headers.setdefault("etag", f'W/"{hashlib.sha256(message.get("body", b"")).hexdigest()[:32]}"')
+        headers.setdefault("cache-control", "private, no-cache")
+        if tag.removeprefix("W/") in self._known or "*" in self._known:
+            kept = [(name, value) for name, value in headers.raw if name.decode() in _KEPT]
+            return [
+                {"type": "http.response.start", "status": 304, "headers": kept},
+                {"type": "http.response.body", "body": b""},
+            ]
+        return [start, message]
+
+
+def _is_whole(message: Message) -> bool:
+    """Whether an answer is a success whose body comes in one piece: streams do not say how long they are."""
+    return message["status"] == 200 and "content-length" in Headers(raw=message["headers"])
+
+
+# --- the log of changes -----------------------------------------------------------------------------------------------
+
+
+_NOTHING = ("/v1/plan", "/v1/blobs", "/ui/sign-", "/v1/health")
+"""Starts of paths whose requests change nothing but bytes that are named by their hash."""
+
+
+class Change(TypedDict):
+    """Who changed what, when: a small object for each change, which only administrators read.
+
+    `at` in Unix seconds, `by` a token's name, `path` with its parameters; bodies are not kept.
+    """
+
+    at: float
+    by: str
+    role: str
+    namespace: str
+    method: str
+    path: str
+    status: int
+
+
+def may_change(scope: Scope) -> bool:
+    """Whether a request may change something."""
+    method, path = scope["method"], scope["path"]
+    # A ref, a token or a manifest may be named plan: only POST asks for one.
+    plans = method == "POST" and path.endswith("/plan")
+    return method in ("POST", "PUT", "DELETE", "PATCH") and not path.startswith(_NOTHING) and not plans
+
+
+async def write_change(artifacts: S3Store, scope: Scope, status: int) -> None:
+    """Write down a request that has succeeded, if its caller is known."""
+    caller = scope.get("state", {}).get("caller")
+    if caller is None:
+        return
+    query = scope["query_string"].decode(errors="replace")
+    change: Change = {
+        "at": time.time(),
+        "by": caller.name,
+        "role": caller.role.name.lower(),
+        "namespace": caller.namespace,
+        "method": scope["method"],
+        "path": f"{scope['path']}?{query}" if query else scope["path"],
+        "status": status,
+    }
+    log.info("change", **change)
+    await run_in_threadpool(_write, artifacts, change)
+
+
+def _write(artifacts: S3Store, change: Change) -> None:
+    day = datetime.fromtimestamp(change["at"], UTC).date()
+    name = f"{CHANGES}{day}/{int(change['at'] * 1000)}-{secrets.token_hex(4)}.json"
+    try:
+        artifacts.put_object(name, json.dumps(change).encode())
+    except FarmError as error:
+        # It is in the server's log.
+        log.error("a change is not in the log of changes", error=error.message)
+
+
+def read_changes(artifacts: S3Store, day: str, limit: int) -> Iterator[Change]:
+    """Yield the changes of a day (ISO, UTC), the newest first."""
+    for name in sorted(artifacts.list_objects(f"{CHANGES}{day}/"), reverse=True)[:limit]:
+        if found := artifacts.get_object(name):
+            change: Change = json.loads(found.data)
+            yield change
