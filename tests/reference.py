@@ -6,12 +6,16 @@ python -m tests.reference            say how many words each folder of documents
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from tests.support.places import ROOT
@@ -47,7 +51,7 @@ def commands() -> str:
     import typer
 
     from farm.cli.commands import EXAMPLES, app
-    from farm.errors import EXIT_CODES
+    from farm.errors import ExitCode
 
     group = typer.main.get_command(app)
     lines = [
@@ -77,7 +81,7 @@ def commands() -> str:
         if examples := EXAMPLES.get(words):
             lines += ["", "```sh", *examples, "```"]
     lines += ["", "## Exit codes", "", *_table("code", "meaning")]
-    lines += [_row(str(int(code)), meaning) for code, meaning in EXIT_CODES.items()]
+    lines += [_row(str(int(code)), code.meaning) for code in ExitCode]
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +112,7 @@ def routes() -> str:
     from farm.serving.application import create_app
     from farm.settings import load_settings
 
-    app = create_app(Farm.from_settings(load_settings({})), loopback=True)
+    app = create_app(Farm(load_settings({})), loopback=True)
     document = app.openapi()
     roles = {(method, route.path): _role(route.dependant) for route in _routes(app) for method in route.methods}
     lines = [
@@ -219,7 +223,7 @@ def failure_kinds() -> str:
     ]
     for kind in FailureKind:
         policy = kind.policy
-        name = f"{_code(kind.value)}{' *' if policy.node else ''}{' (gate)' if kind.is_gate else ''}"
+        name = f"{_code(kind.value)}{' *' if policy.node else ''}{' (gate)' if kind.policy.gate else ''}"
         lines.append(_row(name, policy.fault, str(policy.attempts), policy.sentence, policy.advice))
     return "\n".join(lines) + "\n"
 
@@ -415,12 +419,50 @@ def shown() -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+BEHIND = ("manifest", "matrix", "builds", "results", "artifacts", "store")
+"""Rooms behind the API, whose limits are those of the whole farm."""
+
+
+def limits() -> str:
+    """Return the page of limits and waits: each constant that is a number, with its own words."""
+    lines = [
+        "# Limits and waits",
+        "",
+        f"Generated from the constants in the code: {AGAIN}. [settings.md](settings.md) has what can be set.",
+    ]
+    for room in BEHIND:
+        rows = [_row(*each) for path in sorted((ROOT / "farm" / room).rglob("*.*")) for each in _limits(path)]
+        lines += ["", f"## {room.capitalize()}", "", *_table("where", "limit", "what it is"), *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _limits(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the constants of a file: where, value, words. Times are in seconds, but in scripts in milliseconds."""
+    where = path.relative_to(ROOT / "farm").with_suffix("").as_posix()
+    if path.suffix == ".lua":
+        for name, value, words in re.findall(r"^local ([A-Z]+) = (\d+) +-- (.+)$", path.read_text(), re.M):
+            yield _code(f"{where}: {name}"), f"{int(value):,}", words
+    elif path.suffix == ".py":
+        module = importlib.import_module(f"farm.{where.replace('/', '.')}")
+        for above, below in pairwise(ast.parse(path.read_text()).body):
+            match above, below:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)]),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ) if name[0] != "_" and isinstance(value := getattr(module, name), int | float | timedelta):
+                    written = str(value) if isinstance(value, timedelta) else f"{value:,}"
+                    yield _code(f"{where}: {name}"), written, words
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "compilers.md": compilers,
     "failure-kinds.md": failure_kinds,
     "fault-list.md": faults,
     "fields.md": fields,
+    "limits.md": limits,
     "metrics.md": metrics,
     "routes.md": routes,
     "settings.md": settings,
@@ -435,6 +477,7 @@ ELSEWHERE = ("walk.md",)
 def words() -> dict[str, int]:
     """Return the words that people wrote, by document: README, CONTRIBUTING, CHANGELOG and all of `docs/`."""
     made = {DOCS / name for name in (*PAGES, *ELSEWHERE)}
+    made |= {page for page in (DOCS / "gpu" / "amd").glob("*.md") if page.name != "README.md"}  # Reports of runs.
     files = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted(DOCS.rglob("*.md"))]
     return {file.relative_to(ROOT).as_posix(): len(file.read_text().split()) for file in files if file not in made}
 

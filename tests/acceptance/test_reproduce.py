@@ -97,3 +97,17 @@ def test_an_attempt_again_without_the_farm(folders: dict[str, tuple[dict[str, An
     (folder / "inputs" / "model" / "net.onnx").write_bytes(b"another")
     code, _, said = rerun(folder)
     assert (code, "the attempt's had" in said) == (2, True)
+
+
+def test_a_strangers_variables_act_on_nothing_outside_the_seal(
+    folders: dict[str, tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    """A work order of a farm that nobody should trust: what starts a child, and watches it, would load its code."""
+    _, folder = folders["fp32"]
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "sitecustomize.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
+    spec = json.loads((folder / "spec.json").read_text())
+    (folder / "spec.json").write_text(json.dumps({**spec, "env": {"PYTHONPATH": str(tmp_path / "strange")}}))
+    code, result, said = rerun(folder)
+    assert not (tmp_path / "owned").exists()
+    assert code == 1 and "`PYTHONPATH` is not a variable of onnxruntime" in result["ended"]["message"], said

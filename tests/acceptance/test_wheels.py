@@ -40,8 +40,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def installed(lock: str, dist: Path, folder: Path) -> Path:
     """Install a lock, and so the wheel, into an empty environment; return its `farm`. Skips without a registry."""
-    venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    venv.create(folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check", "-q"]
     any_package = next(dist.glob(f"*.{lock}.txt")).read_text().splitlines()[1].removesuffix("\\")
     words = ["download", "--retries", "0", "--no-deps", "--dest", str(folder / "any"), any_package]
     if subprocess.run([*pip, *words], capture_output=True, check=False).returncode:

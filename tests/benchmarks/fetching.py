@@ -128,12 +128,12 @@ def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
     s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
     s3.head_bucket(Bucket=BUCKET)
     if kind == "farm":
-        from farm.client.transfers import Downloads, WantedBlob
+        from farm.client.transfers import Downloads
         from farm.client.transport import Transport
 
         transport, downloads = Transport(endpoint, "", namespace="", timeout=30), Downloads(folder / "cache")
         url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
-        wanted = WantedBlob(digest, int(size), "program")
+        wanted = {"path": "program", "digest": digest, "size": int(size)}
 
     start, busy = time.perf_counter(), time.process_time()
     if kind == "farm":

@@ -6,7 +6,7 @@ Each farm starts with an empty history and does builds one after the other; what
 (time and work) and when half of its cells have ended (time) is compared with what comes. Compiles take the power 0.8 of
 their model's size; models, builds and compiles differ by factors that the farm does not know. It fails if less than
 76 % of the builds of a shape are in their ranges, by more than chance explains. The width is the upper end by the
-lower, its median. `farm.builds.outlook.WIDENING` is chosen by this.
+lower, its median. `farm.builds.plan.WIDENING` is chosen by this.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.builds.outlook import outlook  # noqa: E402  # noqa: E402
-from farm.jobs.estimate import Sample, estimate  # noqa: E402  # noqa: E402
+from farm.builds.plan import outlook  # noqa: E402  # noqa: E402
+from farm.jobs.estimate import Compile, estimate  # noqa: E402  # noqa: E402
 
 KEPT = 200
 """Past compiles that a farm remembers, as `farm/store/index_records.py` does."""
@@ -124,14 +124,14 @@ class Farm:
         self._shape, self._tally = shape, tally
         self._chance = random.Random(f"{shape.name} {seed}")
         self._models: list[tuple[str, int, float]] = []
-        self._history: list[Sample] = []
+        self._history: list[Compile] = []
         self._slower = 0.0
 
     def work(self, builds: int) -> None:
         # What a farm has done before it was asked for ranges: a few models of its own.
         for _ in range(4):
             model = self._model(fresh=True)
-            self._history.append(Sample(model[0], model[1], self._seconds(model, 0.0)))
+            self._history.append(Compile(model[0], model[1], self._seconds(model, 0.0)))
         for _ in range(builds):
             self._build()
 
@@ -159,14 +159,14 @@ class Farm:
             for _ in range(shape.cells):
                 seconds = self._seconds(model, of_build)
                 retried = chance.random() < shape.retried
-                self._tally.cells.append(found.low <= seconds <= found.high)
-                row = {"key": f"{len(rows)}", "pool": "cpu", "model": model[0], "estimate": found.as_dict()}
+                self._tally.cells.append(found["low"] <= seconds <= found["high"])
+                row = {"key": f"{len(rows)}", "pool": "cpu", "model": model[0], "estimate": found}
                 rows.append({**row, "state": "queued", "seconds": seconds, "busy": seconds * (1.5 if retried else 1)})
         crowded = chance.random() < shape.others
         pool = {"name": "cpu", "slots": shape.slots, "waiting": len(rows) * (1 + crowded), "running": 0}
         if rows:
             self._judge(rows, pool, crowded)
-        self._history += [Sample(m[0], m[1], r["seconds"]) for m in models for r in rows if r["model"] == m[0]]
+        self._history += [Compile(m[0], m[1], r["seconds"]) for m in models for r in rows if r["model"] == m[0]]
         del self._history[:-KEPT]
         self._slower += shape.drift
 

@@ -125,7 +125,7 @@ def main(runs: int) -> None:
             plans = [timed(plan) for _ in range(runs)]
             client_memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
             memory = server_memory()
-            farm = Farm.from_settings(up)
+            farm = Farm(up)
             frozen = freeze(manifest)
             read = farm.builds._planner._read("main", frozen.submission, "")
             orders = [dict(cell.order) for cell in read.cells]

@@ -104,7 +104,7 @@ def one(kind: str, folder: Path, endpoint: str, bucket: str, number: int) -> Non
         def fetch() -> None:
             found = store.lookup(["main"], key)
             assert found is not None
-            program = found.sidecar["blobs"]["program"]
+            program = found["blobs"]["program"]
             store.get_blob(program["digest"], target, program["size"])
 
         work = publish if kind == "farm publish" else fetch

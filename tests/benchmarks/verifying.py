@@ -2,7 +2,7 @@
 
     python tests/benchmarks/verifying.py [--size 500] [--rounds 9]
 
-Both read the file from the page cache. Verifying also reads policy, keys, revocations, sidecar and statements, and
+Both read the file from the page cache. Verifying also reads policy, keys, sidecar and statements, and
 checks signatures. Imports are not counted. The interval is of the median ratio, 95 %, by bootstrap.
 """
 
@@ -19,9 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from farm.client.fetching import statements_path
-from farm.extras.signing import bundles
-from farm.extras.signing.revocations import issue
+from farm.client.fetching import bundle_lines, statements_path
 from farm.extras.signing.trust import clock, load_policy
 from farm.extras.signing.verifying import Trust, verify_file
 from tests.benchmarks.fetching import interval
@@ -33,9 +31,6 @@ key = "farm.pub"
 [namespaces.main]
 signers = ["farm"]
 require = ["provenance", "test-results"]
-[revocations]
-file = "revocations.json"
-signers = ["farm"]
 """
 
 
@@ -65,9 +60,8 @@ def prepared(folder: Path, content: bytes) -> Path:
     program = folder / signed.sidecar["blobs"]["program"]["path"]
     program.write_bytes(content)
     (folder / "artifact.json").write_bytes(signed.text)
-    statements = bundles.lines([signed.provenance(clock()), signed.results(clock())])
+    statements = bundle_lines([signed.provenance(clock()), signed.results(clock())])
     statements_path(folder / "artifact.json").write_bytes(statements)
-    issue(folder / "revocations.json", signed.signer, clock(), {}, {})
     (folder / "trust.toml").write_text(POLICY)
     return program
 
@@ -75,7 +69,7 @@ def prepared(folder: Path, content: bytes) -> Path:
 def verify(program: Path) -> None:
     """Verify it, from the policy on."""
     found = verify_file(program, Trust(load_policy(program.parent / "trust.toml")))
-    assert [check.verdict for check in found] == ["ok"] * 4, found
+    assert [check.verdict for check in found] == ["ok"] * 3, found
 
 
 def digest(program: Path) -> None:

@@ -9,6 +9,8 @@ A request's `step` says how the compile goes (`evaluate` and `reference` are onl
     exit        the code to exit with, without an answer
     lack        a field that no answer of it has
     eat         bytes to take, to run into the memory limit
+    hostile     what it does first of `tests/support/hostile_child.py`
+    alone       it measures alone until `wait` exists, and says `tuning` meanwhile
     hang        it does nothing for ever, and has a child of its own that does the same
 """
 
@@ -18,11 +20,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "farm" / "runner"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import child
+
+from tests.support import hostile_child
 
 PORT = {"dtype": "float32", "shape": [1, 4], "strides": [4, 1]}
 
@@ -52,8 +58,13 @@ def do_compile(request: dict, messages) -> dict:
             held.append(b"x" * (8 << 20))
             time.sleep(0.01)
         signal.pause()
-    while "wait" in step and not Path(step["wait"]).exists():
-        time.sleep(0.1)
+    if "hostile" in step:
+        getattr(hostile_child, f"do_{step['hostile']}")(step, messages)
+    with messages.alone() if "alone" in step else nullcontext():
+        if "alone" in step:
+            messages.phase("tuning")
+        while "wait" in step and not Path(step["wait"]).exists():
+            time.sleep(0.1)
     time.sleep(step.get("seconds", 0.0))
     if "die" in step:
         os.kill(os.getpid(), getattr(signal, step["die"]))
@@ -80,7 +91,7 @@ def do_evaluate(request: dict, messages) -> dict:
         **{"errors": {"y": 0.0}, "rms": {}, "equal": {}, "nonfinite": [], "spread": {"y": 1.0}, "weak": False},
         **{"samples": 8, "runs": 1, "origin": {"y": "expected"}, "unverified": {}},
     }
-    return {"verification": verification, "measurements": {"load": 0.001, "latency": 0.001}}
+    return {"verification": verification, "measurements": {"load": 0.001, "latency": {"median": 0.001}}}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.network import Network
 from tests.chaos.rig import Rig
 
 
@@ -20,6 +21,8 @@ class Rigs:
     def __init__(self, folder: Path, s3: Mapping[str, str]) -> None:
         self.s3 = s3
         self.made: list[Rig] = []
+        self.parts = ExitStack()
+        """What ends after the farms."""
         self._folder = folder
 
     def __call__(self, **settings: Any) -> Rig:
@@ -34,9 +37,24 @@ def rig(tmp_path: Path, s3_settings: dict[str, str]) -> Iterator[Rigs]:
     """Makes farms that may be broken; they end with the test."""
     rigs = Rigs(tmp_path, s3_settings)
     with ExitStack() as stack:
+        stack.push(rigs.parts)
         yield rigs
         for one in rigs.made:
             stack.enter_context(one)
+
+
+@pytest.fixture
+def network() -> Iterator[Callable[..., Network]]:
+    """Makes hosts that have addresses of their own; they go with the test."""
+    with ExitStack() as stack:
+
+        def make(*names: str) -> Network:
+            try:
+                return stack.enter_context(Network(*names))
+            except OSError as error:
+                pytest.skip(f"this process may not make hosts: {error}")
+
+        yield make
 
 
 CLOCK = """

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,13 +110,35 @@ def write_report(folder: Path, faults: Sequence[Fault], *, share: float) -> None
     path.write_text(json.dumps({"share": share, "machine": machine, "faults": found}, indent=1))
     (folder / "chaos-report.md").write_text(table(found))
     series = {f"{row['fault']}: {row['title']}": row["recovery_seconds"] for row in found}
-    pictures.shares(
+    shares(
         folder / "recovery.svg",
         title="Until work goes on after a fault",
         x="seconds",
         y="share of the faults",
         series=series,
     )
+
+
+def shares(path: Path, *, title: str, x: str, y: str, series: Mapping[str, Sequence[float]]) -> None:
+    """Draw how values are distributed: for each series the share of its values that are at most `x`, as steps.
+
+    The legend names the number of values, their median and the largest. As `curves` of `farm.results.pictures`
+    otherwise.
+    """
+    figure, axes = pictures._figure(title, x, y)
+    for name, values in series.items():
+        if values:
+            ordered = sorted(values)
+            middle, count = ordered[(len(ordered) - 1) // 2], len(ordered)
+            label = f"{name} ({count}: median {middle:.2f}, largest {ordered[-1]:.2f})"
+            steps = [0.0, *((number + 1) / count for number in range(count))]
+            axes.step([ordered[0], *ordered], steps, where="post", label=pictures._literal(label))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(left=0)
+    if axes.lines:
+        # Below the axes: its lines are long, and steps go everywhere.
+        figure.legend(loc="outside lower left", frameon=False, fontsize="small")
+    pictures._written(figure, path)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -44,7 +44,7 @@ def farm(tmp_path: Path) -> Iterator[Command]:
 
 
 def compiling(farm: Command) -> list[psutil.Process]:
-    """Processes of compilers at work on a job: the runner started by path, its request in the attempt's folder."""
+    """Processes of compilers at work on a job: the runner started by path, in the attempt's folder."""
     work = str(farm.folder / "data" / "work")
     return [
         process
@@ -64,7 +64,7 @@ def alive(process: psutil.Process) -> bool:
 
 def words(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return [*process.cmdline(), process.cwd()]
     except psutil.Error:
         return []
 

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +28,7 @@ from tests.chaos.conftest import Rigs
 from tests.chaos.pace import Pace
 from tests.chaos.proxy import Proxy
 from tests.chaos.report import Fault
-from tests.chaos.rig import ENDED, LEASE, Rig, pause
+from tests.chaos.rig import ENDED, LEASE, Rig, insist, pause
 from tests.support.helpers import alive, wait_until
 from tests.support.jobs import join_pool, new_cell, submit
 from tests.support.scripted_pool import POOL
@@ -47,18 +46,6 @@ def seconds_until_at_work(farm: Rig, client: Any) -> list[float]:
                 begun[one["node"]] = min(begun.get(one["node"], one["started_at"]), one["started_at"])
         assert time.time() - since < 180, f"only {sorted(begun)} take work"
     return [at - since for at in begun.values()]
-
-
-def insist(call: Callable[[], Any], timeout: float = 120.0, *, every: float = 0.1) -> Any:
-    """Repeat what the farm cannot do for now, after so many seconds each time."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return call()
-        except FarmFault:
-            if time.monotonic() > deadline:
-                raise
-            pause(every)
 
 
 @pytest.mark.fault("9")
@@ -143,7 +130,7 @@ def test_a_black_hole(fault: Fault, rig: Rigs) -> None:
         farm.script({"": [{"seconds": 1.0}]})
         build_id = farm.submit(client, 6 * fault.count.holes)
         wait_until(
-            lambda: len({cell["node"] for cell in farm.running(build_id)}) == fault.count.holes,
+            lambda: len({cell["worker"] for cell in farm.running(build_id)}) == fault.count.holes,
             message="all are at work",
         )
         for line in lines:
@@ -198,7 +185,7 @@ def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.Mon
     builds = []
     for lot in lots:
         build = {"id": f"b-{secrets.token_hex(8)}", "namespace": "main", "name": "test", "cells": len(lot)}
-        again(lambda build=build, lot=lot: store.builds.create(build, [lot]))
+        again(lambda build=build, lot=lot: store.builds.create(build, lot))
         builds.append(build["id"])
     moves, ends = 0, Counter[str]()
     while store.jobs.pending(POOL.name) or again(lambda: store.jobs.strays(POOL.name, 0)):
@@ -225,8 +212,8 @@ def test_lost_calls_and_answers(fault: Fault, rig: Rigs, monkeypatch: pytest.Mon
     events = 0
     for build_id in builds:
         found, after = [], None
-        while items := (page := store.events.read(build_id, after)).items:
-            assert not page.reset
+        while items := (page := store.events.read(build_id, after))["items"]:
+            assert not page["reset"]
             found += items
             after = items[-1]["id"]
         ended = Counter(one["identifier"] for one in found if one.get("state") == "succeeded")

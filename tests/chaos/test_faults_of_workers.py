@@ -26,7 +26,7 @@ SEED = 5
 
 
 def compilers_of(pid: int) -> list[int]:
-    """Compilers that a process has started, guards included."""
+    """Compilers that a process has started, guards and launchers included."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True) if is_compiler(child)]
     except psutil.NoSuchProcess:
@@ -231,7 +231,8 @@ def test_compilers_that_cannot_be_killed(fault: Fault, rig: Rigs) -> None:
 def hanging(celery: int) -> int:
     """The process of a worker's compiler that hangs, below its guard and above a child of its own; 0 until it does."""
     compilers = compilers_of(celery)
-    return next((pid for pid in compilers if psutil.Process(pid).ppid() in compilers and children_of(pid)), 0)
+    guards = [pid for pid in compilers if psutil.Process(pid).ppid() in compilers]
+    return next((pid for pid in guards if psutil.Process(pid).ppid() in guards and children_of(pid)), 0)
 
 
 def children_of(pid: int) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import shutil
@@ -21,6 +22,8 @@ from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.targets.compilers import compilers
 from tests.chaos.report import Fault
+from tests.fuzz.readers import READERS
+from tests.fuzz.run import broken, try_readers
 from tests.support.compiling import search
 from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs, model
 
@@ -135,6 +138,16 @@ def test_malformed_models_in_a_compilers_child(fault: Fault, tmp_path: Path, com
     slowest = max(answer.seconds for answer in answers)
     fault.measured(**Counter(answer.kind or "compiled" for answer in answers), slowest=slowest)
     assert slowest < max(before, longest(tmp_path / "after", compiler, device))
+
+
+@pytest.mark.fault("22-bytes")
+def test_damaged_bytes_in_every_reader(fault: Fault, tmp_path: Path) -> None:
+    """What `tests/unit/test_foreign_bytes.py` tries a little of, with other inputs each time."""
+    seed = random.randrange(2**32)
+    results = try_readers(tmp_path, examples=100, seconds=fault.count.seconds / len(READERS), seed=seed)
+    fault.measured(seed=seed, inputs=sum(result.get("inputs", 0) for result in results))
+    kept = {name: base64.b64encode((tmp_path / name).read_bytes()[:4096]).decode() for name in broken(results)}
+    assert not broken(results), kept
 
 
 @pytest.mark.fault("20-programs")

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farm.app import Farm
-from farm.control import loops, mending
+from farm.control import loops
 from farm.errors import Conflict, StoreUnavailable
 from farm.jobs.state import POLICIES, FailureKind
 from farm.jobs.state import Fault as Blame
@@ -47,7 +47,19 @@ TOOLCHAINS = sorted({pool.toolchain for pool in POOLS})
 AT_ONCE = 12
 """Builds that are open at a time; with more of them, fewer of their actions meet."""
 
-STAYS = ("epoch", "namespaces", "builds:", "pools", "pool:", "workers", "unserved", "history:", "index:", "broker:")
+STAYS = (
+    "epoch",
+    "namespaces",
+    "builds:",
+    "pools",
+    "pool:",
+    "workers",
+    "planes",
+    "unserved",
+    "history:",
+    "index:",
+    "broker:",
+)
 """Keys that never expire, by docs/job-store.md."""
 
 AT_WORK = (":waiting", ":handed", ":running", ":levels", ":row")
@@ -249,9 +261,9 @@ class Walk:
 def first_half(whole: Callable[..., int]) -> Callable[..., int]:
     """A submitter that dies: later lots never come."""
 
-    def create(build: Mapping[str, Any], lots: Iterable[Sequence[Mapping[str, Any]]]) -> int:
-        cells = [cell for lot in lots for cell in lot]
-        whole(build, [cells[: len(cells) // 2]])
+    def create(build: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> int:
+        cells = list(rows)
+        whole(build, cells[: len(cells) // 2])
         raise StoreUnavailable("the submitter died")
 
     return create
@@ -316,7 +328,7 @@ def wrong_of_build(rig: Rig, asked: Asked, notes: Notes, quarantined: Quarantine
     code = 6 if by_farm else 1 if states["failed"] or states["cancelled"] else 0
     if report["build"]["verdict"]["exit_code"] != code:
         yield f"{name} has the verdict {report['build']['verdict']}, which should be {code}: {dict(states)}"
-    events = rig.store.events.read(asked.build_id).items
+    events = rig.store.events.read(asked.build_id)["items"]
     ends = Counter(one["state"] for one in events if one["type"] == "build" and one["state"] != "open")
     if ends != {"ended": 1, "reported": 1}:
         yield f"{name} ended and was reported so often: {dict(ends)}"
@@ -335,8 +347,8 @@ def test_a_random_walk(fault: Fault, rig: Rigs, pytestconfig: pytest.Config, mon
     fault.measured(seed=seed)
     print(f"--chaos-seed {seed}")  # pytest shows it of a failure
     monkeypatch.setattr(loops, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(mending, "STRAY_SECONDS", 0.5)
-    monkeypatch.setattr(mending, "LATE_LOTS_SECONDS", 0.5)
+    monkeypatch.setattr("farm.control.loops.STRAY_SECONDS", 0.5)
+    monkeypatch.setattr("farm.control.loops.LATE_LOTS_SECONDS", 0.5)
     place, notes = urlsplit(rig.s3["s3_endpoint"]), Notes()
     with Proxy(str(place.hostname), int(place.port or 80), seed=seed) as line:
         farm = rig(s3_endpoint=f"http://127.0.0.1:{line.port}", lease_seconds=LEASE, renew_seconds=LEASE / 6)

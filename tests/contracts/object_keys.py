@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ from unittest.mock import MagicMock
 from farm import __file__ as FARM
 from farm.app import Farm
 from farm.artifacts.index import rebuild
-from farm.artifacts.keys import (
+from farm.artifacts.ownership import MARKS, documents
+from farm.artifacts.refs import Refs
+from farm.artifacts.storage import (
     BLOBS,
     QUARANTINE,
     UPLOADS,
+    Object,
     artifacts_prefix,
     blob_key,
     readable,
@@ -28,11 +32,7 @@ from farm.artifacts.keys import (
     statements_key,
     upload_key,
 )
-from farm.artifacts.ownership import MARKS, documents
-from farm.artifacts.refs import Refs
-from farm.artifacts.storage import Object
 from farm.artifacts.tokens import Role, Tokens
-from farm.builds.follow_up import follow_up_id
 from farm.errors import FarmError
 from farm.results.ref_rules import LATEST
 from farm.settings import load_settings
@@ -50,6 +50,12 @@ Document = dict[str, Any]
 
 class FakeArtifactsThatNoteKeys:
     """Keeps documents in memory, and notes every key that it is asked for, behind the verb."""
+
+    def build_id_of(self, *parts: str) -> str:
+        return f"b-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+    def with_patience(self, seconds: float) -> FakeArtifactsThatNoteKeys:
+        return self
 
     def __init__(self, **there: bytes) -> None:
         self.asked: list[str] = []
@@ -105,7 +111,6 @@ def object_storage() -> Document:
         },
         "readable": {"main": readable("main"), "pr-7": readable("pr-7")},
         "ref of finished builds": LATEST,
-        "follow-up of a build": follow_up_id(BUILD),
         "asked": {
             "refs": _asked_by_refs(),
             "index": _asked_by(lambda store: list(rebuild(store, "pr-7"))),

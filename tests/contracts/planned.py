@@ -11,7 +11,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,8 +106,8 @@ def _read(folder: Path, name: str, text: str) -> Read:
     submission = freeze(file, cache=folder / "cache").submission
     return Read(
         submission["manifest"],
-        {model: FrozenModel.from_dict(document) for model, document in submission["models"].items()},
-        {data: FrozenData.from_dict(document) for data, document in submission["data"].items()},
+        submission["models"],
+        submission["data"],
     )
 
 
@@ -115,8 +115,8 @@ def inputs() -> Document:
     """The digest of every model and data set that the keys are made from."""
     return {
         name: {
-            "models": {model: frozen.digest for model, frozen in read.models.items()},
-            "data": {data: frozen.digest for data, frozen in read.data.items()},
+            "models": {model: frozen["digest"] for model, frozen in read.models.items()},
+            "data": {data: frozen["digest"] for data, frozen in read.data.items()},
         }
         for name, read in all_read().items()
     }
@@ -135,11 +135,11 @@ def _cells(read: Read, digests: Mapping[str, Mapping[str, str]]) -> Iterator[tup
     models, data = digests.get("models", {}), digests.get("data", {})
     for cell in expand(
         combine(parse_manifest(read.text, "manifest")),
-        {name: replace(frozen, digest=models.get(name, frozen.digest)) for name, frozen in read.models.items()},
-        {name: replace(frozen, digest=data.get(name, frozen.digest)) for name, frozen in read.data.items()},
+        {name: {**frozen, "digest": models.get(name, frozen["digest"])} for name, frozen in read.models.items()},
+        {name: {**frozen, "digest": data.get(name, frozen["digest"])} for name, frozen in read.data.items()},
         pools(),
     ):
-        yield cell.identifier, {"key": cell.key, "pool": cell.pool, "spec": cell.spec.as_dict()}
+        yield cell.identifier, {"key": cell.key, "pool": cell.pool, "spec": cell.spec}
 
 
 # --- what manifests name ----------------------------------------------------------------------------------------------

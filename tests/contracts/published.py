@@ -12,8 +12,8 @@ from farm import errors
 from farm.api.auth import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
-from farm.client.family import schema as family_schema
-from farm.errors import EXIT_CODES, ExitCode, FarmError, InputsMissing, ManifestError, Problem
+from farm.client.fetching import family_schema
+from farm.errors import ExitCode, FarmError, InputsMissing, ManifestError, Problem
 from farm.manifest.schema import manifest_schema
 from farm.serving.application import openapi
 from tests.support.command_line import whole_command_line
@@ -117,7 +117,7 @@ def exit_codes() -> Document:
     """The table of exit codes, and what every class of errors becomes: an exit code, a status, a document."""
     classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FarmError)]
     return {
-        "codes": {str(int(code)): {"name": code.name, "means": EXIT_CODES[code]} for code in ExitCode},
+        "codes": {str(int(code)): {"name": code.name, "means": code.meaning} for code in ExitCode},
         "errors": {each.__name__: _error(each) for each in [*classes, Unauthenticated]},
     }
 

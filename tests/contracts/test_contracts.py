@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.spec import CompileSpec, cache_key
+from farm.spec import cache_key
 from tests.contracts.published import DOCUMENTS, ROOT, without_words
 from tests.contracts.record import AGAIN, CONTRACTS, recorded
 
@@ -67,7 +67,7 @@ def test_a_recorded_spec_still_has_its_key() -> None:
         for name, cells in recorded("cache-keys").items()
         for identifier, cell in cells.items()
     ]
-    now = {name: cache_key(CompileSpec.from_dict(cell["spec"])) for name, cell in cells}
+    now = {name: cache_key(cell["spec"]) for name, cell in cells}
     require_none(differences({name: cell["key"] for name, cell in cells}, now), "a recorded spec has another key")
 
 

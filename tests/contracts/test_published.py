@@ -8,7 +8,7 @@ import re
 import jsonschema
 
 from farm.artifacts import sidecar
-from farm.client import family
+from farm.client.fetching import family_schema
 from farm.serving.application import openapi
 from tests.contracts.published import command_lines
 from tests.support.places import ROOT
@@ -33,7 +33,7 @@ def test_the_family_index_schema_is_up_to_date_and_a_schema() -> None:
     """`make schemas` writes it again."""
     document = json.loads((ROOT / "configs" / "family.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(document)
-    assert document == family.schema()
+    assert document == family_schema()
 
 
 def test_systemds_units_use_options_that_the_commands_have() -> None:

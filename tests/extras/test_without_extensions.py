@@ -18,10 +18,8 @@ from tests.support.side_packages import command, install, write_project
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the farm as its wheel installs it, without `farm/extras`."""
     folder = tmp_path_factory.mktemp("bare")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--wheel-dir", folder / "wheels", ROOT], check=True)
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    place = install(wheel, folder / "installed")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True)
+    place = install(folder / "installed", *folder.glob("*.whl"))
     assert (place / "farm" / "extras").is_dir()
     shutil.rmtree(place / "farm" / "extras")
     return place

@@ -1,26 +1,30 @@
-"""Which processes are on each NVIDIA card, asked of NVML again and again."""
+"""Which processes are on each card, asked of the driver again and again."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
-from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus
+from farm.extras.nvidia.driver import find
 from farm.extras.nvidia.nvml import open_nvml
+from farm.node import kfd
+from farm.node.amd_gpus import find_amd_gpus
+from farm.node.gpus import Gpu
 from farm.node.machine import Machine
 
 SAMPLE_SECONDS = 0.05
 
 
-class Sampler:
-    """Asks NVML which processes are on each card, again and again, and remembers every change.
+class CardSampler(ABC):
+    """Asks which processes are on each card, again and again, and remembers every change.
 
     Without a driver there are no cards, and nothing is asked.
     """
 
-    def __init__(self) -> None:
-        self.nvml, _ = open_nvml(Machine())
-        self.cards = [gpu.uuid for gpu in find_nvidia_gpus(Machine(environ={}))[0]]
+    def __init__(self, cards: list[str]) -> None:
+        self.cards = cards
         self.samples = 0
         self.changes: list[tuple[float, int, tuple[int, ...]]] = []
         self.began = time.monotonic()
@@ -29,27 +33,27 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @abstractmethod
+    def processes(self, card: int) -> Iterable[int]:
+        """Return the processes that are on a card now."""
+
+    @abstractmethod
+    def memory(self) -> list[int]:
+        """Return the bytes of memory that are in use on each card."""
+
     def _run(self) -> None:
-        if self.nvml is None:
-            return
-        handles = [self.nvml.device(uuid) for uuid in self.cards]
-        while not self._over.wait(SAMPLE_SECONDS):
+        while self.cards and not self._over.wait(SAMPLE_SECONDS):
             self.samples += 1
-            for card, handle in enumerate(handles):
-                pids = tuple(sorted(pid for pid, _ in self.nvml.processes(handle) or []))
+            for card in range(len(self.cards)):
+                pids = tuple(sorted(self.processes(card)))
                 if pids != self._now.get(card, ()):
                     self._now[card] = pids
-                    self.changes.append((round(time.monotonic() - self.began, 3), card, pids))
+                    self.changes.append((self.now, card, pids))
 
     def stop(self) -> None:
         """Ask no more."""
         self._over.set()
         self._thread.join()
-
-    def memory(self) -> list[int]:
-        """Return the bytes of memory that are in use on each card."""
-        nvml = self.nvml
-        return [nvml.used(nvml.device(uuid)) or 0 for uuid in self.cards] if nvml else []
 
     def most(self, since: float) -> int:
         """The most processes that were on one card at once, from a moment on."""
@@ -59,3 +63,37 @@ class Sampler:
     def now(self) -> float:
         """Seconds since the first look."""
         return round(time.monotonic() - self.began, 3)
+
+
+class NvmlSampler(CardSampler):
+    """Asks NVML."""
+
+    def __init__(self) -> None:
+        self.nvml, _ = open_nvml(Machine())
+        super().__init__([gpu.uuid for gpu in find(Machine(environ={}))[0]] if self.nvml else [])
+
+    def processes(self, card: int) -> Iterable[int]:
+        """Return the processes that use a card."""
+        nvml = self.nvml
+        return [pid for pid, _ in nvml.processes(nvml.device(self.cards[card])) or []] if nvml else []
+
+    def memory(self) -> list[int]:
+        """Return the bytes of memory that are in use on each card."""
+        nvml = self.nvml
+        return [nvml.used(nvml.device(uuid)) or 0 for uuid in self.cards] if nvml else []
+
+
+class KfdSampler(CardSampler):
+    """Asks KFD, where a process shows itself when it allocates memory."""
+
+    def __init__(self) -> None:
+        self.gpus: list[Gpu] = find_amd_gpus(Machine(), ["/opt/rocm/bin"])[0]
+        super().__init__([gpu.pin for gpu in self.gpus])
+
+    def processes(self, card: int) -> Iterable[int]:
+        """Return the processes that hold memory of a card."""
+        return kfd.held(Machine(), self.gpus[card].bdf) or ()
+
+    def memory(self) -> list[int]:
+        """Return the bytes of memory that processes hold on each card."""
+        return [sum((kfd.held(Machine(), gpu.bdf) or {}).values()) for gpu in self.gpus]

@@ -112,4 +112,11 @@ def left_out(path: Path, seed: int = 3) -> Path:
     return net.save(path, net.op("Det", x), [64, 8, 8], [64])
 
 
-NETS = {"residual": residual, "encoder": encoder, "segmenter": segmenter}
+def small(path: Path, seed: int = 4, batch: int = 1) -> Path:
+    """A convolution, and no more: for rehearsals, where MIOpen compiles each of its kernels on a CPU."""
+    net = _Net(seed)
+    return net.save(path, net.op("Relu", net.conv("x", 3, 16)), [batch, 3, 128, 128], [batch, 16, 128, 128])
+
+
+LARGER = ("residual", "encoder", "segmenter")
+NETS = {"residual": residual, "encoder": encoder, "segmenter": segmenter, "small": small}

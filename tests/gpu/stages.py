@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
 from farm.settings import Settings, load_settings
-from farm.targets.compilers import compilers
-from tests.gpu.card_sampler import Sampler
-from tests.gpu.larger_nets import NETS, left_out
+from farm.targets.compilers import Maker, compilers
+from tests.gpu.card_sampler import CardSampler, NvmlSampler
+from tests.gpu.larger_nets import LARGER, NETS, left_out
 from tests.support.places import ROOT
 from tests.support.plain_loop import plain_loop, work_orders
 from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
@@ -38,6 +39,8 @@ from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 CHILD = Path(__file__).with_name("card_child.py")
 THREADS = 4
 """Threads of each slot, however many cards there are."""
+LONGEST_PROBE = 300.0
+"""Seconds for the first health probe: MIGraphX and MIOpen build their first kernels then."""
 LONGEST_START = 60.0
 """Seconds after which some job of a build has begun, or its stage breaks: time on a card is dear."""
 MOST_OVERHEAD = 1.05
@@ -46,22 +49,6 @@ PROOF = ("ratio", "interval", "tuned", "baseline")
 """What a sidecar says of the tuned program and the untuned one, which took turns."""
 LEAST_OF_FOUR = 3.4
 """What four cards do at least, in times of one's work."""
-
-
-@contextmanager
-def a_farm(folder: Path, cards: list[str], **more: Any) -> Iterator[tuple[FarmClient, Settings]]:
-    """A farm whose worker sees these cards."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
-    settings = load_settings(data_dir=folder, threads=THREADS, cpu_slots=1, measure_seconds=0.5, **more)
-    farm = EmbeddedFarm(settings)
-    try:
-        with farm as running, FarmClient.from_settings(running) as client:
-            yield client, running
-    finally:
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def build(client: FarmClient, manifest: Path, seconds: float) -> dict[str, Any]:
@@ -79,6 +66,13 @@ def follow(client: FarmClient, build_id: str, seconds: float) -> dict[str, Any]:
             if all(cell["state"] == "queued" for cell in cells):
                 raise RuntimeError(f"no job has begun: {sorted({cell['waiting'] or '' for cell in cells})}")
     return client.report(build_id)
+
+
+def for_others(text: str) -> str:
+    """Return a report's text without the folders of this machine and the UUIDs of its cards."""
+    for place, name in ((sys.prefix, "VENV"), (str(ROOT), "FARM"), (str(Path.home()), "HOME")):
+        text = text.replace(f"{place}/", f"{name}/")
+    return re.sub(r"GPU-[0-9a-f-]{16,36}", "GPU-…", text)
 
 
 def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,30 +104,81 @@ class Run:
     card, to show that the stages themselves work.
     """
 
+    maker: Maker = "nvidia"
+    visible = "CUDA_VISIBLE_DEVICES"
+    compiler = "onnxruntime"
+    precisions = ("fp32", "tf32", "fp16", "bf16")
+    more_of_matrix = ""
+    nobodys = "GPU-00000000-0000-0000-0000-000000000000"
+    """The UUID of no card."""
+    open_to_all = ("listen on a local socket",)
+    """What a hostile child may reach on a card: CUDA listens on a local socket."""
+    needs_card: Mapping[str, str] = dict.fromkeys(
+        ("foreign", "memory", "fallback", "hidden", "tensorrt", "illegal"), "needs a card and its libraries"
+    )
+    """Stages that no rehearsal takes, and why."""
+    played = "rehearsed, no card: on this machine's CPU"
+    """What a rehearsal shows instead of a card."""
+    measured = True
+    """Whether times of programs are what something took."""
+    environment: Mapping[str, str] = {}
+    """Further variables for children that use the card by the driver's own interface."""
+    search: Sequence[str] = ()
+    python = ""
+    """Where the compiler is: folders to import it from, and its interpreter; empty: this one's."""
+
     def __init__(self, work: Path, *, kills: int = 20, short: bool = False, rehearsal: bool = False) -> None:
         self.work = work
         # A short run has six cells: with more kills, one of them may use up its attempts, as it should.
         self.kills = min(kills, 5) if short else kills
         self.short = short
         self.rehearsal = rehearsal
-        self.sampler = Sampler()
+        # How much longer than on a card stages wait for builds: a rehearsal measures nothing.
+        self.patience = 5 if rehearsal else 1
+        self.sampler = self.sampler_of_cards()
         self.cards = ["rehearsal"] if rehearsal else self.sampler.cards
-        self.device = "cpu" if rehearsal else "cuda"
-        self.gpu = {} if rehearsal else {"gpu": self.cards[0], "maker": "nvidia"}
+        self.device = "cpu" if rehearsal else self.device_of_cards()
+        self.gpu = {} if rehearsal or not self.cards else {"gpu": self.cards[0], "maker": self.maker}
         self.found: dict[str, Any] = {}
+
+    def sampler_of_cards(self) -> CardSampler:
+        """Return what watches the cards."""
+        return NvmlSampler()
+
+    def device_of_cards(self) -> str:
+        """Return the device that manifests name."""
+        return "cuda"
+
+    @contextmanager
+    def farm(self, folder: Path, cards: list[str], **more: Any) -> Iterator[tuple[FarmClient, Settings]]:
+        """A farm whose worker sees these cards."""
+        before = os.environ.get(self.visible)
+        if self.gpu:
+            os.environ[self.visible] = ",".join(cards)
+        settings = load_settings(data_dir=folder, threads=THREADS, cpu_slots=1, measure_seconds=0.5, **more)
+        farm = EmbeddedFarm(settings)
+        try:
+            with farm as running, FarmClient.from_settings(running) as client:
+                yield client, running
+        finally:
+            os.environ.pop(self.visible, None)
+            if before is not None:
+                os.environ[self.visible] = before
 
     def take(self, name: str) -> dict[str, Any]:
         """Take a stage, and keep and return what it found; one that breaks found why."""
         since = self.sampler.now
         stage: Callable[[], dict[str, Any]] = getattr(self, name)
+        why = self.needs_card.get(name) if self.rehearsal else None
         try:
-            found = stage()
+            found = {"left_out": why, "ok": True} if why else stage()
         except Exception:
             found = {"ok": False, "broke": traceback.format_exc()[-3000:]}
         if not found["ok"]:
             logs = sorted(self.work.glob("**/logs/worker.log"), key=lambda log: log.stat().st_mtime)
             found["worker_log"] = logs[-1].read_text()[-3000:] if logs else ""
-        self.found[name] = {**found, "from": since, "to": self.sampler.now}
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.found[name] = {**found, "from": since, "to": self.sampler.now, "at": at}
         return self.found[name]
 
     def manifest(
@@ -141,17 +186,18 @@ class Run:
         name: str,
         precisions: Sequence[str],
         *,
-        nets: Sequence[str] = tuple(NETS),
+        nets: Sequence[str] = (),
         copies: int = 1,
         more: str = "",
         device: str = "",
     ) -> Path:
-        """Write a manifest of larger nets, each so often with other weights."""
+        """Write a manifest of nets, each so often with other weights: the larger ones, or a small one to rehearse."""
+        nets = nets or (["small"] if self.rehearsal else LARGER)
         folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
         device = device or self.device
-        known = [each for each in precisions if each in compilers()["onnxruntime"].precisions(device)]
-        lines = ["version: 1", f"name: {name}", f"targets: [onnxruntime/{device}]"]
+        known = [each for each in precisions if each in compilers()[self.compiler].precisions(device)]
+        lines = ["version: 1", f"name: {name}", f"targets: [{self.compiler}/{device}]"]
         lines += [f"precisions: [{', '.join(known)}]", "models:"]
         for copy in range(copies):
             for seed, net in enumerate(nets):
@@ -172,20 +218,27 @@ class Run:
             "cpus": os.cpu_count(),
             "kernel": os.uname().release,
             "python": sys.version.split()[0],
-            "doctor": re.sub(r"GPU-[0-9a-f-]{36}", "GPU-…", doctor.stdout).splitlines(),
-            "ok": self.rehearsal or any(pool.target.maker == "nvidia" for pool in findings.pools),
+            "doctor": doctor.stdout.splitlines(),
+            "ok": self.rehearsal or any(pool.target.maker == self.maker for pool in findings.pools),
         }
 
     def sealed(self) -> dict[str, Any]:
-        """A hostile child with CUDA started reaches nothing but its own; a compiler works in the same seal."""
+        """A hostile child with the card's runtime reaches nothing but its own; a compiler works in the same seal."""
         folder = self.work / "sealed"
         places = make_places(folder)
         readable = [places["input"].parent, ROOT / "farm" / "runner", CHILD.parent, HOSTILE.parent]
         with within_reach(places) as fields:
             end = run_child(
-                {"action": "reach", "cuda": not self.rehearsal, "key": os.getpid(), **self.gpu, **fields},
+                {
+                    "action": "reach",
+                    "start": self.maker if self.gpu else "",
+                    "key": os.getpid(),
+                    **self.gpu,
+                    **fields,
+                },
                 log_path=folder / "log.txt",
                 limits=ChildLimits(time=60),
+                environment=self.environment,
                 seal=Seal(read=readable, write=[places["output"].parent]),
                 folder=folder,
                 script=CHILD,
@@ -195,32 +248,33 @@ class Run:
         reached = [name for name, said in probes.items() if not said.startswith("refused")]
         next_ = self.child(self.cards[0])
         return {
-            "cuda": answer.get("cuda"),
+            "started": answer.get("started"),
             "probes": probes,
             "ipc": answer.get("ipc"),
             "reached": reached,
             "log": end.log_tail[-1000:],
             "next": next_,
             "ok": len(probes) == PROBES
-            and reached == ([] if self.rehearsal else ["listen on a local socket"])
+            and reached == ([] if self.rehearsal else list(self.open_to_all))
             and set(answer["ipc"].values()) == {"refused"}
             and not next_["kind"],
         }
 
     def matrix(self) -> dict[str, Any]:
-        """The quickstart's nets (not if short), and the larger ones, in every precision of CUDA."""
-        manifests = [] if self.short else [self.quickstart()]
-        manifests.append(self.manifest("larger", ["fp32", "tf32", "fp16", "bf16"]))
+        """The quickstart's nets (not if short, nor on AMD), and the larger ones, in every precision of the card."""
+        manifests = [] if self.short or self.maker == "amd" else [self.quickstart()]
+        manifests.append(self.manifest("larger", self.precisions, more=self.more_of_matrix))
         since = self.sampler.now
-        with a_farm(self.work / "matrix-farm", self.cards) as (client, _):
+        with self.farm(self.work / "matrix-farm", self.cards) as (client, _):
             wait_for_probe(client)
             builds = [client.submit(freeze(path))["id"] for path in manifests]
-            reports = [follow(client, each, 200) for each in builds]
+            reports = [follow(client, each, 200 * self.patience) for each in builds]
             cells = [row for report in reports for row in rows(report)]
             sidecars = [
                 client.artifacts.get(cell["key"]) for report in reports for cell in report["cells"] if cell["facts"]
             ]
         marks = {each["identifier"]: each["emulated"] for each in sidecars}
+        emulates = compilers()[self.compiler].emulates
         return {
             "cells": cells,
             "verdicts": [report["build"]["verdict"] for report in reports],
@@ -231,7 +285,7 @@ class Run:
             "most_processes_on_a_card": self.sampler.most(since),
             "ok": all((report["build"]["verdict"] or {}).get("exit_code") == 0 for report in reports)
             and self.sampler.most(since) <= 1
-            and all(mark == (["bf16"] if "/bf16/" in name else []) for name, mark in marks.items()),
+            and all(list(mark) == list(emulates(self.device, name.split("/")[2])) for name, mark in marks.items()),
         }
 
     def quickstart(self) -> Path:
@@ -255,22 +309,24 @@ class Run:
 
         Both one after the other in turns, with equal threads; at most 1.05 times as long.
         """
-        manifest = self.manifest("loop", ["fp32", "fp16"])
+        manifest = self.manifest("loop", ["fp32", "fp16"], nets=["encoder"] if self.rehearsal else LARGER)
         text = manifest.read_text()
         through, looped = [], []
-        with a_farm(self.work / "loop-farm", self.cards[:1]) as (client, settings):
+        with self.farm(self.work / "loop-farm", self.cards[:1]) as (client, settings):
             wait_for_probe(client)
             for turn in range(1 if self.short else 3):
                 manifest.write_text(f"{text}salt: turn {turn}\n")
                 frozen = freeze(manifest)
                 submitted = client.submit(frozen)["id"]
                 start = time.monotonic()
-                report = follow(client, submitted, 240)
+                report = follow(client, submitted, 240 * self.patience)
                 through.append(round(time.monotonic() - start, 2))
                 assert succeeded(report) == len(report["cells"]), rows(report)
                 orders = work_orders(client, report["cells"])
-                slot = self.slot(settings)
-                looped.append(round(plain_loop(orders, frozen.files, THREADS, settings.measure_seconds, slot), 2))
+                installed = {"search": list(self.search), "python": self.python}
+                seconds = settings.measure_seconds
+                took = plain_loop(orders, frozen.files, THREADS, seconds, self.slot(settings), **installed)
+                looped.append(round(took, 2))
         ratio = round(statistics.median(through) / statistics.median(looped), 3)
         return {"cells": rows(report), "farm": through, "loop": looped, "ratio": ratio, "ok": ratio <= MOST_OVERHEAD}
 
@@ -291,7 +347,7 @@ class Run:
         manifest = self.manifest("scaling", ["fp32", "fp16"], copies=max(1 if self.short else 2, len(self.cards)))
         seconds = {}
         for count in sorted({1, 2, 4, len(self.cards)} & set(range(1, len(self.cards) + 1))):
-            with a_farm(self.work / f"scaling-{count}", self.cards[:count]) as (client, _):
+            with self.farm(self.work / f"scaling-{count}", self.cards[:count]) as (client, _):
                 wait_for_probe(client)
                 submitted = client.submit(freeze(manifest))["id"]
                 start = time.monotonic()
@@ -304,7 +360,7 @@ class Run:
     def foreign(self) -> dict[str, Any]:
         """A process that is not the farm's holds memory of the card while a program is measured."""
         manifest = self.manifest("foreign", ["fp32"])
-        with a_farm(self.work / "foreign-farm", self.cards[:1]) as (client, _):
+        with self.farm(self.work / "foreign-farm", self.cards[:1]) as (client, _):
             wait_for_probe(client)
             with holding(self.cards[0], 1 << 30):
                 cells = rows(build(client, manifest, 100))
@@ -315,7 +371,7 @@ class Run:
         folder = self.work / "memory"
         tight = self.manifest("tight", ["fp32"], more="options: {gpu_mem_limit: 1000000}")
         roomy = self.manifest("roomy", ["fp32"])
-        with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+        with self.farm(folder / "farm", self.cards[:1]) as (client, _):
             wait_for_probe(client)
             failed, next_ = rows(build(client, tight, 100)), rows(build(client, roomy, 100))
         kinds = {row["kind"] for row in failed}
@@ -328,7 +384,7 @@ class Run:
         folder.mkdir()
         left_out(folder / "det.onnx")
         cells = []
-        with a_farm(folder / "farm", self.cards[:1]) as (client, _):
+        with self.farm(folder / "farm", self.cards[:1]) as (client, _):
             wait_for_probe(client)
             for gate in ("warn", "fail"):
                 manifest = folder / f"{gate}.yaml"
@@ -346,7 +402,7 @@ class Run:
 
     def hidden(self) -> dict[str, Any]:
         """A card that a child cannot see is a lost GPU, and no session on the CPU; the next child runs."""
-        ends = [self.child(uuid) for uuid in ("GPU-00000000-0000-0000-0000-000000000000", self.cards[0])]
+        ends = [self.child(uuid) for uuid in (self.nobodys, self.cards[0])]
         return {"hidden": ends[0], "next": ends[1], "ok": ends[0]["kind"] == "gpu_lost" and ends[1]["kind"] == ""}
 
     def killed(self) -> dict[str, Any]:
@@ -354,12 +410,14 @@ class Run:
         manifest = self.manifest("killed", ["fp32", "fp16"], copies=1 if self.short else 4)
         before, chance, killed = self.sampler.memory(), random.Random(7), []
         hurt: set[str] = set()
-        with a_farm(self.work / "killed-farm", self.cards, lease_seconds=6, renew_seconds=1, retry_delay=0.2) as farm:
+        with self.farm(
+            self.work / "killed-farm", self.cards, lease_seconds=6, renew_seconds=1, retry_delay=0.2
+        ) as farm:
             client, settings = farm
             wait_for_probe(client)
             build_id = client.submit(freeze(manifest))["id"]
-            start = time.monotonic()
-            while client.build(build_id)["state"] == "open" and time.monotonic() - start < (120 if self.short else 330):
+            start, longest = time.monotonic(), self.patience * (120 if self.short and not self.rehearsal else 330)
+            while client.build(build_id)["state"] == "open" and time.monotonic() - start < longest:
                 time.sleep(chance.uniform(0.5, 2.5))
                 if len(killed) < self.kills and (victim := a_victim(chance, settings, hurt)):
                     killed.append(victim)
@@ -385,11 +443,11 @@ class Run:
 
     def tuning(self) -> dict[str, Any]:
         """Tuning goes on after a kill; a second build takes it all from the database; what is not faster stays out."""
-        nets = ["segmenter"] if self.short else list(NETS)
+        nets = ["segmenter"] if self.short else list(LARGER)
         manifest = self.manifest("tuned", ["fp32"], nets=nets, more="tuning: quick")
         chance, victim = random.Random(3), ""
         found = []
-        with a_farm(
+        with self.farm(
             self.work / "tuned-farm", self.cards[:1], lease_seconds=6, renew_seconds=1, retry_delay=0.2
         ) as farm:
             client, settings = farm
@@ -403,7 +461,7 @@ class Run:
                     if any(job["phase"] == "tuning" for job in jobs):
                         time.sleep(chance.uniform(3, 6))  # Something is in the database, and something is not.
                         victim = a_victim(chance, settings, set())
-                report = follow(client, build_id, 240)
+                report = follow(client, build_id, 240 * self.patience)
                 sidecars = {
                     cell["identifier"]: client.artifacts.get(cell["key"]) for cell in report["cells"] if cell["facts"]
                 }
@@ -432,13 +490,14 @@ class Run:
 
     def gated(self) -> dict[str, Any]:
         """A gate on latency has the card run a program in turns with its baseline: a new one, and one that is a hit."""
-        manifest = self.manifest("gated", ["fp32"], nets=["encoder"], more="gates: {latency: 75%}")
+        net = "small" if self.rehearsal else "encoder"
+        manifest = self.manifest("gated", ["fp32"], nets=[net], more="gates: {latency: 75%}")
         turns, builds = {}, []
-        with a_farm(self.work / "gated-farm", self.cards[:1]) as (client, _):
+        with self.farm(self.work / "gated-farm", self.cards[:1]) as (client, _):
             wait_for_probe(client)
             for name, seed in (("first", 0), ("miss", 1), ("hit", 0)):
-                NETS["encoder"](manifest.parent / "encoder-0.onnx", seed=seed)
-                report = build(client, manifest, 120)
+                NETS[net](manifest.parent / f"{net}-0.onnx", seed=seed)
+                report = build(client, manifest, 120 * self.patience)
                 (cell,) = report["cells"]
                 builds.append({**rows(report)[0], "hit": cell["hit"]})
                 facts = cell["facts"] or {}
@@ -456,7 +515,7 @@ class Run:
         if not any(pool.target.device == "tensorrt" for pool in survey(load_settings()).pools):
             return {"left_out": "TensorRT's libraries are not here", "ok": True}
         manifest = self.manifest("tensorrt", ["fp32", "tf32", "fp16", "bf16"], device="tensorrt")
-        with a_farm(self.work / "tensorrt-farm", self.cards) as (client, _):
+        with self.farm(self.work / "tensorrt-farm", self.cards) as (client, _):
             wait_for_probe(client)
             report = build(client, manifest, 400)
             sidecars = [client.artifacts.get(cell["key"]) for cell in report["cells"] if cell["facts"]]
@@ -471,7 +530,7 @@ class Run:
         """A fetched program runs by its pack as it was verified: fp32 without TF32, tf32 with it."""
         manifest = self.manifest("loaded", ["fp32", "tf32"], nets=["residual"])
         found = {}
-        with a_farm(self.work / "loaded-farm", self.cards[:1]) as (client, _):
+        with self.farm(self.work / "loaded-farm", self.cards[:1]) as (client, _):
             wait_for_probe(client)
             report = build(client, manifest, 100)
             for cell in report["cells"]:
@@ -490,7 +549,7 @@ class Run:
     def illegal(self) -> dict[str, Any]:
         """A broken kernel is a fault of the GPU; the next child on the card runs."""
         end = run_child(
-            {"gpu": self.cards[0], "maker": "nvidia", "action": "illegal"},
+            {"gpu": self.cards[0], "maker": self.maker, "action": "illegal"},
             log_path=self.work / "illegal.txt",
             limits=ChildLimits(time=60),
             seal=Seal(read=[ROOT / "farm" / "runner", CHILD]),
@@ -509,27 +568,30 @@ class Run:
     def child(self, uuid: str) -> dict[str, str]:
         """Compile a small net on a card, in a sealed child; return the kind of its failure, empty if it has none."""
         folder = Path(tempfile.mkdtemp(dir=self.work))
-        model = NETS["residual"](folder / "net.onnx", batch=1)
-        (folder / "out").mkdir()
+        model = NETS["small" if self.rehearsal else "residual"](folder / "net.onnx", batch=1)
+        program = folder / "out" / ("net.mxr" if self.compiler == "migraphx" else "net.onnx")
+        program.parent.mkdir()
         end = run_child(
             {
                 "action": "compile",
-                "compiler": "onnxruntime",
+                "compiler": self.compiler,
                 "device": self.device,
                 "threads": THREADS,
-                **({} if self.rehearsal else {"gpu": uuid, "maker": "nvidia"}),
+                "search": list(self.search),
+                **({"gpu": uuid, "maker": self.maker} if self.gpu else {}),
                 "model": {"path": str(model), "format": "onnx", "outputs": []},
                 "inputs": {"x": {"dtype": "float32", "shape": [1, 3, 128, 128]}},
                 "batch": None,
-                "options": {},
+                "options": compilers()[self.compiler].filled({}, self.device),
                 "quantization": {},
                 "tuning": {"mode": "off"},
                 "calibration": None,
                 "precision": "fp32",
-                "program": str(folder / "out" / "net.onnx"),
+                "program": str(program),
             },
             log_path=folder / "log.txt",
-            limits=ChildLimits(time=120),
+            python=self.python,
+            limits=ChildLimits(time=120 * self.patience),
             seal=Seal(read=[model], write=[folder / "out"]),
         )
         failure = classify(end)
@@ -549,7 +611,7 @@ def holding(uuid: str, size: int) -> Iterator[None]:
 
 def wait_for_probe(client: FarmClient) -> None:
     """Until every worker takes jobs: else a stage would wait for its whole time, or count the first health probe."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + LONGEST_PROBE
     while reasons := [reason for worker in client.workers.all() if (reason := worker["fenced"] or worker["resting"])]:
         if time.monotonic() > deadline or any(
             word in reason for reason in reasons for word in ("dies at start", "GPU")

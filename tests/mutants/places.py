@@ -11,9 +11,13 @@ TESTS = (
     "tests/unit",
     "tests/contracts",
     "tests/extras/radar",
+    "tests/extras/triggers",
     *(f"tests/integration/{room}" for room in ("api", "artifacts", "builds", "cli", "control", "pages", "store")),
 )
 """Those near the rooms. The others run the same lines on their way to something else, and take an hour of their own."""
+
+LIMITS = "tests/unit/test_reference.py::test_a_generated_page_is_what_the_code_says[limits.md]"
+"""Reads the constants of every file."""
 
 KEPT = ROOT / ".farm" / "mutants" / "tests.json"
 EQUAL = ROOT / "tests" / "mutants" / "equal.toml"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.change import Change
-from tests.mutants.places import KEPT, ROOMS, ROOT, TESTS
+from tests.mutants.places import KEPT, LIMITS, ROOMS, ROOT, TESTS
 
 AT_MOST = 40.0
 """Seconds of tests for one change."""
@@ -57,19 +57,28 @@ class TestsByLine:
         return cls(kept)
 
     def _moved(self, name: str, lines: list[int]) -> set[int]:
-        """Return where lines are now that were elsewhere when their tests ran."""
-        return {place for line in lines if (place := self._places(name).get(line))}
+        """Return where lines are now that were elsewhere when their tests ran.
 
-    def _places(self, name: str) -> dict[int, int]:
+        Lines that have been written since then count as run by the tests of those in whose place they are.
+        """
+        return {place for line in lines for place in self._places(name).get(line, ())}
+
+    def _places(self, name: str) -> dict[int, range]:
         if name not in self._moves:
             before = self._kept["sources"].get(name, "").splitlines()
             now = (ROOT / name).read_text().splitlines() if (ROOT / name).exists() else []
-            blocks = difflib.SequenceMatcher(None, before, now, autojunk=False).get_matching_blocks()
-            self._moves[name] = {a + i + 1: b + i + 1 for a, b, size in blocks for i in range(size)}
+            self._moves[name] = places = {}
+            for how, a, b, c, d in difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+                if how == "equal":
+                    places |= {a + 1 + line: range(c + 1 + line, c + 2 + line) for line in range(b - a)}
+                elif how == "replace":
+                    places |= dict.fromkeys(range(a + 1, b + 1), range(c + 1, d + 1))
+                elif how == "insert" and a in places:
+                    places[a] = range(places[a].start, d + 1)
         return self._moves[name]
 
     @cached_property
-    def _moves(self) -> dict[str, dict[int, int]]:
+    def _moves(self) -> dict[str, dict[int, range]]:
         return {}
 
     @cached_property
@@ -99,6 +108,8 @@ class TestsByLine:
             able = {test for line in range(first, last + 1) for test in self._by_line[change.file, line]}
             if change.everywhere:
                 able |= self._by_line[change.file, 0]
+        if change.everywhere or (change.file.endswith(".lua") and not change.function):
+            able |= self._kept["tests"].keys() & {LIMITS}
         seconds = {test: self._kept["tests"][test]["seconds"] for test in able}
         place: dict[str, int] = {}
         counts: dict[str, count[int]] = defaultdict(count)
@@ -145,7 +156,7 @@ def _calls(text: str, names: set[str]) -> bool:
 def _distance(test: str, file: str) -> int:
     """Return how far a test is from a file: in its room's unit tests, its room's other tests, elsewhere."""
     room = file.split("/")[1]
-    return 0 if test.startswith(f"tests/unit/{room}/") else 1 if f"/{room}/" in test else 2
+    return 0 if test == LIMITS or test.startswith(f"tests/unit/{room}/") else 1 if f"/{room}/" in test else 2
 
 
 def _test_files(tests: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from farm.app import Farm
-from farm.builds.acknowledged import today
+from farm.builds.known_failures import today
 from farm.jobs.state import FailureKind, Outcome
 from tests.support.shown import GPU, Cell, accept, automate, backdate, claim, failed, matrix_of, passed, play, register
 

@@ -16,6 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.cli import main
+from farm.node.survey import Findings
+from farm.spec import Device
+from farm.targets.pools import Pool, Target
+from tests.support.gpu_programs import sidecar_of, write_mxr
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -146,6 +150,24 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
     fast.write_bytes(fast.read_bytes() + b"x")
     code, _, err = run("bench", str(fast))
     assert code == 39
+
+
+def test_a_program_with_kernels_for_another_card_is_not_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file for gfx942 with `xnack-`, where the card has `xnack+`."""
+    card = Pool(
+        Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-01234567", Device("gfx942:sramecc+:xnack+", 304, 8), 1
+    )
+    monkeypatch.setattr("farm.node.survey.survey", lambda settings: Findings(pools=[card]))
+    program = write_mxr(tmp_path / "net.mxr")
+    sidecar = sidecar_of(program)
+    sidecar["spec"] |= {"device": sidecar["device"], "batch": None, "inputs": {}, "options": {}}
+    sidecar["spec"] |= {"env": {}, "model": {"format": "onnx"}, "verification": None}
+    Path("net.mxr.artifact.json").write_text(json.dumps({**sidecar, "tuning": {}}))
+    code, _, err = run("bench", "net.mxr")
+    assert code == 2
+    assert "does not run here: it has kernels for gfx942:sramecc+:xnack-, not for gfx942:sramecc+:xnack+" in err
 
 
 @pytest.mark.noise

@@ -4,39 +4,56 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from farm.compiling import cgroups
 from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, Seal, run_child
 from farm.compiling.failures import classify
+from farm.compiling.templates import Templates
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable
+from tests.support import other_user
 from tests.support.helpers import alive, wait_until
 from tests.support.places import ROOT
 from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 from tests.support.undying import undying
+from tests.support.warm import AlwaysWarm
 
 Run = Callable[..., ChildEnd]
 needs_seal = pytest.mark.skipif(bool(unsealable()), reason=f"this kernel cannot seal {', '.join(unsealable())}")
 MINUTE = ChildLimits(time=60)
 
 
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Templates]:
+    with closing(AlwaysWarm()) as found:
+        yield found
+
+
 @pytest.fixture
-def hostile(tmp_path: Path) -> Run:
+def hostile(tmp_path: Path, templates: Templates) -> Run:
+    """Runs children that were forked from a template, as a worker's are."""
+
     def run(do: str, *, limits: ChildLimits = MINUTE, **fields: Any) -> ChildEnd:
         arguments = {
             name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
         }
+        # A template is sealed by the kernel that there is.
+        arguments["templates"] = None if "landlock" in fields else templates
         return run_child(
             {"do": do, "action": "hostile", **fields},
             log_path=tmp_path / "log.txt",
@@ -45,6 +62,24 @@ def hostile(tmp_path: Path) -> Run:
             script=HOSTILE,
             **arguments,
         )
+
+    return run
+
+
+@pytest.fixture(params=["root", "user"])
+def sealed_run(request: pytest.FixtureRequest, hostile: Run) -> Run:
+    """Runs sealed children of a worker that is root, or an ordinary user."""
+    if request.param == "root":
+        if os.geteuid() != 0:
+            pytest.skip("only root is root")
+        return lambda do, **fields: hostile(do, seal=Seal(read=[HOSTILE.parent]), **fields)
+    if os.geteuid() != 0:
+        return lambda do, **fields: hostile(do, seal=Seal(read=[HOSTILE.parent]), **fields)
+    if why := other_user.why_not():
+        pytest.skip(why)
+
+    def run(do: str, *, limits: ChildLimits = MINUTE, **fields: Any) -> ChildEnd:
+        return other_user.run_as_user({"do": do, "action": "hostile", **fields}, limits)
 
     return run
 
@@ -165,8 +200,8 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
     """A hog is ended at its limit; what it took is in the facts."""
     if held_by == "polling":
         monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(None, why="as the test wants it"))
-    elif not cgroups.find().folder:
-        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    elif not cgroups.find().memory:
+        pytest.skip(f"no control group holds memory here, {cgroups.find()}")
     limit = 256 << 20
     end = hostile("hog", limits=ChildLimits(time=60, memory=limit))
     failure = classify(end)
@@ -177,8 +212,25 @@ def test_memory_limit(hostile: Run, held_by: str, monkeypatch: pytest.MonkeyPatc
     assert end.memory >= limit
 
 
+def test_memory_of_a_process_without_its_first_thread_counts(hostile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(None, why="as the test wants it"))
+    limits = ChildLimits(time=60, memory=256 << 20)
+    assert hostile("without_first_thread", then="hog", limits=limits).by is EndedBy.MEMORY_LIMIT
+
+
 @needs_seal
-@pytest.mark.parametrize("how", ["one", "many", "unnamed", "empty", "out of sight"])
+@pytest.mark.parametrize("do", ["without_first_thread", "with_own_files"])
+def test_a_thread_hides_no_deleted_file(hostile: Run, tmp_path: Path, do: str) -> None:
+    """Neither one that goes on alone, nor one that would have open files of its own."""
+    (folder := tmp_path / "program").mkdir()
+    seal = Seal(read=[HOSTILE.parent], write=[folder])
+    limits = ChildLimits(time=60, disk=64 << 20)
+    end = hostile(do, then="fill", how="unnamed", folder=str(folder), limits=limits, seal=seal)
+    assert end.by is EndedBy.DISK_LIMIT
+
+
+@needs_seal
+@pytest.mark.parametrize("how", ["one", "many", "unnamed", "empty", "open", "out of sight"])
 def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how: str) -> None:
     """However it does it; what others of its attempt have written counts."""
     folder = tmp_path / "program"
@@ -189,9 +241,10 @@ def test_a_child_that_fills_the_disk_is_ended(hostile: Run, tmp_path: Path, how:
     assert failure is not None
     assert failure.kind is FailureKind.DISK_LIMIT, failure
     said = {
-        "empty": ["it made more files than any compiler does while compiling"],
+        "empty": ["it made, or has open, more files than any compiler while compiling"],
+        "open": ["it made, or has open, more files than any compiler while compiling"],
         "one": ["it wrote a file that is larger than its node allows"],
-        "out of sight": ["it made more files than any compiler does while compiling"],
+        "out of sight": ["it made, or has open, more files than any compiler while compiling"],
     }
     whole = "its attempt wrote more than 96 MiB to the node's disk while compiling"
     assert failure.message in [whole, *said.get(how, [])]
@@ -229,8 +282,8 @@ def test_a_sealed_child_cannot_hide_from_its_guard(hostile: Run, tmp_path: Path)
 
 def test_a_kill_is_not_the_kernels_because_another_child_was_over_its_limit(hostile: Run, tmp_path: Path) -> None:
     """A machine has one count of what the kernel killed for want of memory, for all of them."""
-    if not cgroups.find().folder:
-        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    if not cgroups.find().memory:
+        pytest.skip(f"no control group holds memory here, {cgroups.find()}")
     pids, ends = tmp_path / "pids", list[ChildEnd]()
     thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids))))
     thread.start()
@@ -379,6 +432,8 @@ def test_cancel(hostile: Run, tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: ends.append(hostile("hang", pids=str(pids), cancelled=cancelled)))
     thread.start()
     wait_until(pids.exists)
+    # Slurm preempts by SIGTERM to every process of a job: the worker alone has to see to its end.
+    assert [pid for pid in running(tmp_path) if not outlives_sigterm(pid)] == []
     cancelled.set()
     thread.join(60)
     assert ends[0].by is EndedBy.CANCELLED
@@ -395,14 +450,75 @@ def test_no_descendant_outlives_the_child(hostile: Run, tmp_path: Path, do: str)
     assert not left_of(pids)
 
 
-def test_nothing_is_left_when_the_guard_is_killed(hostile: Run, tmp_path: Path) -> None:
-    """A hostile compiler that kills its guard does not get away."""
+@pytest.fixture(params=["groups", "no groups"])
+def grouped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with control groups and without."""
+    if request.param == "no groups":
+        monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(None, why="as the test wants it"))
+    elif not cgroups.find().folder:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+
+
+def running(folder: Path) -> list[int]:
+    """Every process that was started for a child in this folder; a fork has the same command line."""
+    lines = [(each.pid, each.cmdline()) for each in psutil.process_iter() if alive(each.pid)]
+    return [pid for pid, words in lines if any(str(folder) in word for word in words[:4])]
+
+
+def outlives_sigterm(pid: int) -> bool:
+    """Whether a process ignores or catches SIGTERM."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool((int(status["SigIgn"], 16) | int(status["SigCgt"], 16)) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.usefixtures("grouped")
+@pytest.mark.parametrize("do", ["kill_guard", "kill_launcher"])
+def test_nothing_is_left_when_guard_or_launcher_is_killed(hostile: Run, tmp_path: Path, do: str) -> None:
+    """As by the kernel for want of memory; a sealed child cannot. Without a last word, the attempt has failed."""
     pids = tmp_path / "pids"
-    end = hostile("kill_guard", pids=str(pids))
+    end = hostile(do, pids=str(pids))
+    assert not left_of(pids)
+    assert running(tmp_path) == []
     failure = classify(end)
     assert failure is not None
     assert failure.kind is FailureKind.COMPILER_CRASH
-    wait_until(lambda: not left_of(pids))
+    assert "the process that starts and guards it ended early" in failure.message
+
+
+def test_a_control_group_ends_what_has_neither_guard_nor_launcher(hostile: Run, tmp_path: Path) -> None:
+    if not cgroups.find().folder:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    pids = tmp_path / "pids"
+    end = hostile("kill_launcher", both=True, pids=str(pids))
+    assert end.by is EndedBy.UNGUARDED
+    assert not left_of(pids)
+
+
+@pytest.mark.usefixtures("grouped")
+def test_a_guard_that_hangs_is_ended_with_its_child(hostile: Run, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    end = hostile("stop_guard", pids=str(pids), limits=ChildLimits(time=1, dying=1))
+    assert end.by is EndedBy.TIME_LIMIT
+    assert end.stuck == ()
+    assert not left_of(pids)
+    assert running(tmp_path) == []
+
+
+@needs_seal
+@pytest.mark.usefixtures("grouped")
+def test_a_sealed_child_neither_ends_its_guard_nor_leaves_a_process_that_hides(sealed_run: Run) -> None:
+    """It had its guard's wake-up pipe, and a process without the mark in its environment outlived the attempt."""
+    end = sealed_run("escape")
+    (escaped,) = re.findall(r"escaped as (\d+)", end.log_tail)
+    assert not alive(int(escaped))
+    assert end.ok, end
+
+
+@pytest.mark.usefixtures("grouped")
+def test_processes_that_start_others_faster_than_they_are_looked_at_are_ended(hostile: Run, tmp_path: Path) -> None:
+    end = hostile("chains", count=20)
+    assert end.ok, end
+    assert running(tmp_path) == []
 
 
 @pytest.mark.parametrize("do", ["hang", "linger"])
@@ -424,21 +540,6 @@ def test_what_cannot_be_killed_is_the_gpus_fault_and_waited_for_no_longer(
     assert (failure.kind, failure.fences) == (FailureKind.GPU_FAULT, True)
     assert f"process {inner} cannot be killed" in failure.message
     assert not left_of(pids)
-
-
-def test_what_outlives_its_guard_and_cannot_be_killed_is_waited_for_no_longer(
-    hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pids = tmp_path / "pids"
-    kill = os.kill
-    monkeypatch.setattr(os, "kill", lambda *_: None)
-    end = hostile("kill_guard", pids=str(pids), limits=ChildLimits(time=60, dying=1))
-    monkeypatch.undo()
-    left = left_of(pids)
-    for pid in left:
-        kill(pid, signal.SIGKILL)
-    assert left
-    assert sorted(end.stuck) == sorted(left)
 
 
 def test_an_answer_counts_though_the_child_does_not_end(hostile: Run) -> None:
@@ -480,7 +581,7 @@ def test_nothing_outlives_a_killed_worker(tmp_path: Path, do: str) -> None:
     worker.wait()
     wait_until(lambda: not left_of(pids))
     assert bool(group) == bool(cgroups.find().folder)
-    wait_until(lambda: not group or not Path(group["join"]).parent.exists(), message="its control group is gone")
+    wait_until(lambda: not group or not Path(group["folder"]).exists(), message="its control group is gone")
 
 
 def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +598,7 @@ def test_environment_is_an_allow_list(hostile: Run, tmp_path: Path, monkeypatch:
     assert end.result is not None
     seen = end.result["environment"]
     assert "canary" not in seen.values()
-    assert {name for name in seen if name.startswith(("FARM_", "AWS_"))} == {"FARM_CHILD"}
+    assert {name for name in seen if name.startswith(("FARM_", "AWS_"))} == set()
     assert seen["OMP_NUM_THREADS"] == seen["MIGRAPHX_GPU_COMPILE_PARALLEL"] == "3"
     assert seen["OPENBLAS_THREAD_TIMEOUT"] == "4"
     assert seen["MIGRAPHX_DISABLE_MLIR"] == "1"
@@ -610,6 +711,50 @@ def test_the_kernel_keeps_no_memory_semaphore_queue_or_key_for_a_sealed_child(
     """They would outlive the attempt, and be shared with every other one of the node."""
     end = hostile("ipc", seal=sealed(places), key=os.getpid())
     assert end.result == dict.fromkeys(("shmget", "semget", "msgget", "mq_open", "add_key"), "refused")
+
+
+@needs_seal
+def test_a_sealed_child_gets_no_namespace_and_no_program_in_the_kernel(sealed_run: Run) -> None:
+    """In a namespace of its own it would have all capabilities. `clone3` is answered as libraries expect."""
+    end = sealed_run("namespaces")
+    assert end.result is not None, end.log_tail
+    said = end.result["said"]
+    assert said.pop("clone3") == "ENOSYS"
+    assert said == dict.fromkeys(said, "EACCES")
+    assert len(said) == 10 + (platform.machine() == "x86_64")
+
+
+@needs_seal
+@pytest.mark.parametrize("landlock", [0, 5], ids=["this kernel", "before Linux 6.12"])
+def test_a_sealed_child_cannot_signal_its_guard(sealed_run: Run, landlock: int) -> None:
+    end = sealed_run("signal_guard", **({"landlock": landlock} if landlock else {}))
+    assert end.result is not None, end.log_tail
+    assert [name for name, said in end.result["said"].items() if not said.startswith("refused")] == []
+    assert end.ok, "its guard has the last word"
+
+
+@needs_seal
+@pytest.mark.parametrize("landlock", [0, 2], ids=["this kernel", "before Linux 6.2"])
+def test_a_sealed_child_cuts_no_file_short_but_its_own(hostile: Run, places: dict[str, Path], landlock: int) -> None:
+    where = {name: str(places[name]) for name in ("other", "input")} | {"folder": str(places["output"].parent)}
+    end = hostile("cut", seal=sealed(places), **where, **({"landlock": landlock} if landlock else {}))
+    assert end.result is not None, end.log_tail
+    assert [name for name, said in end.result["said"].items() if not said.startswith("refused")] == []
+    assert end.result["own"] == "ow"
+    assert (places["input"].read_bytes(), places["other"].read_bytes()) == (b"a model", b"a secret model")
+
+
+@needs_seal
+@pytest.mark.parametrize("landlock", [0, 5], ids=["this kernel", "before Linux 6.12"])
+def test_a_sealed_child_works_in_threads_and_processes(hostile: Run, tmp_path: Path, landlock: int) -> None:
+    """An older kernel's seal lets nobody end processes, not even their own: the guard does so in the end."""
+    seal = Seal(read=[HOSTILE.parent])
+    end = hostile("many", seal=seal, **({"landlock": landlock} if landlock else {}))
+    killed = "refused" if landlock else -signal.SIGKILL
+    assert end.result == {"threads": 285, "fork": 0, "spawn": 0, "forkserver": "EACCES", "killed": killed}
+    assert classify(hostile("abort", seal=seal, **({"landlock": landlock} if landlock else {}))).message.startswith(
+        "it died by SIGABRT"
+    )
 
 
 @needs_seal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.runner.mxr import dtype_name, read
-from tests.support.compiling import PNET, RNET
+from tests.support.compiling import PNET, RNET, needs_target
 
 pytestmark = pytest.mark.migraphx
 
@@ -37,6 +37,7 @@ def test_the_file_says_what_migraphx_says(
 
     program = migraphx.parse_onnx(str(model), map_input_dims=inputs)
     if target:
+        needs_target(target)
         program.compile(migraphx.get_target(target))
     path = tmp_path / "net.mxr"
     migraphx.save(program, str(path), format=format)

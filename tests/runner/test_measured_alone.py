@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,20 +16,25 @@ from typing import Any
 import psutil
 import pytest
 
-from farm.compiling import alone
+from farm.compiling import alone, cgroups
 from farm.compiling.alone import Host
 from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy, run_child
+from farm.compiling.conversation import OnMessage
+from farm.jobs.state import PAUSED, WAITS_FOR_TURN
 from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
 from tests.support.reaching import HOSTILE
 
 WORKER = """
 import dataclasses, json, sys
+from farm.compiling import cgroups
 from pathlib import Path
 from farm.compiling.alone import Host
 from farm.compiling.child_process import ChildLimits, run_child
 
 folder, request, limits = Path(sys.argv[1]), json.loads(sys.argv[2]), ChildLimits(**json.loads(sys.argv[3]))
+if sys.argv[5] == "False":
+    cgroups.find = lambda: cgroups.Groups(None, "as the test wants it")
 end = run_child(request, log_path=folder / f"{request['do']}.txt", folder=folder, script=Path(sys.argv[4]),
                 limits=limits, host=Host(folder))
 print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": end.paused, "shared": end.shared}))
@@ -36,11 +44,15 @@ print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": 
 class OtherWorker:
     """A process that runs one child."""
 
-    def __init__(self, folder: Path, do: str, *, limits: dict[str, float] | None = None, **fields: Any) -> None:
+    def __init__(
+        self, folder: Path, do: str, *, grouped: bool, limits: dict[str, float] | None = None, **fields: Any
+    ) -> None:
         self.at, self.until = folder / f"{do}-at", folder / f"{do}-until"
         request = {"do": do, "action": "hostile", "at": str(self.at), "until": str(self.until), **fields}
         command = [sys.executable, "-c", WORKER, str(folder), json.dumps(request), json.dumps(limits or {})]
-        self.process = subprocess.Popen([*command, str(HOSTILE)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*command, str(HOSTILE), str(grouped)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
 
     @property
     def count(self) -> int:
@@ -52,8 +64,10 @@ class OtherWorker:
 
     @property
     def stands_still(self) -> bool:
-        below = [each for guard in psutil.Process(self.process.pid).children() for each in guard.children(True)]
-        return bool(below) and all(each.status() == psutil.STATUS_STOPPED for each in below)
+        launchers = psutil.Process(self.process.pid).children()
+        guards = [guard for launcher in launchers for guard in launcher.children()]
+        below = [each for guard in guards for each in guard.children(True)]
+        return bool(below) and all(each.status() == psutil.STATUS_STOPPED or is_frozen(each.pid) for each in below)
 
     def end(self) -> dict[str, Any]:
         self.until.touch()
@@ -65,12 +79,23 @@ class OtherWorker:
 Start = Callable[..., OtherWorker]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def is_frozen(pid: int) -> bool:
+    """Whether the kernel has stopped the control group that a process is in."""
+    folder = cgroups.find().folder
+    group = Path(f"/proc/{pid}/cgroup").read_text().rpartition("0::")[2].split()[0]
+    events = (folder or Path()) / Path(group).name / "cgroup.events"
+    return folder is not None and events.exists() and "frozen 1" in events.read_text()
+
+
+@pytest.fixture(params=["groups", "no groups"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+    """Starts workers whose children are paused by `cgroup.freeze`, or by SIGSTOP."""
     workers = []
+    if request.param == "groups" and not cgroups.find().folder:
+        pytest.skip(f"no control group can be made here, so none can be frozen: {cgroups.find()}")
 
     def make(do: str, **options: Any) -> OtherWorker:
-        workers.append(OtherWorker(tmp_path, do, **options))
+        workers.append(OtherWorker(tmp_path, do, grouped=request.param == "groups", **options))
         return workers[-1]
 
     yield make
@@ -79,12 +104,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
         worker.process.communicate()
 
 
-def run_here(folder: Path, do: str, host: Host, cancelled: threading.Event, **fields: Any) -> ChildEnd:
+def run_here(
+    folder: Path,
+    do: str,
+    host: Host,
+    cancelled: threading.Event,
+    *,
+    on_message: OnMessage | None = None,
+    **fields: Any,
+) -> ChildEnd:
     request: Any = {"do": do, "action": "hostile", "at": str(folder / "here"), "until": str(folder / "done"), **fields}
     limits = ChildLimits(time=60)
     log = folder / "here.txt"
     return run_child(
-        request, log_path=log, folder=folder, script=HOSTILE, limits=limits, host=host, cancelled=cancelled
+        request,
+        log_path=log,
+        folder=folder,
+        script=HOSTILE,
+        limits=limits,
+        host=host,
+        cancelled=cancelled,
+        on_message=on_message,
     )
 
 
@@ -155,6 +195,62 @@ def test_a_child_that_holds_a_file_lock_is_not_paused(
         wait_until(lambda: ended)
     assert ended[0].ok
     assert ended[0].shared
+
+
+@pytest.mark.parametrize("start", ["no groups"], indirect=True)
+def test_processes_that_wake_each_other_up_stand_still_too(start: Start, tmp_path: Path) -> None:
+    """What the kernel says of a process whose first thread has ended looks like its end."""
+    compiling = start("count_awake")
+    compiling.counts_on()
+    measuring = start("measure")
+    wait_until(measuring.at.exists)
+    before, until = compiling.count, time.monotonic() + 0.3
+    wait_until(lambda: time.monotonic() > until)
+    after = compiling.count
+    assert measuring.end()["shared"] or after == before
+    compiling.counts_on()
+    assert not compiling.end()["ok"]
+
+
+@pytest.mark.parametrize("start", ["no groups"], indirect=True)
+def test_a_child_that_runs_while_it_is_paused_is_ended(start: Start, tmp_path: Path) -> None:
+    compiling = start("spin", seconds=60, pids=str(tmp_path / "pids"))
+    wait_until((tmp_path / "pids").exists)
+    measuring = start("measure")
+    wait_until(measuring.at.exists)
+    for pid in (tmp_path / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGCONT)
+    assert compiling.end()["by"] == EndedBy.AWAKE
+    assert measuring.end()["ok"]
+
+
+@pytest.mark.parametrize("longest", [600.0, 0.5], ids=["is paused", "waits for its turn"])
+def test_a_child_that_stands_still_is_shown_to(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: float
+) -> None:
+    """`farm status` says why, and afterwards what the child does. One that continues soon asks for its turn."""
+    monkeypatch.setattr(alone, "LONGEST", longest)
+    said: list[str] = []
+    ended: list[ChildEnd] = []
+    host, never = Host(tmp_path), threading.Event()
+
+    def count_and_measure(_: threading.Event) -> None:
+        ended.append(
+            run_here(tmp_path, "count_and_measure", host, never, on_message=lambda each: said.append(each["detail"]))
+        )
+
+    with in_a_thread(count_and_measure):
+        wait_until((tmp_path / "here").exists, message="it works")
+        measuring = start("measure")
+        wait_until(measuring.at.exists)
+        (tmp_path / "done").touch()
+        wait_until(lambda: (PAUSED if longest > 60 else WAITS_FOR_TURN) in said)
+        measuring.end()
+        wait_until(lambda: ended)
+    assert ended[0].ok
+    assert said[0] == ""
+    assert said[-1] == "measures"
+    assert ended[0].paused > 1
 
 
 @pytest.mark.parametrize("do", ["count", "measure"])

@@ -27,7 +27,7 @@ from farm.local.optimize import store
 from farm.local.single_cell import Wanted, plan
 from farm.node.survey import Findings
 from farm.settings import load_settings
-from farm.spec import CompileSpec, Device, cache_key
+from farm.spec import Device, cache_key
 from farm.targets.pools import Pool, Target
 from tests.support.compiling import MAGIKA, PNET
 
@@ -113,7 +113,7 @@ def test_the_sidecar_is_the_farms_own(run: Run, net: Path, capsys: pytest.Captur
     document = json.loads(Path("saved_models/net.onnx.artifact.json").read_text())
     assert sidecars.validate(document)["measurements"]["latency"] is not None
     assert document["inputs"][0]["shape"] == [4, 3, 8, 8]
-    assert document["key"] == cache_key(CompileSpec.from_dict(document["spec"]))
+    assert document["key"] == cache_key(document["spec"])
     assert main(["inspect", "saved_models/net.onnx", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["disagreements"] == []
 
@@ -344,8 +344,8 @@ def test_a_model_for_an_nvidia_card_is_planned(
     planned = plan(
         Wanted(model=PNET, inputs={"input_1": ["batch", 12, 12, 3]}, **arguments), load_settings({}), tmp_path
     )
-    assert (str(planned.pool.target), planned.cell.spec.precision) == (target, precision)
-    assert {name: value for name, value in planned.cell.spec.options.items() if name in options} == options
+    assert (str(planned.pool.target), planned.cell.spec["precision"]) == (target, precision)
+    assert {name: value for name, value in planned.cell.spec["options"].items() if name in options} == options
 
 
 def test_what_only_tensorrt_has_is_refused_elsewhere(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,42 @@ def test_malformed_tensorflow_graphs_are_refused(tmp_path: Path, content: bytes,
     assert words in refused.value.message
 
 
+def _message(*parts: tuple[int, bytes | int]) -> bytes:
+    """A protobuf message of up to 127 bytes a field."""
+    return b"".join(
+        bytes([field << 3, value]) if isinstance(value, int) else bytes([field << 3 | 2, len(value)]) + value
+        for field, value in parts
+    )
+
+
+def constant(*tensor: tuple[int, bytes | int], value: int = 1) -> bytes:
+    """A graph of one constant and a node that reads it; the constant's value comes `value` times."""
+    made = _message((1, b"value"), (2, _message(*[(8, _message(*tensor))] * value)))
+    return graph_def(_message((1, b"w"), (2, b"Const"), (5, made)), node_def(b"y", b"Identity", b"w"))
+
+
+FLOATS = (1, 1)
+PAIR = (2, _message((2, _message((1, 2)))))
+
+
+def test_a_tensorflow_constant_has_each_of_its_parts_once(tmp_path: Path) -> None:
+    """Of two contents the check read the first, and protobuf, so MIGraphX, the last: 4 bytes for 4 MiB."""
+    path = tmp_path / "model.pb"
+    path.write_bytes(constant(FLOATS, PAIR, (4, bytes(8))))
+    assert check_tf(path)["weight_dtypes"] == ["float32"]
+    path.write_bytes(constant(FLOATS, PAIR, (5, bytes(4)), (5, bytes(4))))
+    assert check_tf(path)["weight_dtypes"] == ["float32"], "numbers may come one by one"
+    for twice in (
+        constant(FLOATS, PAIR, (4, bytes(8)), (4, bytes(1))),
+        constant(FLOATS, PAIR, PAIR, (4, bytes(16))),
+        constant(FLOATS, FLOATS, PAIR, (4, bytes(8))),
+        constant(FLOATS, PAIR, (4, bytes(8)), value=2),
+    ):
+        path.write_bytes(twice)
+        with pytest.raises(BadModel, match="twice"):
+            check_tf(path)
+
+
 def test_tensorflow_graph_is_described(tmp_path: Path) -> None:
     """Placeholders are inputs, unused nodes are outputs."""
     path = tmp_path / "model.pb"

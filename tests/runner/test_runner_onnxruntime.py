@@ -70,17 +70,17 @@ def test_every_precision_of_a_detector(case: NewCase, precision: str, weights: s
     assert max(evaluated["verification"]["errors"].values()) < tolerance
     assert evaluated["verification"]["samples"] == 8
     measured = evaluated["measurements"]
-    assert 0 < measured["p50"] <= measured["p90"] <= measured["p99"]
-    assert measured["latency"] == measured["p50"]
-    assert measured["throughput"] == pytest.approx(1 / measured["latency"])
+    latency = measured["latency"]
+    assert 0 < latency["median"] <= latency["p90"] <= latency["p99"]
+    assert measured["throughput"] == pytest.approx(1 / latency["median"])
     assert measured["load"] > 0
     assert evaluated["peak_memory"] > 1 << 20
 
 
 def test_a_child_compiles_only_for_the_key_that_it_is(case: NewCase) -> None:
     """It states what it is itself: what is installed may have changed since the worker looked."""
-    here = onnxruntime_compiler.state({})
-    assert here["recipe"] == ONNXRUNTIME.recipe
+    here = {**onnxruntime_compiler.probe({}), "recipe": ONNXRUNTIME.recipe}
+    assert ONNXRUNTIME.recipe == onnxruntime_compiler.RECIPE
     same = {**here, "libraries": {"sympy": here["libraries"]["sympy"]}, "arch": "cpu"}
     net = case(RNET)
     assert net.compile("fp32", expected=same)["size"]
@@ -123,10 +123,10 @@ def test_a_cpu_whose_sums_of_8_bit_products_saturate_is_known(
     monkeypatch: pytest.MonkeyPatch, family: str, options: dict[str, Any], saturates: bool
 ) -> None:
     """There swift-f0 at int8 is off by 1.4 with the options' defaults, by 0.02 with unsigned weights."""
-    monkeypatch.setattr(onnxruntime_precisions, "cpu_family", lambda: family)
+    monkeypatch.setattr(onnxruntime_compiler, "cpu_family", lambda: family)
     defaults = {name: option.default for name, option in ONNXRUNTIME.quantization["int8"].items()}
-    request: Any = {"device": "cpu"}
-    assert onnxruntime_precisions.sums_saturate({**defaults, **options}, request) is saturates
+    device = onnxruntime_compiler.RuntimeDevice()
+    assert onnxruntime_precisions.sums_saturate({**defaults, **options}, device) is saturates
 
 
 def test_int4_weights(case: NewCase) -> None:
@@ -145,7 +145,8 @@ def test_static_batch(case: NewCase) -> None:
     evaluated = net.evaluate("fp32")
     assert [output["shape"] for output in compiled["outputs"]] == [[4, 4], [4, 2]]
     assert evaluated["verification"]["samples"] == 8
-    assert evaluated["measurements"]["batch"] == 4
+    measured = evaluated["measurements"]
+    assert measured["throughput"] == pytest.approx(4 / measured["latency"]["median"])
 
 
 def test_quantizer_that_crashes_is_a_failure_with_a_sentence(case: NewCase) -> None:
@@ -332,7 +333,7 @@ def test_without_verification_samples_are_made_and_nothing_is_compared(case: New
     evaluated = net.evaluate("fp32")
     assert evaluated["verification"]["errors"] == {}
     assert not evaluated["verification"]["weak"]
-    assert evaluated["measurements"]["latency"] > 0
+    assert evaluated["measurements"]["latency"]["median"] > 0
 
 
 def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> None:
@@ -342,7 +343,7 @@ def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> Non
     net.compile("fp32")
     net.messages.clear()
     measured = net.evaluate("fp32", measure_seconds=1e-9)["measurements"]
-    assert measured["repeats"] == 1
+    assert measured["latency"]["repeats"] == 1
     assert [message["progress"] for message in net.messages if message["phase"] == "verifying"][-1] == 7 / 8
 
 

@@ -86,11 +86,11 @@ def test_slices_are_the_model(case: Case) -> None:
 
     feeds = make_samples({"generate": 2, "seed": 3, "ranges": case.ranges}, case.inputs, None, what="samples").runs[0]
     tensors, count, rest = dict(feeds), 0, []
-    for piece in cut(str(case.path), case.inputs):
-        onnx.checker.check_model(piece.model, full_check=True)
-        count += piece.operations
-        rest.append(piece.operations)
-        tensors |= run(piece.model, tensors)
+    for model, piece in cut(str(case.path), case.inputs):
+        onnx.checker.check_model(model, full_check=True)
+        count += piece["operations"]
+        rest.append(piece["operations"])
+        tensors |= run(model, tensors)
     assert count == operations(case.path)
     assert max(rest) <= 6
     for name, expected in run(str(case.path), feeds).items():
@@ -123,11 +123,13 @@ def test_equal_layers_are_one_slice(tmp_path: Path) -> None:
     """Layers that differ in their weights alone are tuned once; attention is not cut through."""
     path = save_encoder(tmp_path / "encoder.onnx", layers=12)
     pieces = list(cut(str(path), inputs_of(path, ids=[1, 16]), per_slice=8))
-    assert sum(piece.operations for piece in pieces) == 12 * 8 + 1
+    assert sum(piece["operations"] for _, piece in pieces) == 12 * 8 + 1
     assert len(pieces) == 13
-    assert len({piece.signature for piece in pieces}) == 4, "the first, those between, the last, and the classifier"
-    for piece in cut(str(path), inputs_of(path, ids=[1, 16]), per_slice=1):
-        kinds = [node.op_type for node in piece.model.graph.node]
+    assert len({piece["signature"] for _, piece in pieces}) == 4, (
+        "the first, those between, the last, and the classifier"
+    )
+    for model, _ in cut(str(path), inputs_of(path, ids=[1, 16]), per_slice=1):
+        kinds = [node.op_type for node in model.graph.node]
         assert "Softmax" not in kinds or "MatMul" in kinds[kinds.index("Softmax") :]
 
 
@@ -151,8 +153,8 @@ def test_slices_whose_inner_shapes_differ_are_two(tmp_path: Path) -> None:
         graph = helper.make_graph(nodes, "net", ports[:1], ports[1:], tensors)
         path = tmp_path / "net.onnx"
         onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        (piece,) = cut(str(path), inputs_of(path))
-        return piece.signature
+        ((_, piece),) = cut(str(path), inputs_of(path))
+        return piece["signature"]
 
     assert signature(2) == signature(2) != signature(4)
 
@@ -181,7 +183,7 @@ def test_dequantized_weights_go_with_their_convolution(tmp_path: Path) -> None:
     path = tmp_path / "qdq.onnx"
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     pieces = list(cut(str(path), inputs_of(path), per_slice=1))
-    assert [[*piece.inputs] for piece in pieces] == [["x0"], ["q1"], ["q2"]]
+    assert [[*piece["inputs"]] for _, piece in pieces] == [["x0"], ["q1"], ["q2"]]
 
 
 def test_no_cut_where_a_shape_is_not_known(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_no_cut_where_a_shape_is_not_known(tmp_path: Path) -> None:
     )
     path = tmp_path / "rows.onnx"
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    (piece,) = cut(str(path), inputs_of(path), per_slice=1)
-    assert piece.operations == 3
+    ((model, piece),) = cut(str(path), inputs_of(path), per_slice=1)
+    assert piece["operations"] == 3
     feeds = {"x": np.array([0, 1, 0, 2, 3, 0, 0, 4], np.float32)}
-    np.testing.assert_array_equal(run(piece.model, feeds)["y"], run(str(path), feeds)["y"])
+    np.testing.assert_array_equal(run(model, feeds)["y"], run(str(path), feeds)["y"])

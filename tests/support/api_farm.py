@@ -24,8 +24,7 @@ from farm.jobs.state import Outcome
 from farm.pages import page_reading
 from farm.runner import onnxruntime_compiler
 from farm.serving.application import create_app
-from farm.serving.connections import BoundedConnection
-from farm.serving.server import Listening, server_config
+from farm.serving.server import BoundedConnection, Listening, server_config
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
@@ -55,7 +54,8 @@ ADMINS_ONLY = {
     "/v1/history/rebuild",
     "/v1/tokens",
     "/v1/tokens/{name}",
-    "/v1/revocations/issue",
+    "/v1/roles/publish",
+    "/v1/roles/withdraw",
     "/v1/pools/{name}/pause",
     "/v1/pools/{name}/resume",
     "/v1/workers/{name}/drain",
@@ -166,6 +166,7 @@ def succeed(
     against: dict[str, Any] | None = None,
     program: bytes = b"",
     error: float = 0.0,
+    spread: float = 1.0,
     node: str = "",
     seconds: float = 0.0,
 ) -> Callable[[str, dict[str, Any], str], Outcome]:
@@ -185,7 +186,7 @@ def succeed(
             },
             "toolchain": POOL.toolchain,
             "device": {"arch": "cpu"},
-            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": error}, "spread": {"y": 1.0}},
+            "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": error}, "spread": {"y": spread}},
             "measurements": {"latency": {"median": 0.001}, "against": against},
             "created": created,
             "job": job_id,

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-SHAPE = {"sub_shapes": [], "dynamic_dimensions": [], "dyn_strides": []}
+SHAPE = {"sub_shapes": [], "dynamic_dimensions": []}
 
 
 def shape(*lens: int, dtype: str = "float_type") -> dict[str, Any]:
@@ -54,28 +54,33 @@ def node(
     return {**kind, "inputs": list(inputs), **more}
 
 
-def program(code: bytes = GFX942, *, offload_copy: bool = False, left_over: bool = False) -> dict[str, Any]:
-    """A convolution by MIOpen, a product by hipBLASLt and a kernel of MIGraphX's own."""
-    weights = {"shape": shape(1, 3), "data": bytes(12)}
+def program(
+    code: bytes = GFX942, *, offload_copy: bool = False, left_over: bool = False, lens: tuple[int, ...] = (1, 3)
+) -> dict[str, Any]:
+    """A convolution by MIOpen, a product by hipBLASLt and a kernel of MIGraphX's own; all shapes are `lens`."""
+    weights = {"shape": shape(*lens), "data": bytes(12)}
     solved = {"solution_object": list(b"s" * 400), "algo": 1, "solution_id": 85}
-    kernel = {"code_object": list(code), "symbol_name": "add_kernel", "global": 64, "local": 64, "expected_inputs": []}
+    kernel = {"code_object": list(code), "symbol_name": "add_kernel", "global": 64, "local": 64, "output_arg": -1}
+    kernel |= {"expected_inputs": [shape(*lens)], "output": shape(*lens)}
+    convolution = {"padding": [1, 1], "stride": [1, 1], "dilation": [1, 1], "group": 1, "padding_mode": 0}
+    product = {"alpha": 1.0, "beta": 0.0, "trans_batch": 0, "solution_idx": 7}
     nodes = [
-        node("x", "@param", {"parameter": "x"}, (1, 3)),
-        node("@1", "hip::hip_copy_literal", {"literal": weights, "id": "main:@literal:0"}, (1, 3)),
-        node("@2", "gpu::convolution", {"op": {"group": 1}, **solved}, (1, 3), ("x", "@1")),
-        node("@3", "gpu::hip_gemm", {"op": {"alpha": 1.0}, "solution_idx": 7}, (1, 3), ("@2", "@1")),
+        node("x", "@param", {"parameter": "x"}, lens),
+        node("@1", "hip::hip_copy_literal", {"literal": weights, "id": "main:@literal:0"}, lens),
+        node("@2", "gpu::convolution", {"op": convolution, **solved}, lens, ("x", "@1")),
+        node("@3", "gpu::hip_gemm", product, lens, ("@2", "@1")),
     ]
-    out = node("main:#output_0", "@param", {"parameter": "main:#output_0"}, (1, 3))
+    out = node("main:#output_0", "@param", {"parameter": "main:#output_0"}, lens)
     if offload_copy:
-        nodes[0]["output"], copied = "@0", node("x", "hip::copy_to_gpu", [], (1, 3), ("@0",))
+        nodes[0]["output"], copied = "@0", node("x", "hip::copy_to_gpu", [], lens, ("@0",))
         nodes.insert(1, copied)
-        out = node("@9", "hip::hip_allocate_memory", {"shape": shape(1, 3)}, (1, 3))
-    nodes += [out, node("@4", "gpu::code_object", kernel, (1, 3), ("@3", out["output"]))]
+        out = node("@9", "hip::hip_allocate_memory", {"shape": shape(*lens), "id": "scratch"}, lens)
+    nodes += [out, node("@4", "gpu::code_object", kernel, lens, ("@3", out["output"]))]
     if left_over:
-        nodes.append(node("@5", "gpu::precompile_op", {"op": {"name": "gpu::mlir_op"}}, (1, 3), ("@4",)))
+        nodes.append(node("@5", "gpu::precompile_op", {"op": {"name": "gpu::mlir_op"}}, lens, ("@4",)))
     if offload_copy:
-        nodes.append(node("@6", "hip::copy_from_gpu", [], (1, 3), ("@4",)))
-    nodes.append(node("@7", "@return", [], (1, 3), (nodes[-1]["output"],)))
+        nodes.append(node("@6", "hip::copy_from_gpu", [], lens, ("@4",)))
+    nodes.append(node("@7", "@return", [], lens, (nodes[-1]["output"],)))
     return {
         "version": 7,
         "migraphx_version": "2.15.0",
@@ -129,7 +134,10 @@ def sidecar_of(path: Path) -> dict[str, Any]:
     blob = {"path": path.name, "digest": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
     port = {"dtype": "float32", "shape": [1, 3]}
     return {
+        "schema": 1,
         "key": "0" * 64,
+        "namespace": "main",
+        "created": "2026-11-22T00:00:00+00:00",
         "identifier": "net/migraphx-gfx942/fp32/static",
         "spec": {"model": {}, "compiler": {"name": "migraphx"}, "precision": "fp32"},
         "blobs": {"program": blob},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -67,6 +69,14 @@ def do_measure(request, messages):
     return {"answer": 42}
 
 
+def do_count_and_measure(request, messages):
+    """Count as `do_count`, then measure alone and say so."""
+    do_count(request, messages)
+    with messages.alone():
+        messages.phase("measuring", None, "measures")
+    return {"answer": 42}
+
+
 def do_count(request, messages):
     """Work until `until` exists, and count in a file; hold a lock of the file if `locks` is set."""
     with Path(request["at"]).open("wb", buffering=0) as file:
@@ -76,6 +86,25 @@ def do_count(request, messages):
             file.write(b".")
             time.sleep(0.01)
     return {"answer": 42}
+
+
+def do_count_awake(request, messages):
+    """Count as `do_count`, in two processes that wake each other up and whose first threads have ended."""
+    import threading
+
+    first = os.getpid()
+    second = os.fork() or os.getpid()
+    other = first if second == os.getpid() else second
+
+    def wake_up():
+        while True:
+            os.kill(other, signal.SIGCONT)
+
+    for _ in range(2):
+        threading.Thread(target=wake_up).start()
+    if second == os.getpid():
+        ctypes.CDLL(None).pthread_exit(None)
+    do_without_first_thread({**request, "then": "count"}, messages)
 
 
 def do_stray(request, messages):
@@ -116,6 +145,21 @@ def do_environment(request, messages):
     }
 
 
+def do_version(request, messages):
+    import importlib
+
+    return {"answer": importlib.import_module(request["name"]).VERSION}
+
+
+def do_told(request, messages):
+    """Import a module after the cell's variables are set, as a compiler's child does."""
+    import importlib
+
+    os.environ.update(request["environment"])
+    importlib.import_module(request["name"]).told("compile")
+    return {"answer": 42}
+
+
 def do_segv(request, messages):
     ctypes.string_at(0)
 
@@ -146,6 +190,35 @@ def do_hog(request, messages):
     held = []
     while True:
         held.append(bytearray(16 << 20))
+
+
+def do_without_first_thread(request, messages):
+    """Do what `then` names in a second thread, after the end of the first one: the kernel then says nothing of it."""
+    import threading
+
+    def go_on():
+        own = Path(f"/proc/self/task/{os.getpid()}/stat")
+        while own.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        globals()[f"do_{request['then']}"](request, messages)
+        os._exit(0)
+
+    threading.Thread(target=go_on).start()
+    ctypes.CDLL(None).pthread_exit(None)
+
+
+def do_with_own_files(request, messages):
+    """Do what `then` names in a thread that shares its open files with no other, if the kernel lets it."""
+    import threading
+
+    def go_on():
+        unshare = 2
+        print("its own:", ctypes.CDLL(None).syscall(436, 1000, 1001, unshare) == 0, flush=True)
+        globals()[f"do_{request['then']}"](request, messages)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    thread.join()
 
 
 def do_hog_elsewhere(request, messages):
@@ -247,6 +320,74 @@ def do_close_everything(request, messages):
 def do_kill_guard(request, messages):
     os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
+
+
+def do_stop_guard(request, messages):
+    os.kill(os.getppid(), signal.SIGSTOP)
+    signal.pause()
+
+
+def do_kill_launcher(request, messages):
+    """Kill whoever started its guard, and with `both` the guard, too."""
+    guard = os.getppid()
+    launcher = int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in [launcher, guard] if request.get("both") else [launcher]:
+        os.kill(pid, signal.SIGKILL)
+    signal.pause()
+
+
+def do_escape(request, messages):
+    """Answer, and leave a process that its guard cannot know by parent, session or environment, or end the guard.
+
+    It fights for the bytes of each pipe that it holds both ends of: one was its guard's, which then met an empty pipe.
+    """
+    guard = os.getppid()
+    if os.fork() == 0:
+        os.setsid()
+        wipe_environment()
+        if os.fork():
+            os._exit(0)
+        fight(guard)
+        print(f"escaped as {os.getpid()}", flush=True)
+        Path("escaped").touch()
+        while True:
+            signal.pause()
+    while not Path("escaped").exists():
+        time.sleep(0.01)
+    return {"answer": 42}
+
+
+def wipe_environment():
+    """Take away what others could recognise this process by."""
+    start, end = (int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    ctypes.memset(start, 0, end - start)
+
+
+def fight(guard):
+    """Wake the guard by its own pipe, and take the byte away before it reads."""
+    ends = {}
+    for number in range(3, 64):
+        if os.path.lexists(f"/proc/self/fd/{number}"):
+            ends.setdefault(str(Path(f"/proc/self/fd/{number}").readlink()), []).append(number)
+    pair = next((found for found in ends.values() if len(found) == 2), None)
+    until = time.monotonic() + 10
+    while pair and time.monotonic() < until and Path(f"/proc/{guard}").exists():
+        for call in (lambda: os.write(pair[1], b"x"), lambda: os.read(pair[0], 1)) * 200:
+            try:
+                call()
+            except BlockingIOError:
+                continue
+
+
+def do_chains(request, messages):
+    """Answer, and leave chains of processes: each starts the next one and ends, faster than others can look."""
+    for _ in range(request["count"]):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                if os.fork():
+                    os._exit(0)
+    return {"answer": 42}
 
 
 def do_raise(request, messages):
@@ -355,7 +496,7 @@ def do_work(request, messages):
 
 
 def do_fill(request, messages):
-    """Write until somebody stops it: into one file, many, one without a name, or many empty ones."""
+    """Write until somebody stops it: into one file, many, one without a name, or many empty ones; or open some."""
     folder = Path(request["folder"])
     os.chdir(folder)
     if request["how"] == "out of sight":
@@ -373,6 +514,10 @@ def do_fill(request, messages):
             held[-1].write(bytes(1 << 20))
         elif request["how"] == "empty":
             Path(str(number)).touch()
+        elif request["how"] == "open":  # Few each, so that the system's limit is not met.
+            held.append(Path("/dev/null").open())  # noqa: SIM115
+            if number % 20 == 0 and os.fork():
+                signal.pause()
         else:
             Path(str(number)).write_bytes(bytes(1 << 20))
 
@@ -425,5 +570,135 @@ def do_ipc(request, messages):
     return said
 
 
+NUMBERS = {
+    "x86_64": {"unshare": 272, "setns": 308, "clone": 56, "clone3": 435, "bpf": 321, "perf_event_open": 298,
+               "modify_ldt": 154, "userfaultfd": 323, "memfd_secret": 447},
+    "aarch64": {"unshare": 97, "setns": 268, "clone": 220, "clone3": 435, "bpf": 280, "perf_event_open": 241,
+                "userfaultfd": 282, "memfd_secret": 447},
+}  # fmt: skip
+NEW_USER, NEW_MOUNTS, NEW_NETWORK, OF_OWN = 0x10000000, 0x00020000, 0x40000000, signal.SIGCHLD
+
+
+def do_namespaces(request, messages):
+    """Ask the kernel for namespaces and for large parts of it; say for each what it answers."""
+    calls = {
+        "unshare users": ("unshare", NEW_USER),
+        "unshare mounts": ("unshare", NEW_MOUNTS),
+        "unshare the network": ("unshare", NEW_NETWORK),
+        "enter a namespace": ("setns", os.open("/proc/self/ns/user", os.O_RDONLY), 0),
+        "clone with users": ("clone", NEW_USER | OF_OWN, 0, 0, 0, 0),
+        "clone with a network": ("clone", NEW_USER | NEW_NETWORK | OF_OWN, 0, 0, 0, 0),
+        "clone3": ("clone3", 0, 0),
+        "bpf": ("bpf", 0, 0, 0),
+        "perf_event_open": ("perf_event_open", bytes(128), 0, -1, -1, 0),
+        "userfaultfd": ("userfaultfd", 0),
+        "memfd_secret": ("memfd_secret", 0),
+        **({"modify_ldt": ("modify_ldt", 0, 0, 0)} if os.uname().machine == "x86_64" else {}),
+    }
+    return {"said": {name: called_apart(*call) for name, call in calls.items()}}
+
+
+def called_apart(name, *arguments):
+    """Make a call in a process of its own, and return the name of its error."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pid = os.fork()
+    if pid == 0:
+        failed = libc.syscall(NUMBERS[os.uname().machine][name], *arguments) < 0
+        os._exit(ctypes.get_errno() if failed else 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return errno.errorcode.get(code, "done")
+
+
+def square(number):
+    return number * number
+
+
+def do_many(request, messages):
+    """Work in threads and processes, started in each way that Python knows."""
+    import multiprocessing
+    from concurrent.futures import ThreadPoolExecutor
+
+    found = {}
+    with ThreadPoolExecutor(4) as threads:
+        found["threads"] = sum(threads.map(square, range(10)))
+    for how in ("fork", "spawn", "forkserver"):
+        try:
+            process = multiprocessing.get_context(how).Process(target=square, args=(3,))
+            process.start()
+            process.join()
+            found[how] = process.exitcode
+        except OSError as error:
+            found[how] = errno.errorcode[error.errno]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        process.kill()
+        found["killed"] = process.wait()
+    except PermissionError:
+        found["killed"] = "refused"
+    return found
+
+
+def do_cut(request, messages):
+    """Cut short what it may not write, in each way; then a file of its own."""
+    own = Path(request["folder"]) / "own"
+    own.write_bytes(b"longer")
+    own.write_bytes(b"own")
+    with own.open("r+b") as file:
+        file.truncate(2)
+    said = {
+        f"{how} {name}": attempt(lambda path=request[name], flags=flags: os.open(path, flags))
+        for name in ("other", "input")
+        for how, flags in (("read", os.O_RDONLY | os.O_TRUNC), ("neither", 3 | os.O_TRUNC), ("write", os.O_TRUNC | 1))
+    }
+    said |= {
+        f"truncate {name}": attempt(lambda path=request[name]: os.truncate(path, 0)) for name in ("other", "input")
+    }
+    return {"own": own.read_text(), "said": said}
+
+
+def do_signal_guard(request, messages):
+    """End its guard in each way that sends a signal."""
+    guard, said = os.getppid(), {}
+    libc = ctypes.CDLL(None, use_errno=True)
+    reading, writing = os.pipe()
+
+    def by_a_file(command):
+        fcntl.fcntl(reading, command, guard if command == fcntl.F_SETOWN else struct.pack("ii", 1, guard))
+        fcntl.fcntl(reading, 10, signal.SIGKILL)
+        fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC)
+        os.write(writing, b"x")
+        raise PermissionError("nothing came of it")
+
+    def call(name, *arguments):
+        number = {"tgkill": (234, 131), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138)}[name]
+        if libc.syscall(number[os.uname().machine == "aarch64"], *arguments) < 0:
+            raise OSError(ctypes.get_errno(), name)
+
+    ways = {
+        "kill": lambda: os.kill(guard, signal.SIGKILL),
+        "tgkill": lambda: call("tgkill", guard, guard, signal.SIGKILL),
+        "tkill": lambda: call("tkill", guard, signal.SIGKILL),
+        "rt_sigqueueinfo": lambda: call("rt_sigqueueinfo", guard, signal.SIGKILL, bytes(128)),
+        "pidfd": lambda: signal.pidfd_send_signal(os.pidfd_open(guard), signal.SIGKILL),
+        "own a file": lambda: by_a_file(fcntl.F_SETOWN),
+        "own a file by its process": lambda: by_a_file(15),
+    }
+    for name, way in ways.items():
+        said[name] = attempt(way)
+    return {"said": said}
+
+
+def as_by_an_older_kernel(version):
+    """Let the seal believe that Landlock has this version of its interface."""
+    import importlib
+
+    child.add_package(child.PACKAGE, str(Path(child.__file__).parent))
+    seal = importlib.import_module(f"{child.PACKAGE}.seal")
+    seal._landlock_version = lambda: version
+
+
 if __name__ == "__main__":
+    # A template has no request.
+    if len(sys.argv) > 3 and (version := json.loads(Path(sys.argv[1]).read_text()).get("landlock")):
+        as_by_an_older_kernel(version)
     sys.exit(child.start(work))

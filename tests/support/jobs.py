@@ -34,7 +34,6 @@ def new_cell(key: str | None = None, *, script: list[dict[str, Any]] | None = No
         "expected_seconds": None,
         "order": {"identifier": key[:12], "script": script or [{"do": "succeed"}], "spec": {"filling": "x" * 1000}},
         "facts": None,
-        "failure": None,
         **changes,
     }
 
@@ -43,7 +42,7 @@ def submit(store: Store, *cells: dict[str, Any], **changes: Any) -> str:
     """Create a build of these cells and return its id."""
     build_id = f"b-{secrets.token_hex(8)}"
     build = {"id": build_id, "namespace": "main", "name": "test", "cells": len(cells), **changes}
-    store.builds.create(build, [list(cells)] if cells else [])
+    store.builds.create(build, cells)
     return build_id
 
 
@@ -121,10 +120,10 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
 START = (
     "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
     "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import SlotKind;"
-    "from farm.node.supervisor import run_worker; from tests.support.scripted_pool import POOL, ask;"
+    "from farm.node.supervisor import Supervisor; from tests.support.scripted_pool import POOL, ask;"
     "configure(load_settings()); kind = SlotKind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
-    "raise SystemExit(run_worker(load_settings(), [kind], node={node!r}, app={app!r},"
-    "probe=lambda settings, kind: ask(wrong)))"
+    "raise SystemExit(Supervisor(load_settings(), [kind], node={node!r}, app={app!r},"
+    "probe=lambda settings, kind: ask(wrong){options}).run())"
 )
 """What a worker process runs; a test may have one of another release."""
 
@@ -146,8 +145,10 @@ class Worker:
         start: str = START,
         root: Path = ROOT,
         environment: Mapping[str, str] | None = None,
+        idle_seconds: float | None = None,
     ) -> None:
-        code = start.format(slots=slots, node=node, app=app, wrong=str(wrong or os.devnull))
+        options = "" if idle_seconds is None else f", idle_seconds={idle_seconds}"
+        code = start.format(slots=slots, node=node, app=app, wrong=str(wrong or os.devnull), options=options)
         self.node = node
         self.supervisor = subprocess.Popen(
             [sys.executable, "-c", code],

@@ -28,17 +28,23 @@ def plain_loop(
     threads: int,
     measure_seconds: float,
     slot: Slot = ANYWHERE,
+    *,
+    search: Sequence[str] = (),
+    python: str = "",
 ) -> float:
-    """Return the seconds that the same children take in a slot, one after the other, without farm and seal."""
+    """Return the seconds that the same children take in a slot, one after the other, without farm and seal.
+
+    `search` and `python` are where their compiler is, as the worker's settings have it.
+    """
     start = time.monotonic()
     references: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = folder / "log.txt"
-        where = {"threads": threads, "gpu": slot.gpu, "maker": slot.maker, "cpus": slot.cpus}
+        where = {"threads": threads, "gpu": slot.gpu, "maker": slot.maker, "cpus": slot.cpus, "search": search}
 
         def child(request: dict[str, Any]) -> dict[str, Any] | None:
-            end = run_child({**request, **where}, log_path=log, folder=folder)
+            end = run_child({**request, **where}, log_path=log, folder=folder, python=python)
             return None if classify(end) else end.result
 
         for number, order in enumerate(orders):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from farm.compiling.slots import Slot
-from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus
+from farm.extras.nvidia.driver import find
 from farm.node.gpu_usage import conditions
 from farm.node.machine import Machine
 from tests.support.places import ROOT
@@ -140,7 +140,7 @@ def record() -> dict[str, Any]:
     recording = RecordingNvml(pynvml)
     machine = Machine()
     machine.nvml = lambda: recording  # type: ignore[method-assign]
-    gpus, notes = find_nvidia_gpus(machine)
+    gpus, notes = find(machine)
     found = [conditions(Slot(gpu.pin, maker="nvidia"), machine) for gpu in gpus]
     return {
         "calls": recording.calls,

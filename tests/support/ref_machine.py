@@ -35,19 +35,19 @@ from farm.app import Farm
 from farm.artifacts import ownership
 from farm.artifacts.refs import Refs as ArtifactRefs
 from farm.artifacts.refs import ShownRef
-from farm.builds.acknowledged import today
+from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.client.fetching import choose
 from farm.client.loading import fitting
 from farm.errors import Conflict, GateFailed, ManifestError, NotFound
 from farm.jobs.state import FailureKind
 from farm.node.survey import Findings
-from farm.results.ref_rules import last
+from farm.results.ref_rules import last, readers_order
 from farm.results.report import Report
 from farm.settings import Settings
 from tests.support.api_farm import freeze_manifest
 from tests.support.played import Made, Player, toolchain
-from tests.support.ref_rules import Log, Program, Refs, programs
+from tests.support.ref_rules import Log, Numbers, Program, Refs, programs
 
 POOLS = [toolchain(version) for version in ("1.3.0", "1.30.0", "1.31.0")]
 """A name that begins as another does: `onnxruntime1.3` is not 1.30."""
@@ -55,6 +55,8 @@ TOOLCHAINS = {pool.name: pool.toolchain for pool in POOLS}
 NAMESPACES = ("main", "pr")
 TAGS = ("latest", "prod", "v1")
 STRICT, LOOSE = 1e-3, 0.1
+QUICK, SLOW = 15.0, 60.0
+"""Seconds that a compile may take. It takes 10 or 20, which a shadow build does not call a regression."""
 DAY = 86_400.0
 
 MANIFEST = """\
@@ -80,10 +82,18 @@ class Wish:
     tolerance: float = LOOSE
     toolchain: str = ""
     baseline: str = ""
+    budget: float = 0.0
+    """Seconds that a compile may take; 0: any number."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Its rules, by the kind of failure."""
+        return {"accuracy": self.tolerance, **({"budget": self.budget} if self.budget else {})}
 
     def text(self) -> str:
         """The manifest."""
         more = f"toolchains: [{self.toolchain}]\n" if self.toolchain else ""
+        more += f"budgets: {{compile-time: {self.budget}s}}\n" if self.budget else ""
         more += f"gates: {{baseline: {self.baseline}, size: 10%}}\n" if self.baseline else ""
         tuning = "{mode: quick, background: exhaustive}" if self.background else "quick"
         return MANIFEST.format(
@@ -116,6 +126,8 @@ class World:
     s3: Any
     folder: Path
     frozen: dict[Wish, Frozen] = field(default_factory=dict)
+    fetched: set[tuple[tuple[str, str, bool], ...]] = field(default_factory=set)
+    """Entries of refs, in the order in which readers get them, that were fetched and loaded."""
 
     def farm(self, stack: ExitStack) -> tuple[Farm, dict[str, FarmClient]]:
         """Return a farm in which nothing has happened, and clients of its namespaces."""
@@ -172,6 +184,7 @@ WISHES = st.builds(
     tolerance=st.sampled_from([LOOSE, STRICT]),
     toolchain=st.sampled_from(["", "", "", "onnxruntime1.3", "onnxruntime1.30", "onnxruntime1.31"]),
     baseline=st.sampled_from(["", "latest", "prod"]),
+    budget=st.sampled_from([0.0, 0.0, QUICK, SLOW]),
 )
 NAMED = ["onnxruntime1.3", "onnxruntime1.30", "onnxruntime1.31", "onnxruntime1"]
 FLEETS = [("1.3",), ("1.31",), ("1.3", "1.30"), ("1.30", "1.31"), ("1.3", "1.30", "1.31")]
@@ -192,6 +205,7 @@ WORK = {
     "error": any_of(1e-7, 1e-7, 0.01),
     "faster": any_of(True, True, False),
     "fails": any_of(False, False, False, True),
+    "seconds": any_of(10.0, 10.0, 20.0),
 }
 OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
     "build": (6, step("build", namespace=WHERE, wish=WISHES, **WORK)),
@@ -213,7 +227,8 @@ OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
     "promote": (3, step("promote", which=WHICH, force=st.booleans())),
     "roll_back": (5, step("roll_back", namespace=WHERE, ref=REF, named=any_of("", "", *NAMED))),
     "retry": (1, step("retry", which=WHICH, failed=st.booleans())),
-    "acknowledge": (1, step("acknowledge", namespace=WHERE, batch=any_of(1, 8))),
+    "acknowledge": (1, step("acknowledge", namespace=WHERE, batch=any_of(1, 8), kind=any_of("accuracy", "budget"))),
+    "insist": (5, step("insist", namespace=WHERE, word=any_of("tag", "tag", "acknowledge", ""))),
     "wait": (1, step("wait", days=any_of(1, 31))),
     "collect": (1, step("collect")),
 }
@@ -238,10 +253,13 @@ class RefMachine(RuleBasedStateMachine):
         self.passed: dict[str, dict[str, tuple[str, Program]]] = {}
         self.made: dict[tuple[str, str], bool] = {}
         """Which programs a namespace has, and if each was shown to be faster than what it was measured against."""
-        self.errors: dict[str, float] = {}
+        self.numbers: dict[str, Numbers] = {}
+        """Error and compile time of programs, by their keys."""
         self.models: dict[str, str] = {}
         self.worked: dict[str, bool] = {}
         """If jobs succeeded, by their ids."""
+        self.enters: dict[tuple[str, str], bool] = {}
+        """Whether `latest` may name a program after a build, by the build and the key."""
         self.deeper: dict[str, str] = {}
         """Keys of background programs by those of the programs that they are measured against."""
         self.seen: dict[tuple[str, str, int], dict[str, Log]] = {}
@@ -276,7 +294,7 @@ class RefMachine(RuleBasedStateMachine):
         """What comes of a job; the machine draws it before it lets the worker work."""
         return self.outcome
 
-    def work(self, error: float, faster: bool, fails: bool) -> None:
+    def work(self, error: float, faster: bool, fails: bool, seconds: float = 10.0) -> None:
         """The worker does all that waits for its toolchains."""
         verdict = "faster" if faster else "no difference shown"
         self.outcome = FailureKind.COMPILER_ERROR if fails else Made(error=error, verdict=verdict)
@@ -286,9 +304,12 @@ class RefMachine(RuleBasedStateMachine):
             self.made[namespace, sidecar["key"]] = faster
             # What more tuning makes faster is less exact: builds that allow less must not get it.
             is_rough = faster and sidecar["spec"]["tuning"]["mode"] == "exhaustive"
-            self.errors.setdefault(sidecar["key"], 0.01 if is_rough else error)
+            numbers = self.numbers.setdefault(
+                sidecar["key"], {"accuracy": 0.01 if is_rough else error, "budget": seconds}
+            )
             self.models[sidecar["key"]] = sidecar["spec"]["model"]["digest"]
-            sidecar["verification"]["errors"] = {"y": self.errors[sidecar["key"]]}
+            sidecar["verification"]["errors"] = {"y": numbers["accuracy"]}
+            sidecar["phases"] = {"compiling": numbers["budget"]}
             return publish(namespace, sidecar, **more)
 
         finish = self.farm.store.jobs.finish
@@ -373,6 +394,7 @@ class RefMachine(RuleBasedStateMachine):
         report = self.clients[build.namespace].report(build.id)
         passed = self.judge(build, report)
         self.finished[build.id], self.passed[build.id] = build, passed
+        passed = {name: made for name, made in passed.items() if self.enters.get((build.id, made[1].key))}
         if not passed or build.shadows:
             return
         if build.against:
@@ -383,7 +405,7 @@ class RefMachine(RuleBasedStateMachine):
             }
             self.model.speed_up(build.namespace, build.moment, faster)
             return
-        named = {name: self.instead(build, *made) for name, made in passed.items()}
+        named = {name: self.instead(build, name, *made) for name, made in passed.items()}
         waits = None if build.retries else build.cells.keys() - passed.keys()
         self.model.enter(build.namespace, build.moment, named, build.wish.name, waits)
         if follower := report["build"]["followed_by"]:
@@ -393,20 +415,30 @@ class RefMachine(RuleBasedStateMachine):
                 self.deeper[behind.against[name]] = cell["key"]
 
     def judge(self, build: Build, report: Report) -> dict[str, tuple[str, Program]]:
-        """Return the cells that passed."""
+        """Return the cells that passed. A shadow build has gates of its own, and no refusal of it is kept."""
         passed = {}
         for cell in report["cells"]:
             key, name = cell["key"], cell["identifier"]
             is_there = cell["hit"] or (cell["job"] and self.worked.get(cell["job"]))
-            if is_there and self.errors[key] <= build.wish.tolerance:
+            if not is_there:
+                continue
+            limits, numbers = build.wish.limits, self.numbers[key]
+            is_right = all(numbers[rule] <= limit for rule, limit in limits.items())
+            if build.shadows:
+                is_right = cell["state"] == "succeeded"
+            else:
+                self.enters[build.id, key] = self.model.may_enter(build.namespace, name, key, limits, numbers)
+            if is_right:
                 passed[name] = TOOLCHAINS[cell["pool"]], Program(key, self.models[key], report["build"]["name"])
         return passed
 
-    def instead(self, build: Build, made_by: str, program: Program) -> tuple[str, Program]:
+    def instead(self, build: Build, name: str, made_by: str, program: Program) -> tuple[str, Program]:
         """Return what `latest` names of a cell: the program of the background, if it is faster and passes."""
         deeper = self.deeper.get(program.key, "") if build.wish.background else ""
-        if deeper and self.is_faster(build.namespace, deeper) and self.errors[deeper] <= build.wish.tolerance:
-            return made_by, program._replace(key=deeper)
+        if deeper and self.is_faster(build.namespace, deeper):
+            limits = build.wish.limits
+            if self.model.may_enter(build.namespace, name, deeper, limits, self.numbers[deeper]):
+                return made_by, program._replace(key=deeper)
         return made_by, program
 
     def is_faster(self, namespace: str, key: str) -> bool:
@@ -425,11 +457,24 @@ class RefMachine(RuleBasedStateMachine):
             return
         self.accepted(again["id"], build.namespace, build.wish)
 
-    def acknowledge(self, namespace: str, batch: int) -> None:
-        """Somebody knows of a failure: that changes no ref."""
+    def acknowledge(self, namespace: str, batch: int, kind: str) -> None:
+        """Somebody accepts a failure: that changes no ref until a build ends."""
         name = f"net/onnxruntime-cpu/fp32/b{batch}"
-        entry = {"cell": name, "kind": "accuracy", "reason": "known", "until": str(today()), "link": ""}
+        entry = {"cell": name, "kind": kind, "reason": "known", "until": str(today()), "link": ""}
         self.farm.acknowledged.put(namespace, {**entry, "by": "somebody", "at": 0.0})
+        self.model.known[namespace, name] = kind
+
+    def insist(self, namespace: str, word: str) -> None:
+        """A gate refuses a new program; somebody builds it without the gate, perhaps lets it in, and builds again."""
+        commit, slow = 10 + len(self.finished), {"error": 1e-7, "faster": False, "fails": False, "seconds": 20.0}
+        for wish in (Wish(commit=commit, batches=(1,), budget=QUICK), Wish(commit=commit, batches=(1,))):
+            self.build(namespace, wish, **slow)
+        self.every_ref_is_as_the_rules_say()
+        if word == "tag":
+            self.tag(namespace, "v1", "build", -1, previous=False)
+        elif word == "acknowledge":
+            self.acknowledge(namespace, 1, "budget")
+        self.build(namespace, wish, **slow)
 
     # --- people -------------------------------------------------------------------------------------------------
 
@@ -575,26 +620,27 @@ class RefMachine(RuleBasedStateMachine):
             self.fetch(namespace, ref, given)
 
     def fetch(self, namespace: str, ref: ShownRef, given: Mapping[str, tuple[str, str]]) -> None:
-        """Compare what a reader fetches and loads with the model."""
-        client, tag, cells = self.clients[namespace], ref["tag"], list(ref["cells"].values())
-
-        what: dict[str, Any] = {"name": "net", "target": "onnxruntime/cpu", "precision": "fp32", "ref": tag}
-        where: dict[str, Any] = {"folder": self.world.folder / "out", "force": True}
+        """Compare what a reader fetches and loads with the model; the same entries in the same order only once."""
+        client, tag, cells = self.clients[namespace], ref["tag"], sorted(ref["cells"].values(), key=readers_order)
+        entries = tuple((cell["identifier"], cell["key"], "superseded" in cell) for cell in cells)
+        if entries in self.world.fetched:
+            return
+        self.world.fetched.add(entries)
 
         def gets(name: str, asked: str = "") -> str:
-            """The key of what is fetched of a cell; who names a toolchain fetches no files here, which takes long."""
-            shape = name.rpartition("/")[2]
-            if asked:
-                return last(choose(cells, "net", "onnxruntime/cpu", "fp32", shape, asked, ref=tag))["key"]
-            return str(client.fetch(**what, **where, shape=shape).artifact["key"])
+            return last(choose(cells, "net", "onnxruntime/cpu", "fp32", name.rpartition("/")[2], asked, ref=tag))["key"]
 
         for name, (_, key) in given.items():
             assert gets(name) == key, f"{namespace} fetches {name} of {tag}"
-        here = Findings(pools=[pool for pool in POOLS if pool.toolchain == given[name][0]])
-        best = fitting(client, "net", "fp32", ref=tag, shape=name.rpartition("/")[2], here=here).best
-        assert best.cell["key"] == key, f"{namespace} loads {name} of {tag}"
         for asked in NAMED:
-            for name, (_, key) in self.model.named(namespace, tag, asked).items():
-                assert gets(name, asked) == key, f"{namespace} fetches {name} of {tag} made by {asked}"
+            for each, (_, wanted) in self.model.named(namespace, tag, asked).items():
+                assert gets(each, asked) == wanted, f"{namespace} fetches {each} of {tag} made by {asked}"
+        what: dict[str, Any] = {"name": "net", "target": "onnxruntime/cpu", "precision": "fp32", "ref": tag}
+        where: dict[str, Any] = {"folder": self.world.folder / "out", "force": True}
+        shape = name.rpartition("/")[2]
+        assert client.fetch(**what, **where, shape=shape).artifact["key"] == key, f"{namespace} fetches {name} of {tag}"
+        here = Findings(pools=[pool for pool in POOLS if pool.toolchain == given[name][0]])
+        best = fitting(client, "net", "fp32", ref=tag, shape=shape, here=here)[0]
+        assert best.cell["key"] == key, f"{namespace} loads {name} of {tag}"
         family = client.fetch_family(**what, **where).document
         assert {member["key"] for member in family["members"]} == self.model.family(namespace, tag)

@@ -62,12 +62,51 @@ def is_of(toolchain: str, asked: str) -> bool:
     return toolchain.startswith(asked) and numbers[: len(wanted)] == wanted
 
 
+Numbers = Mapping[str, float]
+"""What a program was measured to have, by the kind of failure that too much of it is."""
+
+
+class Refusal(NamedTuple):
+    """What a build said against a program: in which cell, the kind of failure, and the limits that it was over."""
+
+    cell: str
+    kind: str
+    rules: Mapping[str, float]
+
+
 class Refs:
     """The refs of all namespaces."""
 
     def __init__(self) -> None:
         self.refs: dict[tuple[str, str], dict[str, Log]] = {}
         """The places of each ref, by identifiers."""
+        self.refusals: dict[tuple[str, str], list[Refusal]] = {}
+        """What was said against a program in a namespace, by its key, since a rule or a person let it in."""
+        self.known: dict[tuple[str, str], str] = {}
+        """The kind of failure that somebody accepts of a cell in a namespace."""
+
+    # --- what is refused
+
+    def may_enter(self, namespace: str, cell: str, key: str, limits: Mapping[str, float], number: Numbers) -> bool:
+        """A build judged a cell's program by the `limits` of its rules; whether `latest` may name it.
+
+        What is over a limit is refused until it passes each limit that refused it, or a person lets it in.
+        """
+        broken = {rule: limit for rule, limit in limits.items() if number[rule] > limit}
+        said = self.refusals.setdefault((namespace, key), [])
+        if broken:
+            said.append(Refusal(cell, next(each for each in number if each in broken), broken))
+            return False
+        refused = [(rule, limit) for refusal in said for rule, limit in refusal.rules.items()]
+        is_known = bool(said) and self.known.get((namespace, said[-1].cell)) == said[-1].kind
+        if is_known or all(limits.get(rule, inf) <= limit for rule, limit in refused):
+            said.clear()
+        return not said
+
+    def let_in(self, namespace: str, keys: Iterable[str]) -> None:
+        """A person chose programs."""
+        for key in keys:
+            self.refusals.pop((namespace, key), None)
 
     # --- what builds do
 
@@ -108,14 +147,17 @@ class Refs:
 
     def tag(self, namespace: str, tag: str, places: Mapping[str, Log]) -> None:
         """Point a ref to what another names."""
+        self.let_in(namespace, {e.program.key for log in places.values() for e in programs(log).values() if e.program})
         self.refs[namespace, tag] = dict(places)
 
     def tag_build(self, namespace: str, tag: str, moment: float, passed: Mapping[str, Made]) -> None:
         """Point a ref to what passed in a build, which was created at a moment."""
+        self.let_in(namespace, {program.key for _, program in passed.values()})
         self.refs[namespace, tag] = {name: (Event(moment, *made),) for name, made in passed.items()}
 
     def promote(self, namespace: str, tag: str, moment: float, passed: Mapping[str, Made]) -> bool:
         """Give what passed in a shadow build to readers; False if they get it already."""
+        self.let_in(namespace, {program.key for _, program in passed.values()})
         given = self.given(namespace, tag)
         if all(name in given and given[name][1] == program.key for name, (_, program) in passed.items()):
             return False

@@ -122,11 +122,12 @@ from farm.compiling.child_process import ChildLimits, run_child  # noqa: E402
 from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
 from farm.compiling.failures import classify  # noqa: E402
 from farm.compiling.pipeline import Steps  # noqa: E402
+from farm.compiling.requests import MadeProgram  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
 from farm.settings import Settings  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
 from farm.tuning.search import Search  # noqa: E402
-from farm.tuning.tuner import PublishedProgram, Tuner  # noqa: E402
+from farm.tuning.tuner import Tuner  # noqa: E402
 
 SPEC: Mapping[str, Any] = {
     "compiler": {"name": "migraphx"},
@@ -228,7 +229,7 @@ def tuner_for(
     mode: str = "exhaustive",
     slot: Slot = ANYWHERE,
     on_phase: OnPhase = lambda *_: None,
-    published: PublishedProgram | None = None,
+    published: MadeProgram | None = None,
     **options: Any,
 ) -> Tuner:
     """Return what tunes one model in a slot; `name` is the attempt's, and that of its folder."""

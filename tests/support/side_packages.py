@@ -35,10 +35,10 @@ def write_project(folder: Path, target: str) -> None:
     (folder / "farm.yaml").write_text(MANIFEST.format(target=target))
 
 
-def install(what: Path, place: Path) -> Path:
-    """Install a package's source, or a wheel, into a folder; return the folder to import it from."""
+def install(place: Path, *packages: Path) -> Path:
+    """Install sources of packages, or wheels, into a folder; return the folder to import them from."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", place, what], check=True)
+    subprocess.run([*pip, "--no-build-isolation", "--target", place, *packages], check=True)
     return place
 
 
@@ -52,7 +52,13 @@ def command(folder: Path, packages: Path, *arguments: str, code: int = 0, **sett
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(packages), "FARM_CPU_SLOTS": "1", **settings},
+        env={
+            **environment,
+            "PYTHONPATH": str(packages),
+            "FARM_CPU_SLOTS": "1",
+            "FARM_MEASURE_SECONDS": "0.1",
+            **settings,
+        },
         capture_output=True,
         text=True,
         check=False,

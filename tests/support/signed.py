@@ -23,6 +23,7 @@ PROGRAM = b"a program"
 POLICY = """\
 [signers.farm]
 key = "farm.pub"
+signs = ["provenance", "test-results", "summary"]
 [signers.root]
 key = "root.pub"
 [namespaces.main]
@@ -31,8 +32,6 @@ require = ["provenance", "test-results"]
 promoted = ["prod"]
 """
 """What somebody asks of programs who trusts the key `farm`."""
-REVOKING = POLICY + '[revocations]\nfile = "revocations.json"\nsigners = ["root"]\n'
-"""The same, and the document that takes trust back."""
 
 
 def key_in(folder: Path, name: str) -> CryptoSigner:

@@ -178,7 +178,7 @@ class WalkingWorker(threading.Thread):
         fate, artifacts = fate_of(claim.order["spec"]), self._farm.artifacts
         try:
             if found := artifacts.lookup(["main"], claim.key):
-                return Outcome.success(facts(found.sidecar), hit=True)
+                return Outcome.success(facts(found), hit=True)
             if fate.kind and claim.previous.count(fate.kind) < fate.times:
                 return Outcome.failure(fate.kind, "as drawn")
             digest, size = artifacts.put_blob_bytes(f"{claim.key} by {name}".encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 AT_WORK = """
 import sys, time
 from pathlib import Path
-from farm.node.work_folder import WorkFolder
+from farm.node.disk import WorkFolder
 with WorkFolder(Path(sys.argv[1])).place("j-1-1-") as folder:
     (folder / "model").write_text("model")
     print(folder, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 470
+RECORD_TYPES = 419
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -15,39 +15,39 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1750,
-    "artifacts": 2170,
-    "builds": 3240,
-    "cli": 5080,
-    "client": 4790,
-    "compiling": 3210,
-    "control": 640,
-    "extras/ci": 650,
-    "extras/convert": 560,
-    "extras/nvidia": 1070,
-    "extras/packs": 1200,
-    "extras/radar": 1420,
-    "extras/reproduce": 360,
-    "extras/signing": 1760,
-    "extras/triggers": 1270,
-    "extras/webhooks": 980,
-    "jobs": 1100,
+    "api": 1907,
+    "artifacts": 2340,
+    "builds": 3189,
+    "cli": 5045,
+    "client": 4698,
+    "compiling": 3409,
+    "control": 641,
+    "extras/ci": 600,
+    "extras/convert": 540,
+    "extras/nvidia": 1040,
+    "extras/packs": 1090,
+    "extras/radar": 1350,
+    "extras/reproduce": 370,
+    "extras/signing": 2290,
+    "extras/triggers": 1240,
+    "extras/webhooks": 960,
+    "jobs": 1034,
     "local": 1770,
-    "loose": 1890,
-    "manifest": 2300,
-    "matrix": 1690,
+    "loose": 1844,
+    "manifest": 2190,
+    "matrix": 1630,
     "metrics": 230,
-    "models": 890,
-    "node": 4040,
-    "pages": 3420,
-    "results": 1920,
-    "runner": 7070,
-    "serving": 650,
-    "store": 1630,
-    "targets": 1220,
-    "tasks": 200,
-    "tuning": 2680,
-    "wire": 400,
+    "models": 800,
+    "node": 4020,
+    "pages": 3222,
+    "results": 1910,
+    "runner": 7432,
+    "serving": 460,
+    "store": 1821,
+    "targets": 1230,
+    "tasks": 190,
+    "tuning": 2630,
+    "wire": 375,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 

@@ -105,7 +105,7 @@ def test_the_farms_own_extensions_name_what_is_there() -> None:
             assert resolve_name(name).routes, name
         assert each.templates is None or list(each.templates.glob("*.html"))
     for group in (entry_points.COMMANDS, entry_points.APIS):
-        for name in entry_points.names(group):
+        for name in entry_points.modules(group):
             assert entry_points.find(group, name) is not None
             assert entry_points.about(group, name)
 

@@ -21,6 +21,14 @@ def test_the_users_own_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load_settings({}).lease_seconds == 7.0
 
 
+def test_a_home_where_this_user_may_not_look_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name that no file system has, since root may look everywhere."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ("x" * 300)))
+    with pytest.raises(UsageError, match="cannot look for settings") as caught:
+        load_settings({})
+    assert "set HOME" in caught.value.hint
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "farm.toml"
     file.write_text("lease_seconds = 7\nrenew_seconds = 2\n")
@@ -110,8 +118,10 @@ DANGEROUS = {
     "health_port": "8081",
     "trusted_folders": '["/"]',
     "signing_key": '"./evil.key"',
+    "timestamp_key": '"./evil.key"',
     "builder_id": '"urn:example:evil"',
     "trust_policy": '"./evil.toml"',
+    "cold_children": '["main"]',
 }
 
 

@@ -74,7 +74,9 @@ def follow(folder: Path) -> list[Hop]:
     (record / "calls").touch()
     here = Path(__file__).parent
     path = f"{ROOT}:{here / 'hook'}"
-    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, "FARM_MEASURE_SECONDS": "0.1"})
+    # A child that starts cold can be recorded; a warm one is the same from its launcher on.
+    settings = {"FARM_MEASURE_SECONDS": "0.1", "FARM_COLD_CHILDREN": "*"}
+    farm = command(folder, **{FOLDER: str(record), HOOK: str(here), "PYTHONPATH": path, **settings})
     for name, operator in (("first", "Relu"), ("net", "Tanh")):
         _write_model(folder / f"{name}.onnx", operator)
         (folder / f"{name}.yaml").write_text(MANIFEST.format(name=name))

@@ -9,6 +9,7 @@ notes are members of the set `NOTES`, since a script can write nowhere else.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -60,7 +61,14 @@ class Recorder:
         """By digest the name of a script, and its text with notes."""
         with (folder / "on").open("r+b") as switch:
             self._on = mmap.mmap(switch.fileno(), 1, access=mmap.ACCESS_READ)
-        self._out = os.open(folder / "calls", os.O_WRONLY | os.O_APPEND)
+        self._calls = folder / "calls"
+        self._open()
+
+    def _open(self) -> None:
+        """Open the file of calls, at a number that nobody takes who opens others."""
+        opened = os.open(self._calls, os.O_WRONLY | os.O_APPEND)
+        self._out = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 900)
+        os.close(opened)
 
     def start(self) -> None:
         """Follow this thread, and all that start from now on."""
@@ -95,7 +103,12 @@ class Recorder:
         if call not in self._seen and not _is_import(frame, self._file):
             within = [(self._file(each.f_code.co_filename), each.f_code.co_qualname) for each in self._callers(caller)]
             self._seen.add(call)
-            os.write(self._out, _as_json(self._role, *call, within).encode() + b"\n")
+            line = _as_json(self._role, *call, within).encode() + b"\n"
+            try:
+                os.write(self._out, line)
+            except OSError:  # A guard and a child close what they got; they do so before they are sealed.
+                self._open()
+                os.write(self._out, line)
 
     def _caller(self, frame: FrameType | None) -> FrameType | None:
         """Return the nearest frame above one that is in a file that counts."""

@@ -12,7 +12,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.builds.acknowledged import LONGEST, today
+from farm.builds.known_failures import LONGEST, today
 from farm.client.client import FarmClient, Frozen
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import JudgedCell

@@ -25,13 +25,13 @@ from pydantic import SecretStr
 from farm.api import artifact_routes
 from farm.app import Farm
 from farm.artifacts import s3
-from farm.artifacts.keys import blob_key
 from farm.artifacts.refs import Refs
+from farm.artifacts.storage import blob_key
 from farm.artifacts.tokens import ADMINISTRATOR
 from farm.builds import planner
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
-from farm.client.family import schema
+from farm.client.fetching import family_schema
 from farm.client.transfers import BLOBS_AT_ONCE, lots
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, NotPlanned, UsageError
 from farm.jobs.state import FailureKind, Outcome
@@ -516,7 +516,7 @@ def test_a_family_is_fetched_into_one_folder(farm: Farm, client: FarmClient, tmp
     finished(farm, client, freeze_manifest(tmp_path, FAMILY, batch="batch"))
     family = client.fetch_family("net", "onnxruntime/cpu", "fp32", folder=tmp_path / "out")
     assert json.loads((tmp_path / "out" / "family.json").read_text()) == family.document
-    jsonschema.validate(family.document, schema())
+    jsonschema.validate(family.document, family_schema())
     members = family.document["members"]
     assert [(member["shape"], member["batch"]["max"], member["sizes"]) for member in members] == [
         ("b1", 1, {"batch": 1}),

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from farm.api import auth
+from farm.api import gate
+from farm.api.auth import COOKIES
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen
@@ -98,8 +99,8 @@ def test_a_ref_that_cannot_be_read_hides_no_other_one(
 
 
 def test_a_token_that_asks_without_end_is_slowed_down(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "BURST", 5.0)
-    monkeypatch.setattr(auth, "RATE", 1e-9)
+    monkeypatch.setattr(gate, "BURST", 5.0)
+    monkeypatch.setattr(gate, "RATE", 1e-9)
     token = {"Authorization": "Bearer of-a-script-without-end"}
     with httpx.Client(base_url=url, timeout=60) as client:
         answers = [client.get("/v1/builds", headers=token) for _ in range(7)]
@@ -169,7 +170,7 @@ def test_a_proxy_signs_people_in(farm: Farm) -> None:
     settings = farm.settings.model_copy(update={"proxy_secret": SecretStr("of-the-proxy")})
     with serving(create_app(Farm(settings))) as url:
 
-        def status(path: str, **headers: str) -> int:
+        def status(path: str, **headers: str | bytes) -> int:
             return httpx.get(url + path, headers=headers, timeout=60).status_code
 
         assert status("/ui/ns/main/builds", **PROXY) == 200
@@ -189,6 +190,7 @@ def test_a_proxy_signs_people_in(farm: Farm) -> None:
             {**PROXY, "Farm-User-Namespace": "../main"},
             {**PROXY, "Authorization": "Bearer wrong"},
             {"Authorization": "Bearer proxy.e30=.00"},
+            {"Cookie": f"{COOKIES[1]}=proxy.e30=.\xe9".encode("latin-1")},
         ):
             assert status("/v1/builds", **wrong) == 401, wrong
 

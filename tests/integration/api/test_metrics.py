@@ -20,7 +20,8 @@ from ruamel.yaml import YAML
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen
-from farm.control.mending import reap
+from farm.control.loops import reap
+from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.metrics import instruments
 from farm.metrics.exposition import FOLDER_VARIABLE, GAUGES, GaugeValue, bounded, exposition
@@ -100,6 +101,43 @@ def test_a_build_is_counted_from_plan_to_verdict(
     assert not any("BZPOPMIN" in labels for labels in after["farm_store_seconds_count"])
 
 
+def test_an_autoscaler_learns_how_many_slots_could_work_now(
+    farm: Farm, url: str, client: FarmClient, frozen: Frozen, monitor: str
+) -> None:
+    """Jobs that may not start want no worker: those of a paused build, and beyond what a build may run at once."""
+    name = farm.store.workers.pools()[0]["name"]
+
+    def wanted(*starts: str) -> int:
+        headers = {"Authorization": f"Bearer {monitor}"}
+        answer = httpx.get(f"{url}/metrics/wanted", params={"pool": list(starts)}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["slots"])
+
+    assert wanted(name) == 0
+    build = client.submit(frozen)["id"]
+    assert wanted(name) == wanted("onnxruntime-cpu") == wanted("migraphx-gfx942", "onnxruntime-cpu") == 2
+    assert wanted("onnxruntime-cp") == wanted("migraphx-gfx942") == 0
+    farm.store.builds.pause(build, paused=True)
+    assert wanted(name) == 0
+    farm.store.builds.pause(build, paused=False)
+    ((job, attempt),) = farm.store.jobs.hand_out(name, 1)[:1]
+    farm.store.jobs.claim(job, attempt, nonce="n", worker="w1", node="n1")
+    assert wanted(name) == 2, "what runs keeps its worker"
+    farm.store.builds.cancel(build)
+    bounded_build = submit(farm.store, *(new_cell(pool=name) for _ in range(3)), max_parallel=1)
+    assert wanted(name) == 1 + 1
+    farm.store.builds.cancel(bounded_build)
+
+
+def test_life_does_not_depend_on_the_servers_behind(farm: Farm, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(type(farm.store), "check", away)
+    assert httpx.get(f"{url}/v1/health").status_code == 503
+    assert httpx.get(f"{url}/live").text == "ok"
+
+
 def test_what_a_build_ended_with_is_counted(
     farm: Farm, url: str, client: FarmClient, frozen: Frozen, monitor: str
 ) -> None:
@@ -118,8 +156,6 @@ def test_what_a_build_ended_with_is_counted(
 
 
 def test_a_store_that_is_away_is_a_metric(farm: Farm, url: str, monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farm.errors import StoreUnavailable
-
     def away(*_: object) -> None:
         raise StoreUnavailable("away")
 
@@ -248,8 +284,11 @@ def test_the_documentation_has_every_metric_and_alert() -> None:
     missing = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported()} - set(re.findall(r"`(farm_\w+)", text))
     assert missing == set()
     rules = YAML(typ="safe").load(RULES)["groups"][0]["rules"]
-    advice = (ROOT / "docs" / "running.md").read_text()
-    assert {rule["alert"] for rule in rules} - set(re.findall(r"`(Farm\w+)`", advice)) == set()
+    runbook = (ROOT / "docs" / "operating" / "runbook.md").read_text()
+    assert re.findall(r"^## (Farm\w+)$", runbook, re.MULTILINE) == [rule["alert"] for rule in rules]
+    assert [rule["annotations"]["runbook"] for rule in rules] == [
+        f"docs/operating/runbook.md#{rule['alert'].lower()}" for rule in rules
+    ]
 
 
 # --- read by Prometheus itself --------------------------------------------------------------------------------------
@@ -296,6 +335,6 @@ def test_lost_attempts_are_an_alert_whoever_notices_them(tmp_path: Path, why: st
     test["alert_rule_test"] = [{"eval_time": "2h", "alertname": "FarmLeasesExpire", "exp_alerts": expected}]
     summary = f"{12 if not why else 9} attempts lost their worker within an hour"
     for alert in expected:
-        alert["exp_annotations"] = {"summary": summary}
+        alert["exp_annotations"] = {"summary": summary, "runbook": "docs/operating/runbook.md#farmleasesexpire"}
     (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [test]}))
     promtool("test", "rules", str(tmp_path / "test.yml"))

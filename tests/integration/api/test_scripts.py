@@ -12,7 +12,7 @@ import pytest
 
 from farm.app import Farm
 from farm.client.client import FarmClient, Frozen, freeze
-from farm.control.mending import fail_unserved
+from farm.control.loops import fail_unserved
 from farm.errors import (
     CompileFailed,
     ExitCode,
@@ -123,7 +123,7 @@ def test_a_farm_that_is_away_for_a_while_does_not_end_the_wait(
         farm.build_finisher.finish(build.id)
         away += [True] * 3
         assert build.wait(timeout=60)["build"]["state"] == "reported"
-        monkeypatch.setattr("farm.client.submitted.PATIENCE", 0.2)
+        monkeypatch.setattr("farm.client.client.PATIENCE", 0.2)
         away += [True] * 100
         with pytest.raises(FarmFault, match="cannot reach the farm"):
             build.wait(timeout=60)

@@ -32,10 +32,9 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.s3_bucket import PART
-from farm.artifacts.storage import Published
+from farm.artifacts.storage import Published, blob_key, readable, rewrite, sidecar_key
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -260,8 +259,8 @@ def test_what_is_published_is_found(store: S3Store) -> None:
     found = store.lookup(["main"], KEY)
     assert not published.adopted
     assert found is not None
-    assert found.sidecar == published.sidecar
-    assert (found.namespace, found.sidecar["namespace"], found.sidecar["worker"]) == ("main", "main", "w1")
+    assert found == published.sidecar
+    assert (found["namespace"], found["namespace"], found["worker"]) == ("main", "main", "w1")
 
 
 def test_of_eight_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> None:
@@ -280,7 +279,7 @@ def test_of_eight_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> 
             (winner,) = [answer for answer in answers if not answer.adopted]
             assert all(answer.sidecar == winner.sidecar for answer in answers)
             found = store.lookup(["main"], key)
-            assert found and found.sidecar == winner.sidecar
+            assert found and found == winner.sidecar
 
 
 def test_a_late_attempt_adopts_what_was_first(store: S3Store) -> None:
@@ -331,7 +330,7 @@ def test_a_broken_artifact_is_not_found_and_the_next_one_repairs_it(
 
     assert not repaired.adopted
     found = store.lookup(["main"], KEY)
-    assert found and found.sidecar["worker"] == "second"
+    assert found and found["worker"] == "second"
 
 
 def test_of_eight_that_repair_one_does(store: S3Store, outside: Overwriter) -> None:
@@ -364,11 +363,11 @@ def test_main_is_asked_first_and_never_written_from_elsewhere(store: S3Store) ->
     store.publish("pr-7", make_sidecar(store, worker="fork"))
     assert store.lookup(["main"], KEY) is None
     found = store.lookup(["main", "pr-7"], KEY)
-    assert found and found.namespace == "pr-7"
+    assert found and found["namespace"] == "pr-7"
 
     store.publish("main", make_sidecar(store, worker="trusted"))
     found = store.lookup(["main", "pr-7"], KEY)
-    assert found and (found.namespace, found.sidecar["worker"]) == ("main", "trusted")
+    assert found and (found["namespace"], found["worker"]) == ("main", "trusted")
 
 
 KILLED = """
@@ -434,17 +433,21 @@ def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
     digest = hashlib.sha256(data).hexdigest()
 
     def bring(put: Any) -> None:
-        part = data[put.start : put.start + put.size]
-        httpx.put(put.url, content=part, headers=put.headers, timeout=60).raise_for_status()
+        part = data[put["start"] : put["start"] + put["size"]]
+        httpx.put(put["url"], content=part, headers=put["headers"], timeout=60).raise_for_status()
 
     puts = store.uploads.begin("main", digest, len(data))
-    assert [(put.start, put.size) for put in puts] == [(0, 5 << 20), (5 << 20, 5 << 20), (10 << 20, (1 << 20) + 3)]
+    assert [(put["start"], put["size"]) for put in puts] == [
+        (0, 5 << 20),
+        (5 << 20, 5 << 20),
+        (10 << 20, (1 << 20) + 3),
+    ]
     bring(puts[0])
     bring(puts[2])
     with pytest.raises(UsageError, match=f"{(6 << 20) + 3} of {len(data)} bytes of blob {digest} are there"):
         store.uploads.finish("main", digest, len(data))
     (left,) = store.uploads.begin("main", digest, len(data))
-    assert (left.start, left.size) == (5 << 20, 5 << 20)
+    assert (left["start"], left["size"]) == (5 << 20, 5 << 20)
     bring(left)
     for _ in range(2):
         store.uploads.finish("main", digest, len(data))
@@ -529,16 +532,16 @@ def test_a_presigned_put_takes_exactly_its_blob(store: S3Store) -> None:
     digest = hashlib.sha256(data).hexdigest()
     put = store.presign_put(digest, len(data))
 
-    wrong_bytes = httpx.put(put.url, content=other, headers=dict(put.headers), timeout=60)
+    wrong_bytes = httpx.put(put["url"], content=other, headers=dict(put["headers"]), timeout=60)
     own_checksum = {
-        **put.headers,
-        "x-amz-checksum-sha256": store.presign_put(hashlib.sha256(other).hexdigest(), 15).headers[
+        **put["headers"],
+        "x-amz-checksum-sha256": store.presign_put(hashlib.sha256(other).hexdigest(), 15)["headers"][
             "x-amz-checksum-sha256"
         ],
     }
-    forged = httpx.put(put.url, content=other, headers=own_checksum, timeout=60)
-    no_checksum = httpx.put(put.url, content=other, timeout=60)
-    longer = httpx.put(put.url, content=data + b"!", headers={**put.headers, "content-length": "16"}, timeout=60)
+    forged = httpx.put(put["url"], content=other, headers=own_checksum, timeout=60)
+    no_checksum = httpx.put(put["url"], content=other, timeout=60)
+    longer = httpx.put(put["url"], content=data + b"!", headers={**put["headers"], "content-length": "16"}, timeout=60)
     assert (wrong_bytes.status_code, forged.status_code, no_checksum.status_code, longer.status_code) == (
         400,
         403,
@@ -547,7 +550,7 @@ def test_a_presigned_put_takes_exactly_its_blob(store: S3Store) -> None:
     )
     assert not store.has_blob(digest)
 
-    assert httpx.put(put.url, content=data, headers=dict(put.headers), timeout=60).status_code == 200
+    assert httpx.put(put["url"], content=data, headers=dict(put["headers"]), timeout=60).status_code == 200
     assert store.verify_blob(digest, len(data))
 
 
@@ -562,7 +565,7 @@ def test_a_presigned_get_downloads_under_a_name(store: S3Store) -> None:
 def test_presigned_urls_name_the_public_address(s3_connection: dict[str, str]) -> None:
     store = S3Store(**s3_connection, public_endpoint="https://artifacts.example.org")
     assert store.presign_get("a").startswith(f"https://artifacts.example.org/{s3_connection['bucket']}/a?")
-    assert store.presign_put(MISSING, 1).url.startswith("https://artifacts.example.org/")
+    assert store.presign_put(MISSING, 1)["url"].startswith("https://artifacts.example.org/")
 
 
 # --- faults -------------------------------------------------------------------------------------------------
@@ -673,7 +676,7 @@ def test_every_verb_works_on_a_bad_day(s3_connection: dict[str, str], tmp_path: 
         assert not store.publish("main", sidecar).adopted
         found = store.lookup(["main"], key)
         assert found
-        program = found.sidecar["blobs"]["program"]
+        program = found["blobs"]["program"]
         store.get_blob(program["digest"], tmp_path / key, program["size"])
         assert (tmp_path / key).read_bytes() == f"program of {key}".encode()
 
@@ -793,3 +796,89 @@ def test_our_own_bucket_can_be_made_twice(s3_connection: dict[str, str]) -> None
     store = S3Store(**s3_connection)
     store.create()
     store.check()
+
+
+def test_a_server_answers_if_it_takes_and_gives_back_an_object(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**s3_connection, patience=600.0)
+    assert store.answers()
+    assert list(store.list_objects("")) == []
+    faults = Faults(store)
+    faults.before = lambda _: (503, "SlowDown")
+    assert not store.answers(), "it is asked once"
+
+
+def test_a_server_that_refuses_the_right_condition_is_refused(store: S3Store, faults: Faults) -> None:
+    faults.before = lambda request: (412, "PreconditionFailed") if request.method == "PUT" else None
+    with pytest.raises(StorageUnavailable, match="refuses a conditional write that it should take"):
+        store.check()
+
+
+def test_the_parts_of_an_upload_that_is_gone_are_one_object_only_if_it_is_there(store: S3Store) -> None:
+    with pytest.raises(StorageUnavailable, match="NoSuchUpload"):
+        store.complete("a", "f" * 32, [{"PartNumber": 1, "ETag": '"x"'}], done=lambda: False)
+    store.complete("a", "f" * 32, [{"PartNumber": 1, "ETag": '"x"'}], done=lambda: True)
+
+
+def test_a_part_of_a_blob_that_is_gone_is_an_error_and_none_of_nothing(store: S3Store) -> None:
+    digest, _ = store.put_blob_bytes(b"0123456789")
+    assert store.read_range(digest, 2, 5) == b"234"
+    assert store.read_range(MISSING, 5, 5) == b""
+    with pytest.raises(ArtifactGone, match="there is no"):
+        store.read_range(MISSING, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["", "ab", "A" * 64, "g" * 64, "0" * 63, "0" * 65, "../" + "0" * 61])
+def test_only_a_digest_names_a_blob(name: str) -> None:
+    assert blob_key("0f" * 32) == f"blobs/sha256/0f/{'0f' * 32}"
+    with pytest.raises(ValueError, match="is not a SHA-256 in hex"):
+        blob_key(name)
+
+
+def test_a_namespace_reads_main_first_and_main_only_itself() -> None:
+    assert (readable("main"), readable("team")) == (["main"], ["main", "team"])
+
+
+def test_an_object_is_rewritten_only_where_it_changes_and_by_one_writer_after_another(store: S3Store) -> None:
+    asked: list[bytes | None] = []
+
+    def change(to: bytes) -> Callable[[Any], bytes]:
+        def changed(there: Any) -> bytes:
+            asked.append(there.data if there else None)
+            if to == b"2" and len(asked) == 2:
+                rewrite(store, "a", lambda _: b"other")
+            return to
+
+        return changed
+
+    rewrite(store, "a", change(b"1"))
+    first = store.get_object("a")
+    rewrite(store, "a", change(b"2"))
+    assert asked == [None, b"1", b"other"]
+    found = store.get_object("a")
+    assert found and first and found.data == b"2" and found.etag != first.etag
+    faulty = Faults(store)
+    faulty.before = lambda request: (500, "InternalError") if request.method == "PUT" else None
+    rewrite(store, "a", lambda _: b"2")
+    assert faulty.count == 0, "the same bytes are not written again"
+
+
+def test_what_is_read_of_another_bucket_is_as_it_was_and_not_too_large(
+    store: S3Store, s3_connection: dict[str, str], tmp_path: Path
+) -> None:
+    bucket, path = s3_connection["bucket"], tmp_path / "model.onnx"
+    store.put_object("models/net.onnx", b"0123456789")
+    version = store.sources.version(bucket, "models/net.onnx")
+    store.sources.get(bucket, "models/net.onnx", version, path, limit=10)
+    assert path.read_bytes() == b"0123456789"
+    with pytest.raises(UsageError, match="has more than 9 bytes"):
+        store.sources.get(bucket, "models/net.onnx", version, path, limit=9)
+    with pytest.raises(UsageError, match="cannot be read: 404"):
+        store.sources.version(bucket, "models/other.onnx")
+    faults = Faults(store)
+    faults.before = lambda _: (503, "SlowDown")
+    with pytest.raises(StorageUnavailable, match="cannot be read: SlowDown") as raised:
+        store.sources.get(bucket, "models/net.onnx", version, path, limit=10)
+    assert "its bucket is busy" in str(raised.value)
+    faults.before = lambda _: EndpointConnectionError(endpoint_url="u")
+    with pytest.raises(StorageUnavailable, match="cannot be reached: EndpointConnectionError"):
+        store.sources.version(bucket, "models/net.onnx")

@@ -10,8 +10,8 @@ import pytest
 from farm.artifacts import index
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.index import rebuild
-from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import blob_key, sidecar_key
 
 COUNT = 40
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from farm.artifacts import ownership
-from farm.artifacts.keys import blob_key
 from farm.artifacts.ownership import MARKS, Garbage, collect, lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import blob_key
 from tests.support.helpers import wait_until
 
 KEPT = timedelta(days=14)
@@ -182,7 +182,7 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
 
     def orphaned() -> str:
         """Leave the wanted snapshot without a name, and marked."""
-        digest = refs.move("main", "latest", lambda _: wanted).snapshot
+        digest = refs.move("main", "latest", lambda _: wanted)["snapshot"]
         for other in others:
             refs.move("main", "latest", lambda _, other=other: other)
         next_second()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts.keys import blob_key
-from farm.artifacts.refs import Cells, Ref, Refs
+from farm.artifacts.refs import Cells, Refs, RefView
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import blob_key
 from farm.errors import ArtifactGone, Conflict, NotFound, StorageUnavailable, UsageError
 from farm.results.ref_rules import entered, entries
 
@@ -38,12 +38,12 @@ def make_cell(identifier: str, key: str = "ab" * 32, **fields: Any) -> dict[str,
     }
 
 
-def add(refs: Refs, namespace: str, tag: str, cells: list[Any]) -> Ref:
+def add(refs: Refs, namespace: str, tag: str, cells: list[Any]) -> RefView:
     """Add cells to a tag, as a build does it that has ended."""
     return refs.move(namespace, tag, lambda there: entered(there, entries(namespace, cells)))
 
 
-def point(refs: Refs, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> Ref:
+def point(refs: Refs, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
     """Point a tag of `main` to what another names, as `farm tag` does it."""
     wanted = refs.source("main", source, previous=previous)
     return refs.move("main", tag, lambda _: wanted, generation=generation)
@@ -85,18 +85,18 @@ def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, stor
     first = add(refs, "main", "latest", [make_cell("a")])
     second = add(refs, "main", "latest", [make_cell("b")])
     again = add(refs, "main", "latest", [make_cell("b")])
-    assert (first.generation, first.previous) == (1, None)
-    assert (second.generation, second.previous) == (2, first.snapshot)
+    assert (first["generation"], first["previous"]) == (1, None)
+    assert (second["generation"], second["previous"]) == (2, first["snapshot"])
     assert again == refs.find("main", "latest")
-    assert again.generation == 2, "what changes nothing moves nothing"
+    assert again["generation"] == 2, "what changes nothing moves nothing"
     document = store.get_object("ns/main/refs/latest.json")
     assert document
     pointer = json.loads(document.data)
     assert {name: pointer[name] for name in ("schema", "generation", "snapshot", "previous")} == {
         "schema": 1,
         "generation": 2,
-        "snapshot": second.snapshot,
-        "previous": first.snapshot,
+        "snapshot": second["snapshot"],
+        "previous": first["snapshot"],
     }
 
 
@@ -113,7 +113,7 @@ def test_eight_that_move_one_ref_lose_nothing(refs: Refs) -> None:
         list(pool.map(move, range(8)))
     assert names(refs.read("main", "latest")) == {f"{number}-{turn}" for number in range(8) for turn in range(2)}
     ref = refs.find("main", "latest")
-    assert ref and ref.generation == 16
+    assert ref and ref["generation"] == 16
 
 
 def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
@@ -121,7 +121,7 @@ def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
     point(refs, "prod", "latest")
     add(refs, "main", "latest", [make_cell("b")])
     moved = point(refs, "prod", "latest")
-    assert moved.previous == good.snapshot
+    assert moved["previous"] == good["snapshot"]
     point(refs, "prod", "prod", previous=True)
     assert names(refs.read("main", "prod")) == {"a"}
     assert names(refs.read("main", "latest")) == {"a", "b"}
@@ -136,7 +136,7 @@ def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) ->
     first = add(refs, "main", "latest", [make_cell("a")])
     with pytest.raises(NotFound, match="no previous"):
         point(refs, "latest", "latest", previous=True)
-    store.delete_object(blob_key(first.snapshot))
+    store.delete_object(blob_key(first["snapshot"]))
     with pytest.raises(ArtifactGone):
         point(refs, "prod", "latest")
     assert refs.find("main", "prod") is None
@@ -144,10 +144,10 @@ def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) ->
 
 def test_of_two_that_promote_from_one_generation_one_is_refused(refs: Refs) -> None:
     add(refs, "main", "latest", [make_cell("a")])
-    assert point(refs, "prod", "latest", generation=0).generation == 1
+    assert point(refs, "prod", "latest", generation=0)["generation"] == 1
     add(refs, "main", "latest", [make_cell("b")])
     point(refs, "prod", "latest", generation=1)
-    assert point(refs, "prod", "latest", generation=1).generation == 2, "a repetition finds its move made"
+    assert point(refs, "prod", "latest", generation=1)["generation"] == 2, "a repetition finds its move made"
     add(refs, "main", "latest", [make_cell("c")])
     for stale in (0, 1):
         with pytest.raises(Conflict, match="has generation 2"):
@@ -170,19 +170,19 @@ def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_m
 ) -> None:
     add(refs, "main", "latest", [make_cell("a")])
     ref = add(refs, "main", "latest", [make_cell("b")])
-    store.delete_object(blob_key(ref.snapshot))
+    store.delete_object(blob_key(ref["snapshot"]))
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
     moved = add(refs, "main", "latest", [make_cell("c")])
     assert names(refs.read("main", "latest")) == {"a", "c"}
-    assert moved.generation == 3
-    assert moved.previous
-    assert names(refs.snapshot(moved.previous)) == {"a"}
+    assert moved["generation"] == 3
+    assert moved["previous"]
+    assert names(refs.snapshot(moved["previous"])) == {"a"}
 
 
 def test_a_lost_snapshot_comes_back_where_nothing_new_is_named(refs: Refs, store: S3Store) -> None:
     ref = add(refs, "main", "latest", [make_cell("a")])
-    store.delete_object(blob_key(ref.snapshot))
+    store.delete_object(blob_key(ref["snapshot"]))
     assert refs.read_or_empty("main", "latest")["cells"] == {}
     add(refs, "main", "latest", [make_cell("a")])
     assert names(refs.read("main", "latest")) == {"a"}
@@ -195,7 +195,7 @@ def test_what_is_no_snapshot_counts_as_lost(refs: Refs, store: S3Store, damage: 
     store.put_object("ns/main/refs/latest.json", json.dumps(document).encode())
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
-    assert add(refs, "main", "latest", [make_cell("b")]).generation == 8
+    assert add(refs, "main", "latest", [make_cell("b")])["generation"] == 8
     assert names(refs.read("main", "latest")) == {"b"}
 
 

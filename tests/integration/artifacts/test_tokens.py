@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import secrets
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ from securesystemslib.signer import CryptoSigner
 
 from farm.app import Farm
 from farm.artifacts import tokens as tokens_room
-from farm.builds.acknowledged import today
+from farm.builds.known_failures import today
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
-from farm.extras.signing.revocations import Revocations, write
+from farm.extras.signing.roles import issue, lasts
 from farm.extras.signing.trust import clock
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
@@ -63,15 +62,15 @@ def test_no_role_does_what_only_a_higher_one_may(url: str, client: FarmClient, r
             assert answer.status_code < 500, (method, pattern)
 
 
-NUMBERS = itertools.count(1)
-
 ONE_TOOLCHAIN = {"/v1/toolchains/shadows", "/v1/toolchains/promote", "/v1/toolchains/rollback"}
 """Routes that need another toolchain, which is not here: they refuse for that reason, and not for the role."""
 
 
-def revocations() -> bytes:
-    """A revocation document that is newer than all before it."""
-    return write(Revocations(next(NUMBERS), clock()), CryptoSigner.generate_ed25519())
+def roles() -> bytes:
+    """The first roles of some farm."""
+    signers = [CryptoSigner.generate_ed25519() for _ in range(3)]
+    keys = {name: [signer.public_key] for name, signer in zip(("root", "targets", "server"), signers, strict=True)}
+    return issue(None, signers, keys, {}, lasts(730, clock())).text()
 
 
 @dataclass
@@ -145,7 +144,8 @@ class Team:
                 {"json": {"build_id": self.ended[namespace]}},
             ),
             ("post", "/v1/toolchains/rollback"): ("/v1/toolchains/rollback", {"json": {"ref": "latest"}}),
-            ("post", "/v1/revocations/issue"): ("/v1/revocations/issue", {"json": json.loads(revocations())}),
+            ("post", "/v1/roles/publish"): ("/v1/roles/publish", {"json": json.loads(roles())}),
+            ("post", "/v1/roles/withdraw"): ("/v1/roles/withdraw", {}),
             ("post", "/v1/gc"): ("/v1/gc", {"params": {"dry_run": True}}),
             ("post", "/v1/history/rebuild"): ("/v1/history/rebuild", {}),
             ("post", "/v1/pools/{name}/pause"): (f"/v1/pools/{POOL.name}/pause", {}),

@@ -6,7 +6,6 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ import redis
 from fastapi import FastAPI
 
 from farm.app import Farm
-from farm.artifacts.keys import build_key
+from farm.artifacts.storage import build_key
 from farm.builds import build_index
 from farm.builds.build_index import BuildIndex
 from farm.client.client import FarmClient
-from farm.control.retention import tidy_storage
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import BuildView, Report
 from tests.support.api_farm import MANIFEST, finished, freeze_manifest, work
@@ -211,12 +209,6 @@ def test_a_question_reads_a_bounded_number_of_reports(
     assert not elsewhere.catch_up("main", ["demo"]).is_whole
     elsewhere.fill()
     assert elsewhere.catch_up("main").is_whole
-
-
-def test_extracts_of_earlier_versions_are_deleted(farm: Farm) -> None:
-    farm.artifacts.put_object("ns/main/extracts/b-1-ended.json.gz", b"")
-    tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
-    assert list(farm.artifacts.list_objects("ns/main/extracts/")) == []
 
 
 def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(

@@ -16,17 +16,19 @@ import onnx
 import pytest
 import redis
 from onnx import TensorProto, helper
+from prometheus_client import REGISTRY
 
 from farm.app import Farm
 from farm.artifacts.index import rebuild
-from farm.artifacts.keys import blob_key
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
-from farm.builds.follow_up import follow_up_id
+from farm.artifacts.storage import blob_key
+from farm.builds import bucket_models, reading
+from farm.builds.reading import BuildChanges
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
-from farm.control import retention
-from farm.control.wakeups import settle_left
+from farm.control import loops
+from farm.control.loops import settle_left
 from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable, UsageError
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
@@ -330,8 +332,8 @@ def test_each_attempt_has_its_log(farm: Farm, frozen: Frozen) -> None:
     for cell in farm.build_reader.cells("main", build["id"]):
         job = farm.jobs.get("main", cell["job"])
         for number in (1, 2):
-            assert farm.jobs.log("main", job["id"], number) == f"{number} of {job['id']}".encode()
-        assert farm.jobs.log("main", job["id"]) == f"2 of {job['id']}".encode()
+            assert b"".join(farm.jobs.log("main", job["id"], number).last()) == f"{number} of {job['id']}".encode()
+        assert b"".join(farm.jobs.log("main", job["id"]).last()) == f"2 of {job['id']}".encode()
         with pytest.raises(NotFound, match="attempt 3 of job"):
             farm.jobs.log("main", job["id"], 3)
     with pytest.raises(NotFound, match="no job"):
@@ -469,7 +471,7 @@ def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> N
     farm.build_finisher.finish(second["id"])
     ref = Refs(farm.artifacts).find("main", "latest")
     assert ref
-    for digest, models in ((ref.snapshot, {"net", "late"}), ("", {"net", "late"})):
+    for digest, models in ((ref["snapshot"], {"net", "late"}), ("", {"net", "late"})):
         if digest:
             farm.artifacts.put_object(f"blobs/sha256/{digest[:2]}/{digest}", b"{")
         late = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("name: net", "name: late")))
@@ -553,6 +555,31 @@ def test_a_pull_requests_namespace_reads_main_and_never_writes_there(farm: Farm,
     snapshot = Refs(farm.artifacts).read("pull-request", "latest")
     assert snapshot is not None
     assert all(cell["sidecar"].startswith("ns/main/") for cell in snapshot["cells"].values())
+
+
+@pytest.mark.parametrize(
+    ("namespace", "first", "limits"),
+    [("main", 0, {"time": 360_000.0, "memory": 4 << 40}), ("pull-request", 1, {"time": 14_400.0, "memory": 8 << 30})],
+)
+def test_a_stranger_goes_ahead_of_nobody_and_has_the_farms_limits(
+    farm: Farm, tmp_path: Path, namespace: str, first: int, limits: dict[str, float]
+) -> None:
+    settings = farm.settings.model_copy(update={"memory_limit": 8 << 30})
+    farm = Farm(settings)
+    builds = []
+    for owner, more in (("main", ""), (namespace, "priority: 100\nlimits: {time: 100h, memory: 4TiB}\nsalt: x\n")):
+        frozen = freeze_manifest(tmp_path, MANIFEST + more)
+        for path in frozen.files.values():
+            farm.artifacts.put_blob_file(path)
+        builds.append(farm.builds.submit(owner, frozen.submission, by="test"))
+    claimed = []
+    for job_id, attempt in farm.store.jobs.hand_out(POOL.name, 10):
+        claim = farm.store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
+        claimed.append((claim.build, claim.limits))
+    assert claimed[0][0] == builds[1 - first]["id"]
+    assert next(given for build, given in claimed if build == builds[1]["id"]) == limits
+    said = "only builds of main go ahead of others, and have more than the farm's own limits"
+    assert any(said in text for text in builds[1]["warnings"]) is (namespace != "main")
 
 
 def test_no_ref_names_a_cell_that_failed_its_gate(farm: Farm, tmp_path: Path) -> None:
@@ -686,7 +713,7 @@ def with_external_data(folder: Path, *locations: str) -> Path:
 
 
 def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
-    open_farm: Farm, s3_client: Any, tmp_path: Path
+    open_farm: Farm, s3_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All parts become blobs, a part that changes is another model, and one that is missing is named."""
     model = with_external_data(tmp_path, "a.bin", "parts/b.bin")
@@ -702,6 +729,16 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
         assert plan["missing_blobs"] == []
         keys.append(plan["cells"][0]["key"])
     assert keys[0] != keys[1]
+    whole = model.stat().st_size + 32
+    for limit, said in (
+        (whole - 1, "nets/parts/b.bin has more than 15 bytes"),
+        (whole - 17, "nets/a.bin has more than"),
+    ):
+        monkeypatch.setattr(bucket_models, "SIZE_LIMIT", limit)
+        with pytest.raises(ManifestError, match=said):
+            Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: other\n"))
+    monkeypatch.setattr(bucket_models, "SIZE_LIMIT", whole)
+    Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: another\n"))
     (tmp_path / "a.bin").write_bytes(bytes(16))
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "b.bin").write_bytes(b"1" * 16)
@@ -726,7 +763,7 @@ def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(f
     work(farm)
     facts = farm.build_reader.cells("main", build["id"])[0]["facts"]
     farm.artifacts.delete_object(facts["sidecar"])
-    retention.tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
+    loops.tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
     planned = farm.builds.plan("main", again(frozen).submission)["cells"]
     assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
 
@@ -847,7 +884,7 @@ def latest_mode(farm: Farm) -> str:
     (cell,) = snapshot["cells"].values()
     sidecar = farm.artifacts.lookup(["main"], cell["key"])
     assert sidecar
-    return str(sidecar.sidecar["spec"]["tuning"]["mode"])
+    return str(sidecar["spec"]["tuning"]["mode"])
 
 
 @pytest.mark.parametrize(("verdict", "named"), [("faster", "exhaustive"), ("no difference shown", "quick")])
@@ -858,7 +895,7 @@ def test_the_background_moves_the_ref_only_where_it_is_shown_to_be_faster(
     first, follower = tuned_quickly(farm, tmp_path)
     assert latest_mode(farm) == "quick"
     assert farm.build_reader.get("main", follower)["follows"] == first
-    assert [cell["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
+    assert [farm.store.jobs.get(cell["job"])["priority"] for cell in farm.store.builds.cells(follower)] == [-1000]
     plan = farm.artifacts.get_object(f"ns/main/builds/{follower}/plan.json")
     assert plan
     assert [cell["limits"]["time"] for cell in json.loads(plan.data)["cells"]] == [0], "a deep search may take days"
@@ -955,7 +992,7 @@ def test_a_follow_up_that_is_really_tuned_takes_the_place_of_the_quick_program(
         assert cell["state"] == "succeeded", cell["message"]
         found = farm.artifacts.lookup(["main"], cell["facts"]["key"])
         assert found
-        return dict(found.sidecar)
+        return dict(found)
 
     (tmp_path / "farm.yaml").write_text(BACKGROUND)
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
@@ -1042,7 +1079,7 @@ def test_a_follow_up_that_was_refused_once_comes_with_the_next_try(
         patched.setattr(farm.store.builds, "create", refuse)
         with pytest.raises(StoreUnavailable):
             farm.build_finisher.finish(build["id"])
-    assert farm.store.builds.get(follow_up_id(build["id"])) is None
+    assert farm.store.builds.get(farm.artifacts.build_id_of("follow-up", build["id"])) is None
     farm.build_finisher.finish(build["id"])
     followed_by = farm.build_reader.get("main", build["id"])["followed_by"]
     assert [cell["state"] for cell in farm.build_reader.cells("main", followed_by)] == ["queued"]
@@ -1053,7 +1090,7 @@ def test_a_follow_up_that_cannot_be_takes_no_verdict_away(farm: Farm, tmp_path: 
     frozen = freeze_manifest(tmp_path, BACKGROUND)
     build = submit(farm, frozen)
     work(farm)
-    taken = {**frozen.submission, "build_id": follow_up_id(build["id"])}
+    taken = {**frozen.submission, "build_id": farm.artifacts.build_id_of("follow-up", build["id"])}
     farm.builds.submit("pr", taken, by="test")
     farm.build_finisher.finish(build["id"])
     assert farm.build_reader.get("main", build["id"])["verdict"]["exit_code"] == 0
@@ -1123,7 +1160,7 @@ def test_cells_share_a_job_only_where_their_budgets_are_equal(farm: Farm, tmp_pa
             farm.artifacts.lookup(["main"], cell["facts"]["key"])
             for cell in farm.build_reader.cells("main", build["id"])
         ]
-        return [found.sidecar["spec"]["tuning"].get("budget") for found in sidecars if found]
+        return [found["spec"]["tuning"].get("budget") for found in sidecars if found]
 
     assert farm.builds.plan("main", again(frozen).submission)["cells"][1]["state"] == "joined"
     assert work(farm, make) == 3
@@ -1155,7 +1192,7 @@ def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch:
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
     monkeypatch.setattr("farm.builds.job_views.SHOWN_LOG", 24)
     job = farm.build_reader.cells("main", build["id"])[0]["job"]
-    first, *rest = farm.jobs.log("main", job).decode().splitlines()
+    first, *rest = b"".join(farm.jobs.log("main", job).last()).decode().splitlines()
     assert first == f"(6993 bytes before this are in blob {digest})"
     assert rest == ["passes", "and then it died"]
 
@@ -1200,3 +1237,70 @@ def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_p
     assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
     assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
     assert json.loads((tmp_path / "again" / "spec.json").read_text()) == document["order"]["spec"]
+
+
+# --- what readers follow -----------------------------------------------------------------------------------------
+
+
+def test_a_reader_who_follows_hears_of_accepted_cells_and_when_they_are_expected_to_end(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(farm, frozen)["id"]
+    first = farm.store.events.read(build)["items"][0]["id"]
+    names = [cell["identifier"] for cell in farm.build_reader.read_plan("main", build)["cells"]]
+    changes = BuildChanges(farm.build_reader, "main", build, first)
+    (change,) = changes.after(0)
+    assert [cell["identifier"] for cell in change["cells"]] == names
+    assert "outlook" not in change
+    assert list(changes.after(0)) == []
+    assert farm.build_reader.accepted("main", build, 2, 1) == names[1:]
+    monkeypatch.setattr(reading, "OUTLOOK_EVERY", 0.0)
+    (change,) = BuildChanges(farm.build_reader, "main", build, first).after(0)
+    assert change["outlook"]["unknown"] == len(names)
+    monkeypatch.setattr(reading, "AT_ONCE", 1)
+    one, other = BuildChanges(farm.build_reader, "main", build, first).after(0)
+    assert [one["cells"][0]["identifier"], other["cells"][0]["identifier"]] == names
+    assert "id" not in one and other["id"] == changes._position
+
+
+def test_large_plans_are_kept_until_they_are_too_many(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = farm.build_reader
+    builds = [submit(farm, again(frozen))["id"] for _ in range(3)]
+    plans = [reader.read_plan("main", build) for build in builds]
+    monkeypatch.setattr(reading, "PLANS", 4)
+    reader._plans = {}
+    for plan in plans:
+        reader.keep_plan(plan)
+    assert [build for _, build in reader._plans] == builds[1:]
+    monkeypatch.setattr(reading, "PLANS", 1)
+    reader.keep_plan(plans[0])
+    assert [build for _, build in reader._plans] == builds[:1], "the last one stays, however large"
+
+
+def test_a_build_is_cancelled_and_paused_by_the_start_of_its_id(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)["id"]
+    short = build[:-6]
+    assert farm.builds.pause("main", short, paused=True)["id"] == build
+    assert farm.builds.cancel("main", short) == {"build": build, "cancelled": 2}
+
+
+def test_what_was_there_before_a_build_has_no_attempt_to_reproduce_and_ended_cells_are_counted(
+    farm: Farm, frozen: Frozen
+) -> None:
+    def counted() -> float:
+        labels = {"state": "succeeded", "kind": ""}
+        return REGISTRY.get_sample_value("farm_cells_ended_total", labels) or 0.0
+
+    first, before = submit(farm, frozen)["id"], counted()
+    work(farm)
+    farm.build_finisher.finish(first)
+    assert counted() == before + 2
+    hits = submit(farm, again(frozen))["id"]
+    name = farm.build_reader.cells("main", hits)[0]["identifier"]
+    assert farm.build_reader.reproduction_of_cell("main", first, name)
+    with pytest.raises(NotFound, match="existed before build"):
+        farm.build_reader.reproduction_of_cell("main", hits, name)
+    with pytest.raises(NotFound, match="no cell other"):
+        farm.build_reader.reproduction_of_cell("main", hits, "other")

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.artifacts.keys import sidecar_key
 from farm.artifacts.refs import Refs
+from farm.artifacts.storage import sidecar_key
 from farm.builds.build_index import BuildIndex
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import StepEnded
 from farm.compiling.failures import Failure
-from farm.control.mending import fail_unserved
+from farm.compiling.pipeline import Steps
+from farm.control.loops import fail_unserved
 from farm.errors import ArtifactGone, ExitCode, UsageError
 from farm.jobs.state import FailureKind, Outcome
-from farm.manifest.choice import read_gates
+from farm.manifest.parsing import read_gates
 from farm.results.speed import Comparison
 from tests.support.api_farm import MANIFEST, POOL, commands, finished, freeze_manifest, succeed, work
 from tests.support.helpers import wait_until
@@ -467,6 +468,27 @@ def test_a_program_is_published_whatever_its_baseline_does(
     assert cell["compared"][0]["why"].endswith("with this baseline: the GPU reported a fault")
     (worker,) = farm.store.workers.list()
     assert bool(worker["fenced"]) is stuck, "a process that the kernel does not let go is the node's trouble"
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_turns_that_others_disturbed_say_so(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prod: str, others: bool
+) -> None:
+    """What disturbed the program's own measurement before does not count."""
+    executor_measures = Steps.evaluate
+
+    def disturbed(steps: Steps, *given: Any, **more: Any) -> Any:
+        steps.children.shared = True
+        return executor_measures(steps, *given, **more)
+
+    def compared(steps: Steps, *_: Any) -> Any:
+        steps.children.shared |= others
+        return against(prod, 0.8)
+
+    monkeypatch.setattr(Steps, "evaluate", disturbed)
+    monkeypatch.setattr("farm.node.executor.compare_with", compared)
+    (row,) = built(farm, client, tmp_path, f"{ONE}gates: {{baseline: prod, latency: 5%}}\nsalt: new\n")["compared"]
+    assert row["why"] == ("others ran on the host or used the GPU meanwhile" if others else "")
 
 
 def test_what_a_miss_measured_holds_for_its_hits(farm: Farm, client: FarmClient, tmp_path: Path, prod: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.builds.acknowledged import today
 from farm.builds.finishing import BuildFinisher
+from farm.builds.known_failures import today
+from farm.cli import main
 from farm.client.client import FarmClient, freeze
-from farm.manifest.choice import read_gates
-from tests.support.api_farm import MANIFEST, finished, freeze_manifest, succeed
+from farm.manifest.parsing import read_gates
+from tests.support.api_farm import MANIFEST, commands, finished, freeze_manifest, succeed
 
 CELL = "net/onnxruntime-cpu/fp32/static"
 ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]")
@@ -27,10 +27,16 @@ def build(farm: Farm, client: FarmClient, tmp_path: Path) -> Any:
     """Build a manifest with gates of the command line to its end; programs are `LARGE`. Return the report."""
     freeze_manifest(tmp_path, ONE)
 
-    def built(text: str, gates: list[str] = [], budgets: list[str] = [], baseline: str = "") -> Any:  # noqa: B006
+    def built(
+        text: str,
+        gates: list[str] = [],  # noqa: B006
+        budgets: list[str] = [],  # noqa: B006
+        baseline: str = "",
+        **made: float,
+    ) -> Any:
         (tmp_path / "farm.yaml").write_text(text)
         frozen = freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", gates=read_gates(gates, budgets, baseline))
-        return client.report(finished(farm, client, frozen, succeed(farm, program=LARGE)))
+        return client.report(finished(farm, client, frozen, succeed(farm, program=LARGE, **made)))
 
     return built
 
@@ -79,6 +85,22 @@ def test_a_budget_is_remembered_too(client: FarmClient, build: Any) -> None:
     assert client.refs.all() == []
 
 
+@pytest.mark.parametrize(
+    ("refusing", "rule"), [("tolerance: 1e-9", "tolerance 1e-09"), ("weak: fail", "weak: fail")], ids=["error", "weak"]
+)
+def test_what_was_refused_for_its_accuracy_needs_a_persons_word_too(
+    client: FarmClient, build: Any, refusing: str, rule: str
+) -> None:
+    strict = f"{ONE}verify: {{{refusing}}}\n"
+    assert build(strict, error=1e-8, spread=0.0)["cells"][0]["kind"] == "accuracy"
+    report = build(ONE)
+    assert report["cells"][0]["held"].startswith(f"{rule} refused this program")
+    assert client.refs.all() == [], "to loosen the rule lets nothing in"
+    client.jobs.acknowledge(CELL, "accuracy", "it is exact enough", str(today()))
+    build(ONE)
+    assert latest(client) == report["cells"][0]["facts"]["key"]
+
+
 def test_what_passes_the_same_rule_enters_latest(client: FarmClient, build: Any, small: str, refused: str) -> None:
     """`prod` moved to a program that is as large."""
     build(f"{ONE}salt: as large\n")
@@ -86,7 +108,7 @@ def test_what_passes_the_same_rule_enters_latest(client: FarmClient, build: Any,
     assert build(OTHER, ["size=20%"], baseline="prod")["cells"][0]["held"], "a looser rule"
     build(OTHER, ["size=5%"], baseline="prod")
     assert latest(client) == refused
-    assert "held" not in build(OTHER)["cells"][0]
+    assert not build(OTHER)["cells"][0]["held"]
 
 
 def test_a_person_lets_it_in_by_a_tag(client: FarmClient, build: Any, small: str, refused: str) -> None:
@@ -98,16 +120,25 @@ def test_a_person_lets_it_in_by_a_tag(client: FarmClient, build: Any, small: str
 
 
 def test_a_person_lets_it_in_by_acknowledging_the_failure(
-    farm: Farm, client: FarmClient, build: Any, small: str, refused: str
-) -> None:
-    entry: Any = {"cell": CELL, "kind": "budget", "reason": "it may", "link": "", "by": "me", "at": 0.0}
-    entry["until"] = str(today() + timedelta(days=5))
-    farm.acknowledged.put("main", entry)
+    farm: Farm, client: FarmClient, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    build: Any, small: str, refused: str,
+) -> None:  # fmt: skip
+    with commands(farm, url, tmp_path, monkeypatch):
+        by_command(farm, client, build, small, refused)
+
+
+def by_command(farm: Farm, client: FarmClient, build: Any, small: str, refused: str) -> None:
+    assert main(["acknowledge", CELL, "budget", "--reason", "it may"]) == 0
     build(OTHER)
     assert latest(client) == small, "that is another failure"
-    farm.acknowledged.put("main", {**entry, "kind": "regression"})
+    assert main(["acknowledge", CELL, "regression", "--reason", "it may", "--until", str(today())]) == 0
+    assert [(each["kind"], each["by"]) for each in farm.acknowledged.list("main")] == [("regression", "admin")]
     build(OTHER)
     assert latest(client) == refused
+    assert main(["acknowledge", CELL, "--delete"]) == 0
+    assert farm.acknowledged.list("main") == []
+    for wrong in ([CELL], [CELL, "regression"], [CELL, "regression", "--delete"], [CELL, "--delete"]):
+        assert main(["acknowledge", *wrong]) != 0
 
 
 def test_another_program_of_the_cell_is_not_refused(client: FarmClient, build: Any, refused: str) -> None:

@@ -10,11 +10,11 @@ from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.errors import ManifestError
 from farm.jobs.state import AttemptEnd, Outcome
-from farm.runner import onnxruntime_device
+from farm.runner import onnxruntime_compiler
 from farm.targets.pools import Pool
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 
-HERE = replace(POOL, cpu_family=onnxruntime_device.cpu_family())
+HERE = replace(POOL, cpu_family=onnxruntime_compiler.cpu_family())
 OTHER = replace(POOL, cpu_family="x86-64-v9")
 NEXT = replace(HERE, recipe=2)
 

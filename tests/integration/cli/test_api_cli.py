@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,10 +22,12 @@ import pytest
 
 import farm as package
 from farm.app import Farm
-from farm.artifacts.keys import blob_key
+from farm.artifacts.storage import blob_key
 from farm.cli import build_commands, completion, main
+from farm.client import transport
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
+from farm.local import servers
 from farm.node.survey import Findings
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, commands, freeze_manifest, succeed, work
@@ -279,6 +282,46 @@ def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pyte
     assert len(farm.build_reader.list("main")) == 1
 
 
+def test_doctor_makes_a_missing_bucket_if_asked_to(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+    named = {
+        name: value for name, value in farm.settings.environment().items() if name.startswith("FARM_S3_") and value
+    }
+    for name, value in {**named, "FARM_S3_BUCKET": f"made-{secrets.token_hex(6)}"}.items():
+        monkeypatch.setenv(name, value)
+
+    def storage(*options: str) -> str:
+        main(["doctor", "--json", *options])
+        (check,) = [one for one in json.loads(capsys.readouterr().out)["checks"] if one["name"] == "object storage"]
+        return str(check["state"])
+
+    assert [storage(), storage("--fix"), storage("--fix"), storage()] == ["broken", "ok", "ok", "ok"]
+
+
+def test_doctor_makes_the_users_of_each_role_and_says_their_addresses_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+
+    def users() -> str:
+        main(["doctor", "--json", "--fix"])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        return str(checks["redis users"]["found"])
+
+    valkey = servers.start_valkey(tmp_path / "redis", "password")
+    try:
+        monkeypatch.setenv("FARM_REDIS_URL", valkey.url)
+        made = dict(re.findall(r"(redis://(farm-\w+):\w+@[^ ,]+)", users()))
+        assert sorted(made.values()) == ["farm-reader", "farm-serve", "farm-worker"]
+        assert users() == "each role has one"
+        monkeypatch.setenv("FARM_REDIS_URL", next(url for url, name in made.items() if name == "farm-worker"))
+        assert users().startswith("not made: ")
+    finally:
+        valkey.stop()
+
+
 def test_doctor_says_which_workers_the_farm_has(
     farm: Farm, manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +338,10 @@ def test_doctor_says_which_workers_the_farm_has(
         {"id": "w0", "node": "n1", "slots": 1, "pools": []}, ttl=60.0, resting="its disk is full"
     )
     assert found() == ("broken", "node n1 takes no jobs: its disk is full")
+    farm.store.workers.heartbeat("w0", warning="its disk is slow")
+    assert main(["ls", "workers"]) == 0
+    assert capsys.readouterr().err == "node n1: its disk is slow\n"
+    assert found() == ("broken", "node n1: its disk is slow")
     for worker in ("w0", "w1"):
         farm.store.workers.leave(worker)
     assert found() == ("absent", "no worker is live: jobs wait")
@@ -464,16 +511,27 @@ def test_a_watcher_sees_what_happens_meanwhile(farm: Farm, manifest: str, capsys
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_answers_and_ends_on_a_signal(settings: Settings, number: signal.Signals) -> None:
+def test_serve_keeps_its_data_to_itself_answers_and_ends_on_a_signal(
+    settings: Settings, number: signal.Signals
+) -> None:
+    settings.data_dir.chmod(0o755)
+    (settings.data_dir / "builds.sqlite3").touch(0o644)
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(Path(package.__file__).parents[1])}
     command = [sys.executable, "-m", "farm", "serve", "--port", "0", "--json"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdout is not None
         lines = [server.stdout.readline() for _ in range(3)]
         url = json.loads(b"".join(lines))["api_url"]
-        assert httpx.get(f"{url}/v1/health", timeout=60).json()["status"] == "ok"
-        server.send_signal(number)
+        try:
+            assert httpx.get(f"{url}/v1/health", timeout=60).json()["status"] == "ok"
+            httpx.get(f"{url}/v1/history", params={"cell": "net/onnxruntime-cpu/fp32/static"}, timeout=60)
+        finally:
+            server.send_signal(number)
         assert server.wait(timeout=60) == 0
+    modes = {path.name: path.stat().st_mode & 0o777 for path in settings.data_dir.glob("builds.sqlite3*")}
+    assert modes["builds.sqlite3"] == 0o600
+    assert not [mode for mode in modes.values() if mode & 0o077]
+    assert settings.data_dir.stat().st_mode & 0o777 == 0o700
 
 
 def test_completion_knows_ids_refs_artifacts_and_targets(
@@ -481,6 +539,7 @@ def test_completion_knows_ids_refs_artifacts_and_targets(
 ) -> None:
     assert main(["submit", manifest, "--label", "run=7"]) == 0
     build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
+    monkeypatch.setattr(transport, "RETRY_DELAYS", transport.RETRY_DELAYS)  # It changes them for its whole process.
     monkeypatch.setattr(completion, "PATIENCE", 60)
     monkeypatch.setattr(sys, "argv", ["farm"])
     monkeypatch.setenv("_FARM_COMPLETE", "complete_bash")

@@ -12,7 +12,7 @@ import pytest
 from farm.app import Farm
 from farm.artifacts import ownership
 from farm.artifacts.ownership import MARKS
-from farm.control import loops, retention
+from farm.control import loops
 from farm.control.loops import ControlPlane, job_loops
 from farm.errors import StorageUnavailable
 from farm.extension import Loop
@@ -45,7 +45,7 @@ def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
     monkeypatch.setattr(ownership, "GRACE", timedelta(0))
     monkeypatch.setattr(loops, "FIRST_COLLECTION", 0.0)
     monkeypatch.setattr(loops, "SWEEP_SECONDS", 0.01)
-    monkeypatch.setattr(retention, "COLLECTIONS", 0.05)
+    monkeypatch.setattr(loops, "COLLECTIONS", 0.05)
     digest, _ = farm.artifacts.put_blob_bytes(b"nobody's")
     looked: list[bool] = []
     collect = ownership.collect
@@ -54,7 +54,7 @@ def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
         looked.append(True)
         return collect(*args, **options)
 
-    monkeypatch.setattr(retention, "collect", noted)
+    monkeypatch.setattr(loops, "collect", noted)
     for switched_on in (False, True):
         one = Farm(farm.settings.model_copy(update={"gc": switched_on}))
         looked.clear()
@@ -104,7 +104,7 @@ def test_days_of_the_log_of_changes_are_kept_for_some_time(farm: Farm) -> None:
     today = datetime.now(UTC).date()
     days = [str(today - timedelta(days=ago)) for ago in (0, 29, 31, 400)]
     for day in days:
-        farm.artifacts.put_object(f"{retention.CHANGES}{day}/1-a.json", b"{}")
-    retention.forget_changes(farm.artifacts, timedelta(days=30))
-    left = list(farm.artifacts.list_objects(retention.CHANGES))
-    assert left == [f"{retention.CHANGES}{day}/1-a.json" for day in sorted(days[:2])]
+        farm.artifacts.put_object(f"{loops.CHANGES}{day}/1-a.json", b"{}")
+    loops.forget_changes(farm.artifacts, timedelta(days=30))
+    left = list(farm.artifacts.list_objects(loops.CHANGES))
+    assert left == [f"{loops.CHANGES}{day}/1-a.json" for day in sorted(days[:2])]

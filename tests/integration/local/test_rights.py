@@ -17,8 +17,9 @@ import redis
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
-from farm.artifacts.keys import blob_key, sidecar_key
+from farm.artifacts import planned_orders
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import blob_key, sidecar_key
 from farm.cli import main
 from farm.client.storage_client import StorageClient
 from farm.errors import StorageUnavailable, UsageError
@@ -59,7 +60,7 @@ class Rights:
             user = f"farm-{role}"
             rig.raw.execute_command("ACL", "SETUSER", user, "reset", *USERS[user], f">{role}-password")
         rig.settings = self.settings("serve")
-        client = rig.serve()
+        client = self.client = rig.serve()
         rig.settings = self.settings("worker")
         rig.node(1)
         self.build = rig.submit(client, 1)
@@ -299,3 +300,31 @@ def test_a_worker_keeps_large_blobs_and_puts_damaged_ones_aside(rights: Rights, 
     rights.rig.artifacts.put_object(blob_key(digest), b"damaged")
     assert not store.verify_blob(digest)
     assert not store.has_blob(digest)
+
+
+def _other_spec(order: dict[str, Any]) -> dict[str, Any]:
+    return {**order, "spec": {**order["spec"], "options": {**order["spec"]["options"], "level": "basic"}}}
+
+
+def test_a_worker_that_was_taken_over_orders_nothing_about_others(rights: Rights) -> None:
+    """Its user may write the hashes of jobs; a node that claims them compiles nothing of it."""
+    (pool,) = [pool["name"] for pool in rights.client.pools.all() if pool["live_workers"]]
+    rights.client.pools.pause(pool)
+    build = rights.rig.submit(rights.client, 5, salt="orders")
+    first, second, third, fourth, kept = (cell["job"] for cell in rights.client.cells(build))
+    with rights.redis("worker") as worker:
+        order = json.loads(worker.hget(f"{{farm}}:job:{first}", "order") or "")
+        worker.hset(f"{{farm}}:job:{first}", "order", json.dumps(_other_spec(order)))
+        worker.hset(f"{{farm}}:job:{second}", "namespace", "other")
+        worker.hset(f"{{farm}}:job:{third}", "build", rights.build)
+        # A list of its own, where it may write.
+        elsewhere, (key, text) = "main/artifacts/x", worker.hmget(f"{{farm}}:job:{fourth}", "key", "order")
+        planned_orders.keep(rights.storage("worker"), elsewhere, build, [(key, json.loads(text))])
+        worker.hset(f"{{farm}}:job:{fourth}", "namespace", elsewhere)
+    rights.client.pools.resume(pool)
+    wait_until(lambda: rights.client.build(build)["state"] == "reported", 120)
+    ended = {cell["job"]: (cell["state"], cell["kind"]) for cell in rights.client.cells(build)}
+    refused = ("failed", "unplanned")
+    assert ended == {first: refused, second: refused, third: refused, fourth: refused, kept: ("succeeded", None)}
+    with pytest.raises(StorageUnavailable, match="AccessDenied"):
+        rights.storage("worker").put_object(f"ns/main/builds/{build}/orders", b"")

@@ -43,13 +43,11 @@ from farm.runner.onnxruntime_compiler import load_reference, output_ranks
 
 from .names import TOOLCHAIN
 
+RECIPE = 1
+
 
 def probe(request):
     return {**onnxruntime_compiler.probe(request), "label": "acme1.0", "toolchain": TOOLCHAIN}
-
-
-def state(request):
-    return {**onnxruntime_compiler.state(request), "recipe": 1, "toolchain": TOOLCHAIN}
 
 
 def compile(request, messages):

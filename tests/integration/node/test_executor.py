@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from farm.app import Farm
-from farm.artifacts.keys import reference_key
+from farm.artifacts.storage import reference_key
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
 from farm.compiling.child_process import ChildEnd, run_child
 from farm.compiling.pipeline import Steps
-from farm.compiling.program_record import speed_of
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.errors import UsageError
@@ -32,6 +31,7 @@ from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.places import TESTS
+from tests.support.warm import AlwaysWarm
 from tests.support.working import at_work_in
 
 
@@ -118,20 +118,32 @@ def test_a_tuned_program_has_the_threads_of_its_spec_whatever_the_slot_has(
     assert given["reference"] == {2}
 
 
-@pytest.mark.parametrize(("previous", "threads"), [(("hang",), None), (("compiler_crash", "storage"), "1")])
+@pytest.mark.parametrize(
+    ("previous", "threads", "cold"), [(("hang",), None, ("team-*",)), (("compiler_crash", "storage"), "1", ("ma*",))]
+)
 def test_after_a_crash_every_child_compiles_without_threads(
-    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, previous: tuple[str, ...], threads: str | None
+    farm: Farm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    previous: tuple[str, ...],
+    threads: str | None,
+    cold: tuple[str, ...],
 ) -> None:
-    """Then what MIGraphX aborts on in a compile thread is an error that says why."""
+    """Then what MIGraphX aborts on in a compile thread is an error that says why. Its namespace says if it is warm."""
     given: list[str | None] = []
+    warm = AlwaysWarm()
 
     def noted(request: Mapping[str, Any], **options: Any) -> ChildEnd:
         given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
         return run_child(request, **options)
 
     monkeypatch.setattr("farm.compiling.children.run_child", noted)
+    monkeypatch.setattr(farm.executor, "templates", warm)
+    monkeypatch.setattr(farm.executor, "settings", farm.settings.model_copy(update={"cold_children": cold}))
     assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
     assert set(given) == {threads}
+    assert len(warm.warm) == (0 if threads else len(given))
+    warm.close()
 
 
 def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_storage(
@@ -140,7 +152,7 @@ def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_stor
     """The child that measures has been taken over by the program that it loaded."""
     compared = {"errors": {}, "rms": {}, "equal": {}, "nonfinite": [], "spread": {"y": 1.0}, "weak": False}
     verification = {**compared, "samples": 8, "runs": 1, "origin": {}, "unverified": {}}
-    says = {"verification": verification, "measurements": {"load": 0.1, "latency": 0.1}}
+    says = {"verification": verification, "measurements": {"load": 0.1, "latency": {"median": 0.1}}}
 
     def taken_over(request: Mapping[str, Any], **options: Any) -> ChildEnd:
         if request["action"] != "evaluate":
@@ -231,7 +243,7 @@ def test_runs_without_host_copies_are_distinguished(tmp_path: Path, monkeypatch:
     request = {"action": "evaluate", "device": "gfx942", "reference": str(tmp_path / "runs.npz")}
     messages = Messages(os.open(os.devnull, os.O_WRONLY))
     answer = actions.run_action({**request, "tolerance": 0.1, "equal": 1.0, "measure_seconds": 0.01}, messages)
-    measured = speed_of(answer["measurements"], shared=False)
+    measured = answer["measurements"]
     assert measured["latency"]
     assert measured["device_latency"]
     assert measured["device_latency"]["repeats"] > 1
@@ -272,7 +284,7 @@ def test_what_cannot_be_run_through_no_fault_of_its_own_is_not_verified(
     if published:
         answer = evaluated()
         assert answer["verification"]["unverified"] == {"y": failure.message}
-        assert speed_of(answer["measurements"], shared=False)["latency"] is None
+        assert answer["measurements"].keys() == {"load"}
     else:
         with pytest.raises(RequestFailed):
             evaluated()

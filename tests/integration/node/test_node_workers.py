@@ -26,6 +26,7 @@ from farm.node.survey import survey
 from farm.settings import Settings
 from farm.store import broker
 from tests.support.api_farm import freeze_manifest
+from tests.support.compiling import Case, Refused
 from tests.support.helpers import in_a_thread, wait_until
 from tests.support.places import TESTS
 from tests.support.recorded import recorded, unpack
@@ -136,7 +137,7 @@ def test_a_worker_serves_a_whole_mixed_node(settings: Settings, tmp_path: Path) 
         assert targets["gfx1100"]["name"].startswith("migraphx-gfx1100-96cu.rocm7.2-migraphx2.17-")
         assert (targets["gfx1100"]["slots"], targets["gfx90a"]["slots"], targets["ref"]["slots"]) == (1, 1, 2)
         assert targets["gfx90a"]["pool"]["device"]["arch"] == "gfx90a:sramecc+:xnack-"
-        cell = run(farm, tmp_path, "rx7900xtx")
+        cell = run(farm, tmp_path, "rx7900xtx", "env: {MIGRAPHX_NSTREAMS: 2}\n")
         assert (cell["state"], cell["message"]) == ("succeeded", "")
         children = given(farm, cell)
         assert len(children) == 2, "compile and evaluate"
@@ -145,6 +146,30 @@ def test_a_worker_serves_a_whole_mixed_node(settings: Settings, tmp_path: Path) 
             assert child["cpus"] == [cpus[1 % len(cpus)]]
             assert child["ROCM_PATH"] == "/opt/rocm"
             assert int(child["MIGRAPHX_GPU_COMPILE_PARALLEL"]) == max(1, len(cpus) // 4)
+            assert child["MIGRAPHX_NSTREAMS"] == "2", "the manifest's `env`, set when the child is sealed"
+
+
+def test_a_card_that_others_use_gets_no_job_and_no_probe(settings: Settings, tmp_path: Path) -> None:
+    """A node without its memory would fail good jobs. The worker says who has the card, and goes on by itself."""
+    root = unpack("rx7900xtx", tmp_path / "root")
+    settings = settings.model_copy(update={"migraphx_path": standin(tmp_path / "standin", "gfx1100")})
+    (node,) = [path.parent for path in root.glob("sys/class/kfd/kfd/topology/nodes/*/mem_banks")]
+    (node / "gpu_id").write_text("4711\n")
+    foreign = root / "sys/class/kfd/kfd/proc/99"
+    foreign.mkdir(parents=True)
+    (foreign / "vram_4711").write_text("3500000000\n")
+    farm = Farm(settings)
+
+    def resting() -> str:
+        return next((str(one["resting"]) for one in farm.store.workers.list() if one["kind"] != "cpu"), "")
+
+    with farm_worker(settings, root), control(farm):
+        said = "GPU GPU-4162405e51bb99b0 is not free: others (process 99) hold 3.5 GB of it"
+        wait_until(lambda: resting() == said, 60)
+        shutil.rmtree(foreign)
+        wait_until(lambda: not resting(), 60, "the card is free, and its probe passes")
+        cell = run(farm, tmp_path, "rx7900xtx", "env: {MIGRAPHX_NSTREAMS: 2}\n")
+        assert (cell["state"], cell["message"]) == ("succeeded", "")
 
 
 def test_a_worker_compiles_for_gpus_that_it_does_not_have(settings: Settings, tmp_path: Path) -> None:
@@ -184,6 +209,17 @@ def test_a_worker_compiles_for_gpus_that_it_does_not_have(settings: Settings, tm
 
 def notes(settings: Settings, machine: Machine) -> dict[str, tuple[str, str, bool]]:
     return {note.subject: (note.text, note.fix, note.broken) for note in survey(settings, machine).notes}
+
+
+def test_a_compile_that_leaves_kernels_for_another_card_fails(tmp_path: Path) -> None:
+    """As if a variable pretended another card: the job is a gfx942's, and MIGraphX compiled for a gfx90a."""
+    freeze_manifest(tmp_path, MANIFEST.format(target="mi300x", more=""))
+    search = [standin(tmp_path / "standin", "gfx90a:sramecc+:xnack-")]
+    inputs = {"x": {"dtype": "float32", "shape": [1, 4]}}
+    case = Case(tmp_path, tmp_path / "net.onnx", inputs, compiler="migraphx", device="gfx942", search=search)
+    with pytest.raises(Refused, match=r"kernels for gfx90a.*, not for gfx942") as failed:
+        case.compile("fp32")
+    assert failed.value.kind == "toolchain_mismatch"
 
 
 def test_cross_targets_need_a_migraphx_that_can(settings: Settings, tmp_path: Path) -> None:

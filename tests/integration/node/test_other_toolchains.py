@@ -23,7 +23,7 @@ from farm.node.slot_shares import SlotKind
 from farm.node.survey import survey, with_other_toolchains
 from farm.results.speed import MIN_ROUNDS
 from farm.settings import Settings
-from farm.spec import CompileSpec, cache_key
+from farm.spec import cache_key
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.side_toolchains import renamed
 
@@ -95,7 +95,7 @@ def run(farm: Farm, folder: Path, toolchain: str, *, salt: str = "", **order: An
     (cell,) = farm.build_reader.read_plan("main", planned["id"])["cells"]
     made: Any = cell["order"]
     spec = {**made["spec"], "toolchain": toolchain}
-    key = cache_key(CompileSpec.from_dict(spec))
+    key = cache_key(spec)
     attempt = Attempt("j-1", 1, "t", {**made, **order, "spec": spec}, cell["limits"], "main", key)
     return farm.executor.execute(attempt, on_phase=lambda *_: None, cancelled=threading.Event())
 

@@ -18,16 +18,15 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from farm.app import Farm
-from farm.artifacts.keys import sidecar_key
 from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import sidecar_key
 from farm.compiling.attempt import Attempt
 from farm.errors import StorageUnavailable
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
 from farm.extras.signing.verifying import Trust
 from farm.jobs.state import AttemptEnd, Outcome, Phase
-from farm.node.deliveries import Deliveries
-from farm.node.outbox import Outbox, Parcel
+from farm.node.outbox import Deliveries, Outbox, Parcel
 from farm.tuning.collecting import Collector
 from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest

@@ -134,7 +134,8 @@ def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
         wait_until(is_next)
         done.touch()
         reports.wait(build_id)
-    started = {cell["job"]: cell["started_at"] for cell in store.builds.cells(build_id)}
+    jobs = [cell["job"] for cell in store.builds.cells(build_id)]
+    started = {job: store.jobs.get(job)["started_at"] for job in jobs}
     assert sorted(started, key=started.__getitem__).index(first) == 1, "after the one that ran meanwhile"
 
 
@@ -329,6 +330,23 @@ def test_an_operator_drains_a_worker(store: Store, worker: Worker) -> None:
     assert store.workers.list() == []
 
 
+def test_a_worker_without_work_leaves_by_itself_but_not_while_it_has_some(
+    farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    with running_worker(farm_settings, store, idle_seconds=1.0) as worker:
+        build_id = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
+        wait_until_running(store, build_id)
+        with running_worker(farm_settings, store, "n2", idle_seconds=1.0) as idle:
+            assert idle.supervisor.wait(60) == 0
+        assert [one["node"] for one in store.workers.list()] == ["n1"]
+        done.touch()
+        reports.wait(build_id)
+        assert worker.supervisor.wait(60) == 0
+    assert attempts(store, build_id) == [("succeeded", "n1")]
+    assert store.workers.list() == []
+
+
 def test_a_worker_that_slept_through_its_lease_is_superseded(
     farm_settings: Settings, store: Store, reports: Reports, tmp_path: Path
 ) -> None:
@@ -380,7 +398,7 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(farm_settings: 
             running = submit(store, new_cell(script=[{"do": "wait", "until": str(done)}]))
             queued = submit(store, *[new_cell() for _ in range(50)])
             wait_until_running(store, running)
-            seen = store.events.read(running).items[-1]["id"]
+            seen = store.events.read(running)["items"][-1]["id"]
             server.stop()
             done.touch()
             server.spawn()
@@ -389,7 +407,7 @@ def test_a_restart_of_the_server_loses_no_job_and_kills_no_child(farm_settings: 
             reports.wait(queued)
             assert attempts(store, running) == [("succeeded", "n1")]
             assert store.builds.get(queued)["counts"]["succeeded"] == 50
-            wait_until(lambda: store.events.read(running, seen).reset, message="the epoch is new")
+            wait_until(lambda: store.events.read(running, seen)["reset"], message="the epoch is new")
             wait_until(lambda: reports.resumed == 2, message="builds are resumed")
     finally:
         store.close()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakSet
 
 import anyio
 import httpx
@@ -18,9 +19,12 @@ import pytest
 
 from farm.api.build_routes import WATCHERS
 from farm.app import Farm
+from farm.artifacts.s3_bucket import Bucket
+from farm.artifacts.sidecar import facts, validate
 from farm.artifacts.tokens import Role
-from farm.builds import reading
-from farm.builds.acknowledged import today
+from farm.builds import job_views, reading
+from farm.builds.job_views import JobLog
+from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
@@ -31,7 +35,7 @@ from farm.results.lines import CellLine
 from farm.serving.application import create_app
 from farm.settings import Settings
 from tests.support import shown
-from tests.support.api_farm import finished, serving
+from tests.support.api_farm import POOL, finished, serving
 from tests.support.shown import Cell, accept, failed, matrix_of, only_recorded, passed, play, register
 
 
@@ -194,6 +198,28 @@ def test_what_programs_take_is_counted_on_demand_and_a_shared_one_once(farm: Far
     counted = words(browser.get("/ui/ns/main/storage?garbage=yes").text)
     assert f"3 programs in the index: {both} B unfinished" in counted
     assert f"main 3 {both} B 0 –" in counted
+
+
+def test_a_speed_that_was_not_measured_alone_is_marked_wherever_it_is_shown(farm: Farm, browser: httpx.Client) -> None:
+    def crowded(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        sidecar = shown.sidecar_of(farm, order, key, job=job, latency=0.002)
+        sidecar["measurements"]["shared"] = True
+        farm.artifacts.publish("main", sidecar)
+        farm.store.index.put("main", key, facts(validate(sidecar)))
+        return Outcome.success(facts(validate(sidecar)))
+
+    build_id = accept(farm, "nightly", [Cell("net")])
+    play(farm, crowded)
+    farm.build_finisher.finish(build_id)
+    (cell,) = farm.build_reader.report("main", build_id)["cells"]
+    assert "≈2.00" in words(build_page(browser, build_id))
+    for place in (
+        f"builds/{build_id}/cells/{cell['identifier']}",
+        f"artifacts/{cell['key']}",
+        f"history/{cell['identifier']}",
+        "models/net",
+    ):
+        assert "≈2.00 ms" in words(browser.get(f"/ui/ns/main/{place}").text), place
 
 
 # --- what pages are made of -----------------------------------------------------------------------------------------
@@ -408,6 +434,22 @@ def test_the_list_is_filtered_by_its_url_and_paged(farm: Farm, browser: httpx.Cl
     assert "No build fits" in browser.get("/ui/ns/main/builds?label=team=audio").text
 
 
+def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, browser: httpx.Client) -> None:
+    known = {"kind": "compiler_error", "reason": "a bug", "until": None}
+    build_id = accept(farm, "nightly", [Cell("net", expected=known), Cell("other", "migraphx/gfx942")])
+    shown._play(farm, POOL, lambda job, order, key, number: failed(farm, order))
+    for ends in (False, True):
+        if ends:
+            play(farm, everything_passes(farm))
+            farm.build_finisher.finish(build_id)
+        page = browser.get("/ui/ns/main/builds").text
+        assert '<td class="n">1</td>' in page and "n bad" not in page
+        (failures,), (expected,) = (
+            re.findall(rf'<rect class="{look}"[^>]* width="([0-9.]+)%?"', page) for look in ("failed", "expected")
+        )
+        assert (float(failures), float(expected)) == (0, 50)
+
+
 def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) -> None:
     cells = [Cell(name) for name in ("breaks", "slows", "mends", "quickens", "stays")]
     before = accept(farm, "nightly", cells)
@@ -473,6 +515,9 @@ def test_a_build_says_why_it_waits(farm: Farm, browser: httpx.Client) -> None:
     assert f"2 jobs of {shown.GPU.name} wait: no live worker serves it" in workers
     assert "nobody serves it" in workers
     assert f"No worker takes jobs of {shown.GPU.name}" in words(browser.get("/ui/ns/main/builds").text)
+    farm.store.workers.heartbeat("n1-cpu", warning="its disk is slow")
+    for page in ("", "/workers"):
+        assert "n1: its disk is slow" in words(browser.get(f"/ui/ns/main{page}").text)
 
 
 def test_a_thousand_cells_are_one_small_page(farm: Farm, browser: httpx.Client) -> None:
@@ -652,6 +697,52 @@ def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: ht
     assert '<span class="c1">error: unsupported layout' in page and '<span class="c2">parsed</span>' in page
     found = browser.get(f"/ui/ns/main/jobs/{job}/log?q=NODE_12").text
     assert re.findall(r'<li id="L(\d+)"', found) == ["22"]
+
+
+class Part(str):
+    """A part of a log: unlike other texts it can be seen to be forgotten."""
+
+
+def test_a_long_log_is_read_in_parts_and_searched_once_at_a_time(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile compiler may print a gigabyte: no page holds it, and a search holds a part of it."""
+    monkeypatch.setattr(job_views, "PART", 1000)
+    text = "".join(f"line {number}\n" for number in range(1, 1001))
+    accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order, log=text.encode()))
+    log = f"/ui/ns/main/jobs/{farm.build_reader.cells('main', '@latest')[0]['job']}/log"
+    asked, held, again = list[int](), list[int](), list[int]()
+    read, part, parts = Bucket.read_range, JobLog.part, WeakSet[Part]()
+
+    def noting(bucket: Bucket, digest: str, start: int, end: int) -> bytes:
+        asked.append(end - start)
+        if search_again and not again:
+            again.append(0)
+            again[0] = browser.get(f"{log}?q=line").status_code
+        return read(bucket, digest, start, end)
+
+    def kept(log: JobLog, number: int) -> Part:
+        parts.add(made := Part(part(log, number)))
+        held.append(len(parts))
+        return made
+
+    search_again = False
+    monkeypatch.setattr(Bucket, "read_range", noting)
+    monkeypatch.setattr(JobLog, "part", kept)
+    monkeypatch.setattr(job_views, "LONGEST_LINE", 100)
+    page = browser.get(log).text
+    assert "Part 9 of 9" in page and "line 1000<" in page and "line 500<" not in page
+    assert len(asked) == 1 and asked[0] <= 1101
+    (earlier,) = re.findall(r'href="([^"]+)">Earlier part', page)
+    assert "Part 8 of 9" in browser.get(html.unescape(earlier)).text
+    found = browser.get(f"{log}?q=LINE 50").text
+    (place,) = re.findall(r'href="([^"]+)">\d+</a><code>line 500<', found)
+    assert "line 500<" in browser.get(html.unescape(place)).text
+    search_again = True
+    assert browser.get(f"{log}?q=line 1000").status_code == 200
+    assert again == [429]
+    assert max(asked) <= 1101 and max(held) <= 2
 
 
 def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:

@@ -18,15 +18,16 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from farm.api import auth, build_routes
+from farm.api import build_routes, gate
 from farm.app import Farm
 from farm.artifacts.s3 import LargeUploads
+from farm.artifacts.tokens import Token, Tokens
+from farm.builds.reading import BuildReader
 from farm.client.client import FarmClient, Frozen
-from farm.errors import UsageError
+from farm.errors import FarmFault, UsageError
 from farm.logging import Folding
 from farm.serving.application import create_app
-from farm.serving.connections import BoundedConnection, bounded
-from farm.serving.server import Listening
+from farm.serving.server import BoundedConnection, Listening, bounded
 from farm.settings import Settings
 from tests.support.api_farm import serving
 from tests.support.helpers import wait_until
@@ -180,8 +181,8 @@ def test_large_bodies_at_once_are_bounded(
 ) -> None:
     """Of one token, and of all: each body lies in memory until it is answered."""
     size = 20_000
-    monkeypatch.setattr(auth, "BODIES_OF_ONE", 2 * size)
-    monkeypatch.setattr(auth, "BODIES_OF_ALL", 3 * size)
+    monkeypatch.setattr(gate, "BODIES_OF_ONE", 2 * size)
+    monkeypatch.setattr(gate, "BODIES_OF_ALL", 3 * size)
     mine, others = farm.settings.api_token.get_secret_value(), client.tokens.create("other", "submitter", "main")
     with ExitStack() as held:
 
@@ -235,13 +236,108 @@ def test_long_requests_of_one_token_keep_nobody_else_waiting(
             threads.submit(httpx.post, finish, json={"size": 5}, headers=headers, timeout=120) for _ in range(60)
         ]
         try:
-            assert all(begun.acquire(timeout=60) for _ in range(auth.TURNS))
+            assert all(begun.acquire(timeout=60) for _ in range(gate.TURNS))
             assert client.builds() == []
-            assert inside == auth.TURNS
+            assert inside == gate.TURNS
         finally:
             go_on.set()
         assert {answer.result().status_code for answer in answers} == {200}
     assert inside == 60
+
+
+def test_who_shows_another_text_with_each_request_is_still_one_caller(
+    url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page takes the cookie if `Authorization` is not a bearer's: so does what bounds requests."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    inside = 0
+
+    def list_slowly(*_: object) -> list[object]:
+        nonlocal inside
+        inside += 1
+        begun.release()
+        assert go_on.wait(120)
+        return []
+
+    cookie = {"Cookie": f"farm={client.tokens.create('disguised', 'reader', 'main')}"}
+    monkeypatch.setattr(BuildReader, "list", list_slowly)
+    with ThreadPoolExecutor(30) as threads:
+        answers = [
+            threads.submit(httpx.get, f"{url}/ui/ns/main", headers={"Authorization": f"X {i}", **cookie}, timeout=120)
+            for i in range(30)
+        ]
+        try:
+            assert all(begun.acquire(timeout=60) for _ in range(gate.TURNS))
+            assert client.workers.all()
+            assert inside == gate.TURNS
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_silent_strangers_keep_nobody_waiting(
+    farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies that never come, without a token and with one that the farm does not know."""
+    monkeypatch.setattr(gate, "STRANGERS_BODY_SECONDS", 600)
+    with ExitStack() as held:
+        for token in ["", "Authorization: Bearer made-up\r\n"] * 10:
+            head = f"POST /v1/plan HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: 1000\r\n\r\n{{"
+            held.enter_context(connected(url)).sendall(head.encode())
+        for path in ("/v1/health", "/ui/static/farm.css", "/ui/sign-in", "/v1/schema/manifest"):
+            assert httpx.get(f"{url}{path}", timeout=20).status_code == 200
+        wrong = httpx.post(f"{url}/ui/sign-in", data={"token": "no"}, headers={"Origin": url}, timeout=20)
+        assert wrong.status_code == 401
+        assert httpx.get(f"{url}/v1/builds", timeout=20).status_code == 401
+        assert client.builds() == []
+
+
+def test_a_body_without_a_token_has_little_time(url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "STRANGERS_BODY_SECONDS", 0.2)
+    known = client.tokens.create("slow", "submitter", "main")
+    with ExitStack() as held:
+
+        def sent(token: str) -> socket.socket:
+            connection = held.enter_context(connected(url))
+            head = f"POST /v1/blobs HTTP/1.1\r\nHost: localhost\r\n{token}Content-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: 13\r\n\r\n{{".encode())
+            return connection
+
+        slow = sent(f"Authorization: Bearer {known}\r\n")
+        stranger = sent("")
+        assert stranger.makefile("rb").readline().startswith(b"HTTP/1.1 408")
+        slow.sendall(b'"blobs": []}')
+        assert slow.makefile("rb").readline().startswith(b"HTTP/1.1 200")
+
+
+def test_made_up_tokens_wait_only_for_each_other(
+    farm: Farm, url: str, client: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage, which would know them, does not answer; a token that was seen before does not stand behind them."""
+    begun, go_on, find = threading.Semaphore(0), threading.Event(), Tokens.find
+    known = client.tokens.create("seen", "reader", "main")
+    seen = {"Authorization": f"Bearer {known}"}
+    assert httpx.get(f"{url}/v1/workers", headers=seen).status_code == 200
+
+    def find_slowly(tokens: Tokens, secret: str) -> Token | None:
+        if secret.startswith("made-up"):
+            begun.release()
+            assert go_on.wait(120)
+        return find(tokens, secret)
+
+    monkeypatch.setattr(Tokens, "find", find_slowly)
+    with ThreadPoolExecutor(60) as threads:
+        answers = [
+            threads.submit(httpx.get, f"{url}/v1/builds", headers={"Authorization": f"Bearer made-up {i}"}, timeout=120)
+            for i in range(60)
+        ]
+        try:
+            assert begun.acquire(timeout=60)
+            assert client.workers.all()
+            assert httpx.get(f"{url}/v1/workers", headers=seen, timeout=20).status_code == 200
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in answers} == {401}
 
 
 # --- names and pages ------------------------------------------------------------------------------------------------
@@ -349,8 +445,9 @@ def test_tls(settings: Settings, certificate: tuple[Path, Path]) -> None:
     with serving(create_app(Farm(settings), loopback=True), listening=listening) as url:
         trusted = ssl.create_default_context(cafile=str(certificate[0]))
         assert httpx.get(f"{url}/v1/builds", verify=trusted, timeout=60).status_code == 200
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/v1/builds", timeout=60)
+        with FarmClient(url, "") as client, pytest.raises(FarmFault, match="cannot reach") as refused:
+            client.builds()
+        assert "SSL_CERT_FILE" in refused.value.hint
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"http{url.removeprefix('https')}/v1/builds", timeout=60)
 

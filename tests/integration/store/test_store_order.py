@@ -6,8 +6,7 @@ from collections import deque
 
 import pytest
 
-from farm.control.mending import fail_unserved
-from farm.control.wakeups import hand_out, settle_left
+from farm.control.loops import fail_unserved, hand_out, settle_left
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key
@@ -301,16 +300,13 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
 def test_a_failure_that_is_expected_stops_no_fail_fast_build(
     store: Store, kind: str, hours: float, stops: bool
 ) -> None:
-    """Of a job, and of a cell that is born failed."""
     join_pool(store)
     expected = {"expected": {"kind": kind, "before": time.time() + hours * 3600}}
     cells = [new_cell(**expected), new_cell()]
     build_id = submit(store, *cells, fail_fast=True)
-    born = {"failure": {"kind": "compiler_error", "message": "no"}, **expected}
-    other = submit(store, new_cell(**born), new_cell(), fail_fast=True)
     job_id, claim = take(store)
     store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
-    assert set(store.builds.to_stop()) == ({build_id, other} if stops else set())
+    assert set(store.builds.to_stop()) == ({build_id} if stops else set())
 
 
 def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
@@ -449,3 +445,21 @@ def test_a_paused_pool_hands_out_nothing(store: Store) -> None:
     assert explain(store, store.builds.cells(build)[0]["job"])["paused"] == POOL.name
     store.workers.pause_pool(POOL.name, paused=False)
     assert order(store, 1) == ["a"]
+
+
+def test_a_job_whose_workers_all_rest_says_why_they_do(store: Store) -> None:
+    join_pool(store, "w1", node="n1")
+    join_pool(store, "w2", node="n2")
+    build_id = submit(store, *cells("a"))
+    (cell,) = store.builds.cells(build_id)
+    store.workers.heartbeat("w1", resting="its disk is full")
+    assert explain(store, cell["job"])["resting"] is None, "the other node takes jobs"
+    store.workers.probed("w2", node="n2", wrong="it hangs", row=0)
+    facts, fenced = explain(store, cell["job"]), "node n2 is fenced: its health probe failed: it hangs"
+    assert (facts["live_workers"], facts["slots"]) == (2, 0)
+    assert facts["resting"] in ("node n1 takes no jobs: its disk is full", fenced)
+    store.workers.heartbeat("w1")
+    assert explain(store, cell["job"])["resting"] is None
+    store.workers.leave("w1")
+    assert explain(store, cell["job"])["resting"] == fenced
+    assert explain(store, cell["job"])["live_workers"] == 1

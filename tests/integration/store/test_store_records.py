@@ -1,22 +1,23 @@
 """Events, workers and pools, the index, what is kept and for how long, and what is refused."""
 
+import json
 import re
 import secrets
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from farm.control.mending import Resumer
+from farm.control.loops import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
-from farm.jobs.estimate import Sample
+from farm.jobs.estimate import Compile
 from farm.jobs.state import FailureKind, Outcome
-from farm.settings import load_settings
-from farm.store import Store
+from farm.settings import Settings, load_settings
+from farm.store import Store, broker
 from farm.store.link import load_scripts
+from farm.store.worker_records import Beat
 from tests.support.helpers import wait_until
 from tests.support.jobs import join_pool, new_cell, run_next, submit, take
 from tests.support.places import ROOT
@@ -38,28 +39,28 @@ def raw(redis_url: str) -> Iterator[redis.Redis]:
 def test_a_reader_goes_on_where_it_stopped(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
-    seen = store.events.read(build_id).items
+    seen = store.events.read(build_id)["items"]
     assert [(event["type"], event.get("state")) for event in seen] == [("build", "open"), ("accepted", None)]
     run_next(store, Outcome.success({}))
     after = store.events.read(build_id, seen[-1]["id"])
-    assert not after.reset
-    assert [(event["type"], event["state"]) for event in after.items] == [
+    assert not after["reset"]
+    assert [(event["type"], event["state"]) for event in after["items"]] == [
         ("cell", "running"),
         ("cell", "succeeded"),
         ("build", "ended"),
     ]
-    running = after.items[0]
+    running = after["items"][0]
     assert (running["attempt"], running["worker"], running["build"]) == (1, "w1", build_id)
-    assert store.events.read(build_id, after.items[-1]["id"]).items == []
+    assert store.events.read(build_id, after["items"][-1]["id"])["items"] == []
 
 
 def test_a_reader_that_waits_hears_at_once(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
-    last = store.events.read(build_id).items[-1]["id"]
+    last = store.events.read(build_id)["items"][-1]["id"]
     heard: list[str] = []
     reader = threading.Thread(
-        target=lambda: heard.extend(e["state"] for e in store.events.read(build_id, last, 9000).items)
+        target=lambda: heard.extend(e["state"] for e in store.events.read(build_id, last, 9000)["items"])
     )
     reader.start()
     take(store)
@@ -70,29 +71,29 @@ def test_a_reader_that_waits_hears_at_once(store: Store) -> None:
 def test_a_reader_whose_position_was_trimmed_gets_one_reset(store: Store, raw: redis.Redis) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
-    old = store.events.read(build_id).items[0]["id"]
+    old = store.events.read(build_id)["items"][0]["id"]
     run_next(store, Outcome.success({}))
     raw.xtrim(f"{{farm}}:build:{build_id}:events", maxlen=1, approximate=False)
     found = store.events.read(build_id, old)
-    assert found.reset
-    assert [event["type"] for event in found.items] == ["reset"]
-    assert store.events.read(build_id, found.items[0]["id"]) == type(found)([])
+    assert found["reset"]
+    assert [event["type"] for event in found["items"]] == ["reset"]
+    assert store.events.read(build_id, found["items"][0]["id"]) == {"items": [], "reset": False}
 
 
 @pytest.mark.parametrize("position", ["1-2-3", "", "-", "1-", "18446744073709551616-0", "٣-0", "1-2\n"])
 def test_an_id_that_no_stream_has_gets_one_reset(store: Store, position: str) -> None:
     build_id = submit(store, new_cell())
     found = store.events.read(build_id, f"{store.epoch()}.{position}")
-    assert found.reset
-    assert not store.events.read(build_id, found.items[0]["id"]).reset
+    assert found["reset"]
+    assert not store.events.read(build_id, found["items"][0]["id"])["reset"]
 
 
 @pytest.mark.parametrize("position", ["deadbeef.1700000000000-0", "nonsense", "a.b.c"])
 def test_a_position_of_another_epoch_gets_one_reset(store: Store, position: str) -> None:
     build_id = submit(store, new_cell())
     found = store.events.read(build_id, position)
-    assert found.reset
-    assert not store.events.read(build_id, found.items[0]["id"]).reset
+    assert found["reset"]
+    assert not store.events.read(build_id, found["items"][0]["id"])["reset"]
 
 
 def test_the_epoch_is_new_when_the_store_was_lost(store: Store, raw: redis.Redis) -> None:
@@ -292,7 +293,7 @@ def test_a_reported_build_keeps_its_verdict_and_never_reopens(store: Store) -> N
     run_next(store, Outcome.success({}))
     store.builds.mark_reported(build_id, {"exit_code": 0})
     store.builds.mark_reported(build_id, {"exit_code": 1})
-    store.builds.create({"id": build_id, "namespace": "main", "cells": 1}, [[cell]])
+    store.builds.create({"id": build_id, "namespace": "main", "cells": 1}, [cell])
     build = store.builds.get(build_id)
     assert (build["state"], build["verdict"]) == ("reported", {"exit_code": 0})
 
@@ -402,7 +403,7 @@ def test_durations_are_the_same_from_attempts_and_from_object_storage(store: Sto
     run_next(store, Outcome.success(worked("a" * 64, 12.25)))
     run_next(store, Outcome.success(worked("b" * 64, 99.0), hit=True))
     learnt = store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"])
-    assert learnt == {"onnxruntime-cpu.fp32.off": [Sample("ab" * 6, 1000, 12.25)]}, "a hit took no time"
+    assert learnt == {"onnxruntime-cpu.fp32.off": [Compile("ab" * 6, 1000, 12.25)]}, "a hit took no time"
     store.index.fill("main", [("a" * 64, worked("a" * 64, 12.25))])
     assert store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"]) == learnt
 
@@ -417,9 +418,160 @@ def test_what_a_job_took_is_counted_over_its_attempts(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
     job_id, claim = take(store)
-    wait_until(lambda: store.builds.cells(build_id)[0]["started_at"] < time.time() - 0.05)
+    wait_until(lambda: store.builds.cells(build_id)[0]["elapsed"] > 0.05)
+    assert store.builds.cells(build_id)[0]["spent"] > 0.05, "what runs counts, too"
     store.jobs.finish(job_id, claim.token, Outcome.released())
     first = store.builds.cells(build_id)[0]["spent"]
     assert first >= 0.05
     run_next(store, Outcome.success({}))
     assert store.builds.cells(build_id)[0]["spent"] >= first
+
+
+# --- what records say ------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_says_all_of_a_worker_and_of_its_node(store: Store) -> None:
+    assert store.workers.heartbeat("w1") == Beat("unknown", 0, 0.0)
+    assert Beat("ok", 0, 0.0).failed == 0
+    join_pool(store)
+    beat = store.workers.heartbeat("w1")
+    assert (beat.answer, beat.running, beat.fenced, beat.failed) == ("ok", 0, "", 0)
+    submit(store, new_cell())
+    run_next(store, Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11"))
+    submit(store, new_cell(pool=POOL.name))
+    (*_, handed) = store.jobs.hand_out(POOL.name, 1)
+    store.jobs.claim(*handed, nonce="n", worker="w1", node="n1")
+    beat = store.workers.heartbeat("w1")
+    assert (beat.answer, beat.running, beat.failed) == ("ok", 1, 1)
+    store.workers.drain("w1")
+    assert store.workers.heartbeat("w1").answer == "drain"
+    assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0) is not None
+    assert store.workers.heartbeat("w1").fenced.endswith("it hangs")
+
+
+@pytest.mark.parametrize("queue", ["waiting", "handed"])
+def test_the_age_of_a_queue_is_that_of_its_own_pool(store: Store, raw: redis.Redis, queue: str) -> None:
+    others = [{**POOL.as_dict(), "toolchain": f"onnxruntime9.{number}-00000000"} for number in range(3)]
+    store.workers.register({"id": "w1", "node": "n1", "slots": 1, "pools": [*others, POOL.as_dict()]}, ttl=60.0)
+    submit(store, new_cell())
+    if queue == "handed":
+        store.jobs.hand_out(POOL.name, 1)
+    (key,) = raw.keys(f"*pool:{POOL.name}:{queue}")
+    ((job_id, since),) = raw.zrange(key, 0, -1, withscores=True)
+    raw.zadd(key, {job_id: since - 100_000})
+    assert store.workers.queue_ages() == {POOL.name: pytest.approx(100, abs=50)}
+
+
+def test_a_worker_that_takes_jobs_again_or_finds_half_of_the_stock_gone_wakes_its_pool(store: Store) -> None:
+    join_pool(store, slots=4)
+    submit(store, *[new_cell() for _ in range(5)])
+    (first, second, third, _) = store.jobs.hand_out(POOL.name, 1)
+
+    def woken() -> bool:
+        return store.wakeups.next_pool(0.01) is not None
+
+    def claim(handed: tuple[str, int]) -> None:
+        assert store.jobs.claim(*handed, nonce=secrets.token_hex(8), worker="w1", node="n1").answer == "run"
+
+    while woken():
+        pass
+    claim(first)
+    assert not woken(), "three of four are there"
+    claim(second)
+    assert woken(), "two are there: it can be filled up"
+    claim(third)
+    while woken():
+        pass
+    store.workers.heartbeat("w1", resting="its disk is full")
+    store.workers.heartbeat("w1", resting="its disk is full")
+    assert not woken()
+    store.workers.heartbeat("w1")
+    assert woken()
+
+
+def test_a_cell_has_the_time_since_its_attempt_began_and_a_job_its_limits(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell(limits={"time": 7.0, "memory": 5 << 30}), new_cell())
+    job_id, claim = take(store)
+    (attempt,) = store.jobs.get(job_id)["attempts"]
+    assert attempt["limits"] in ({"time": 7.0, "memory": 5 << 30}, {"time": 60.0, "memory": 0})
+    assert attempt["limits"] == claim.limits
+    (running,) = (cell for cell in store.builds.cells(build_id) if cell["state"] == "running")
+    assert 0 <= running["elapsed"] < 60
+    store.jobs.finish(job_id, claim.token, Outcome.success({}))
+    (ended,) = (cell for cell in store.builds.cells(build_id) if cell["state"] == "succeeded")
+    assert 0 <= ended["elapsed"] < 60 and 0 <= ended["spent"] < 60
+    (other,) = store.jobs.hand_out(POOL.name, 1)
+    store.jobs.claim(*other, nonce="n", worker="w1", node="n1")
+    assert {store.jobs.get(each)["attempts"][0]["limits"]["memory"] for each in (job_id, other[0])} == {5 << 30, 0}
+
+
+def test_moments_go_on_by_one_where_the_clock_does_not(store: Store, raw: redis.Redis) -> None:
+    first = store.next_moment()
+    (key,) = raw.keys("*moment")
+    raw.set(key, int(raw.get(key)) + 3_600_000)
+    later = store.next_moment()
+    assert later == pytest.approx(first + 3600, abs=60)
+    assert store.next_moment() == pytest.approx(later + 0.001, abs=1e-4)
+
+
+def test_a_pool_has_the_slots_of_those_of_its_workers_that_take_jobs(store: Store) -> None:
+    for number, slots in enumerate((1, 2, 4, 8), 1):
+        join_pool(store, f"w{number}", node=f"n{number}", slots=slots)
+
+    def shown() -> tuple[int, int]:
+        (pool,) = store.workers.pools()
+        return pool["live_workers"], pool["slots"]
+
+    assert shown() == (4, 15)
+    store.workers.drain("w1")
+    assert shown() == (4, 14)
+    store.workers.heartbeat("w2", resting="its disk is full")
+    assert shown() == (4, 12)
+    store.workers.probed("w3", node="n3", wrong="it hangs", row=0)
+    assert shown() == (4, 8)
+
+
+def run_all(store: Store, outcome: Outcome, number: int) -> None:
+    """Run so many jobs at once, on node n1 the first time and on n2 later."""
+    for handed in wait_until(lambda: (found := store.jobs.hand_out(POOL.name, 1)) and found):
+        node = "n1" if handed[1] == number else "n2"
+        claim = store.jobs.claim(*handed, nonce="n", worker=f"w{node[1]}", node=node)
+        store.jobs.finish(handed[0], claim.token, outcome)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_three_jobs_that_another_node_made_fence_the_one_that_failed_them_unless_it_had_the_same_trouble(
+    store: Store, also: bool
+) -> None:
+    crash = Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11")
+    join_pool(store, "w1", node="n1", slots=3)
+    submit(store, *[new_cell() for _ in range(3)])
+    run_all(store, crash, 1)
+    store.workers.drain("w1")
+    join_pool(store, "w2", node="n2", slots=1)
+    if also:
+        submit(store, new_cell(priority=5))
+        run_all(store, crash, 0)
+    for _ in range(3):
+        assert not store.workers.heartbeat("w1").fenced
+        store.jobs.promote()
+        run_all(store, Outcome.success({}), 0)
+    fenced = store.workers.heartbeat("w1").fenced
+    assert fenced == ("" if also else "3 jobs failed on it and then succeeded elsewhere, the last by compiler_crash")
+
+
+# --- the broker ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_started_before_is_taken_first_and_what_is_no_attempt_is_no_message_of_ours(
+    farm_settings: Settings, store: Store, raw: redis.Redis
+) -> None:
+    app = broker.make_celery(farm_settings)
+    assert broker.queued(app, "p") == set()
+    broker.dispatch(app, "p", [("j-1", 1), ("j-4", 2), ("j-2", 1), ("j-3", 3)])
+    queue = broker.PREFIX + "p"
+    taken = [json.loads(message)["headers"]["id"] for message in reversed(raw.lrange(queue, 0, -1))]
+    assert taken == ["j-4.2", "j-3.3", "j-1.1", "j-2.1"]
+    raw.lpush(queue, "{", "[]", "{}", json.dumps({"headers": {"id": "j-5.x"}}))
+    assert broker.queued(app, "p") == {("j-1", 1), ("j-2", 1), ("j-3", 3), ("j-4", 2)}

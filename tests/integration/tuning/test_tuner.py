@@ -14,12 +14,11 @@ from farm.compiling.children import StepEnded
 from farm.compiling.requests import MadeProgram
 from farm.compiling.slots import Slot
 from farm.errors import StorageUnavailable
-from farm.runner.onnxruntime_tuning import RECORDS, Candidate, add_record, choose
+from farm.runner.onnxruntime_sessions import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings
 from farm.tuning.formats import OBJECTS, write_folder
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
-from farm.tuning.tuner import PublishedProgram
 from tests.benchmarks.tuning_kills import kill_at_random, second_model
 from tests.support.helpers import wait_until
 from tests.support.scripted_tuner import (
@@ -137,7 +136,7 @@ def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     artifacts: S3Store, farm_settings: Settings, tmp_path: Path
 ) -> None:
     """With empty databases it is slower than with those that tuned it; a program out already takes turns too."""
-    out = PublishedProgram("a" * 64, MadeProgram(tmp_path / "published.mxr", [], None), "")
+    out = MadeProgram(tmp_path / "published.mxr", [], None, "a" * 64)
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
     tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}

@@ -16,19 +16,21 @@ import pytest
 from farm.api import tuning_routes
 from farm.app import Farm
 from farm.cli import main
-from farm.control.mending import merge_tuning
+from farm.control.loops import merge_tuning
 from farm.errors import ExitCode
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name, restore
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import POOL, commands
+from tests.support.gpu_programs import CODE_OBJECTS
 from tests.support.tuning_writers import delta
 
 GPU = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-1a2b3c4d", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
 QUICK = f"{GPU.name}/{device_name(GPU.device)}/quick"
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"
 LINE = "576-4-4-1x1-192-4-4-8-1x1-2x2-3x3-0-NCHW-FP32-F=ConvA:0.5,0,algo;ConvB:0.2,64,algo\n"
+MIOPEN = CODE_OBJECTS / "miopen"
 CONV = {"name": "gpu::mlir_op", "problem": "gfx942:sramecc+:xnack-\t304\t8\tconv -F 1"}
 
 
@@ -127,6 +129,32 @@ def test_an_enforcement_s_database_takes_imports_once_it_is_there(
     assert "refused gfx942130.ufdb.txt: its name has no version of MIOpen" in capsys.readouterr().err
     said(["import", "gfx942 quick", str(own)], capsys)
     assert said(["stats", "gfx942 quick"], capsys).startswith(f"{QUICK}\n"), "by words, too, the one of the mode alone"
+
+
+def test_what_miopen_itself_wrote_goes_in_and_comes_out_whole(
+    farm: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Genuine files of MIOpen 3.4 for gfx90a with 104 units, of two runs of one search: what is known already stays."""
+
+    def parts(folder: Path, name: str) -> list[str]:
+        return sorted(re.split("[=;]", (folder / name).read_text().removesuffix("\n")))
+
+    arch, wanted = "gfx90a:sramecc+:xnack-", "gfx90a quick"
+    card = Pool(Target("migraphx", "gfx90a"), "rocm7.1-migraphx2.14-1a2b3c4d", Device(arch, 104, 1), 1)
+    other = Pool(Target("migraphx", "gfx90a"), "rocm7.1-migraphx2.14-1a2b3c4d", Device(arch, 110, 1), 1)
+    worker = {"id": "w3", "node": "n3", "pid": 1, "host": "n3", "slots": 1, "pools": [card.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    assert main(["tuning", "import", wanted, str(MIOPEN)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("3 records fit, 3 of them new to ")
+    assert "refused gfx90a68.ukdb: kernel binaries are not tuning" in err
+    assert "2 records fit, 0 of them new" in said(["import", wanted, str(MIOPEN / "again")], capsys)
+    said(["export", wanted, "-o", "mine"], capsys)
+    for name in ("gfx90a68.HIP.3_4_0_.udb.txt", "gfx90a68.HIP.3_4_0_.ufdb.txt"):
+        assert parts(tmp_path / "mine", name) == parts(MIOPEN, name)
+    farm.store.workers.register({**worker, "pools": [other.as_dict()]}, ttl=600)
+    assert main(["tuning", "import", f"{other.name}/{device_name(other.device)}/quick", str(MIOPEN)]) == 2
+    assert "it is of gfx90a with 104 compute units, not 110" in capsys.readouterr().err
 
 
 def test_a_radeon_s_compute_units_may_be_counted_by_twos(

@@ -1,4 +1,6 @@
-"""A hostile MIGraphX: on import it tries to reach what is not its own, says how that went, and then plays the stand-in.
+"""A hostile MIGraphX: on import, and as it opens a file, it tries to reach what is not its own, and says how that went.
+
+Then it plays the stand-in.
 
 `targets.json` next to it says where things are. Each probe prints a line `PROBE {"name", "said"}`.
 """
@@ -40,9 +42,12 @@ def unshared_mount():
 
 
 def secrets_in_environment():
-    names = [name for name in os.environ if name.startswith(("FARM_", "AWS_", "CELERY")) and name != "FARM_CHILD"]
+    names = [name for name in os.environ if name.startswith(("FARM_", "AWS_", "CELERY"))]
     if not names and not any(secret in str(dict(os.environ)) for secret in T["secrets"]):
         raise PermissionError("nothing there")
+
+
+IMPORTING = True
 
 
 def open_files_of_the_worker():
@@ -54,8 +59,9 @@ def inherited_files():
     """Standard streams, and the pipe to the worker; a socket or a file would be somebody else's."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     named = [os.readlink(link) for link in links if os.path.lexists(link)]
-    # Its log is open for writing, at its end.
-    if not [name for name in named if name.startswith(("socket:", *T["private"])) and not name.endswith("/log.txt")]:
+    # Its log is open for writing, at its end. As it is imported, the template's socket is open.
+    found = [name for name in named if name.startswith(("socket:", *T["private"])) and not name.endswith("/log.txt")]
+    if len(found) <= IMPORTING:
         raise PermissionError("none but its own")
 
 
@@ -101,7 +107,13 @@ PROBES = {
     "send a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
     "connect to a local socket": lambda: socket.socket(socket.AF_UNIX),
 }
-if sys.platform == "linux":
+
+import standin_migraphx
+from standin_migraphx import *
+from standin_migraphx import __version__
+
+
+def attack():
     for name, probe in PROBES.items():
         try:
             probe()
@@ -110,5 +122,17 @@ if sys.platform == "linux":
             said = f"refused: {type(error).__name__}: {error}"
         print("PROBE", json.dumps({"name": name, "said": said}), flush=True)
 
-from standin_migraphx import *
-from standin_migraphx import __version__
+
+def parse_onnx(*arguments, **options):
+    attack()
+    return standin_migraphx.parse_onnx(*arguments, **options)
+
+
+def load(*arguments, **options):
+    attack()
+    return standin_migraphx.load(*arguments, **options)
+
+
+if sys.platform == "linux":
+    attack()
+IMPORTING = False

@@ -16,7 +16,7 @@ import standin_migraphx
 from standin_migraphx import *
 from standin_migraphx import __version__
 
-T = json.loads((Path(__file__).parent / "targets.json").read_text())
+T = {}
 LIBC = ctypes.CDLL(None, use_errno=True)
 IPC = {
     "x86_64": {"shmget": 29, "semget": 64, "msgget": 68},
@@ -102,4 +102,5 @@ ATTACKS = {
 
 def save(p, filename, format="msgpack"):
     standin_migraphx.save(p, filename, format)
+    T.update(json.loads((Path(__file__).parent / "targets.json").read_text()))
     ATTACKS[T["attack"]](Path(filename))

@@ -20,7 +20,7 @@ __version__ = "2.17.0.dev+stand-in"
 
 HERE = Path(__file__).parent
 NODE = json.loads((HERE / "standin.json").read_text())
-_GIVEN = ("ROCR_VISIBLE_DEVICES", "MIGRAPHX_GPU_COMPILE_PARALLEL", "ROCM_PATH", "OMP_NUM_THREADS")
+_GIVEN = ("ROCR_VISIBLE_DEVICES", "MIGRAPHX_GPU_COMPILE_PARALLEL", "ROCM_PATH", "OMP_NUM_THREADS", "MIGRAPHX_NSTREAMS")
 
 print("GIVEN", json.dumps({**{n: os.environ.get(n) for n in _GIVEN}, "cpus": sorted(os.sched_getaffinity(0))}))
 
@@ -38,7 +38,7 @@ def get_target(name, **sizes):
 
 
 def op(name, **attributes):
-    raise RuntimeError(f"make_op: Unknown operator: {name}")
+    raise RuntimeError(f"src/include/migraphx/ranges.hpp:112: at: Operator not found: {name}")
 
 
 class _Shape:
@@ -107,7 +107,7 @@ class program:
 
     def run(self, arguments):
         if os.environ.get("ROCR_VISIBLE_DEVICES") == "-1":
-            raise RuntimeError("hip.cpp:66: get_device_id: No device")
+            raise RuntimeError("src/targets/gpu/device_name.cpp:45: get_device_id: No device")
         return [argument(np.maximum(arguments["x"].array, 0))]
 
     def __repr__(self):

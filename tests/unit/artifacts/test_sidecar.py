@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.keys import blob_key
+from farm.artifacts.storage import blob_key
 from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts
 from farm.wire.program import Blobs

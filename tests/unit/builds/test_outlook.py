@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from farm.builds.outlook import outlook
-from farm.jobs.estimate import Estimate
+from farm.builds.plan import outlook
 
 
 def cell(seconds: float | None = None, **changes: Any) -> dict[str, Any]:
-    found = Estimate(seconds / 2, seconds, seconds * 2).as_dict() if seconds else None
+    found = {"low": seconds / 2, "expected": seconds, "high": seconds * 2, "by": ""} if seconds else None
     return {"state": "queued", "pool": "cpu", "job": f"j-{random.random()}", "estimate": found, **changes}
 
 

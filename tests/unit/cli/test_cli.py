@@ -19,7 +19,7 @@ import structlog
 import farm
 from farm.cli import main
 from farm.cli.commands import EXAMPLES
-from farm.errors import EXIT_CODES
+from farm.errors import ExitCode
 from farm.node.survey import Findings, Note
 from tests.support.compiling import RNET
 from tests.support.gpu_programs import sidecar_of, write_mxr
@@ -145,9 +145,9 @@ def test_farm_alone_shows_its_help_and_exits_as_wrong_usage(capsys: pytest.Captu
 def test_exit_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "exit-codes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [[str(int(code)), text] for code, text in EXIT_CODES.items()]
+    assert [line.split(maxsplit=1) for line in lines] == [[str(int(code)), code.meaning] for code in ExitCode]
     assert main(["help", "exit-codes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["39"] == EXIT_CODES[max(EXIT_CODES)]
+    assert json.loads(capsys.readouterr().out)["39"] == max(ExitCode).meaning
 
 
 def test_a_wrong_command_is_a_usage_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,6 +336,12 @@ def test_lint_looks_at_files_despite_unknown_fields(tmp_path: Path, capsys: pyte
     [
         (GOOD.replace("  - name", "\t- name"), "indent with spaces: YAML allows no tabs"),
         (GOOD.replace("[fp32]", "[fp32"), "the `[` on line 4 is not closed"),
+        ("{\n", "a `[` or `{` before this is not closed"),
+        (GOOD.replace("name: d", "name: 'd"), "the quote on line 2 is not closed"),
+        (GOOD + " also: x\n", "indent all lines of a block equally, and begin each item of a list with `- `"),
+        (GOOD.replace("[fp32]", "fp32: x"), "put quotes around a value with such a character, or indent"),
+        (GOOD.replace("onnxruntime/cpu", "cuda"), "did you mean `onnxruntime/cuda`?"),
+        (GOOD.replace("onnxruntime/cpu", "migraphx"), "did you mean `migraphx/cpu` or `migraphx/ref`?"),
         (GOOD.replace("{path: net.onnx}", "net.onnx"), "write `source: {path: net.onnx}`"),
         (GOOD.replace("{path: net.onnx}", "{https: 'https://x.example/n.onnx'}"), "`sha256sum FILE` prints it"),
         ("[a, b]", "`farm init MODEL` writes a whole manifest"),

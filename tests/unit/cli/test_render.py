@@ -7,9 +7,12 @@ import re
 from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 
+from farm.artifacts.sidecar import validate
 from farm.cli import render
-from farm.cli.attempt_commands import added
+from farm.cli.attempt_commands import added, rows
 from farm.cli.inspect_command import describe
 from farm.cli.progress import Lines, Screen
 from farm.inert import inert, one_line
@@ -175,6 +178,23 @@ def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None
     assert "(the farm's fault)" in lines[0]
     assert not any("int8" in line for line in lines)
     assert "failed as expected" in plain(render.table([known]))[1]
+
+
+def test_what_failed_as_expected_is_said_everywhere_and_red_nowhere() -> None:
+    known = cell("int8", "failed", kind="accuracy", message="off by 2", as_expected=True, expected=True)
+    red, said = typer.style("failed", fg="red")[:5], "failed as expected"
+    for lines in (render.table([known]), render.under_way([known]), [render.change(known)], [render.counts([known])]):
+        assert said in "\n".join(lines) and red not in "\n".join(lines)
+    console = Console(record=True, width=120, height=20, force_terminal=True, color_system="standard")
+    for one, is_red in ((known, False), ({**known, "as_expected": False}, True)):
+        screen = Screen()
+        screen.show([one])
+        console.print(screen)
+        assert (red[:-1] in console.export_text(styles=True)) is is_red
+        assert (red in "\n".join(render.table([one]))) is is_red
+    past = {"ended": 0.0, "build": "b", "hit": False, "kind": "accuracy", "state": "failed", "error": None,
+            "node": "", "toolchain": "", "values": {}, "expected": True}  # fmt: skip
+    assert red not in "\n".join(render.align(rows([past])))
 
 
 def test_foreign_text_cannot_drive_the_terminal() -> None:
@@ -347,10 +367,10 @@ def test_inspect_says_what_the_device_is_and_how_the_first_runs_went() -> None:
         },
         "measurements": {"first_run_cold": 8.2, "first_run_warm": 0.04},
     }
-    lines = [" ".join(line.split()) for line in describe(sidecar)]
+    lines = [" ".join(line.split()) for line in describe(validate(sidecar))]
     whole = "device AMD Instinct MI300X, gfx942:sramecc+:xnack-, 304 CUs, SPX, 206 GB, driver 6.12.12"
     assert {whole, "first run 8.2 s cold, 40 ms warm"} <= {*lines}
-    bare = describe({**sidecar, "device": {**device, "model": None}, "measurements": {}})
+    bare = describe(validate({**sidecar, "device": {**device, "model": None}, "measurements": {}}))
     assert "device gfx942:sramecc+:xnack-, 304 CUs" in [" ".join(line.split()) for line in bare]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.client.cache import adopt, default_cache, note_use, trim
+from farm.client.transfers import adopt, default_cache, note_use, trim
 
 
 def test_it_is_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_what_another_command_has_found_since_the_first_look_stays(
             note_use(tmp_path, [found])
         return 400
 
-    monkeypatch.setattr("farm.client.cache._size", looked_at)
+    monkeypatch.setattr("farm.client.transfers._size", looked_at)
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([found, unused]))
     trim(tmp_path, limit=500)
     assert found.exists() and not unused.exists()

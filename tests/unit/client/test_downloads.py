@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from farm.client import transfers
-from farm.client.cache import IN_USE, trim
-from farm.client.transfers import Downloads, WantedBlob
+from farm.client.transfers import IN_USE, Downloads, trim
 from farm.client.transport import NoRanges
 from farm.errors import ArtifactGone, StorageUnavailable, UsageError
 
 PIECE = 1000
 DATA = bytes(range(256)) * 40  # 10 240 bytes: eleven pieces, the last a short one
-WANTED = WantedBlob(hashlib.sha256(DATA).hexdigest(), len(DATA), "net.mxr")
+WANTED = {"path": "net.mxr", "digest": hashlib.sha256(DATA).hexdigest(), "size": len(DATA)}
 Write = Callable[[bytes], None]
 
 
@@ -58,7 +57,7 @@ def test_a_blob_comes_in_pieces_and_is_kept(tmp_path: Path) -> None:
     assert sorted(server.asked) == list(range(0, len(DATA), PIECE))
     assert seen == sorted(seen) and seen[-1] == (len(DATA), len(DATA))
     assert kept.bring(WANTED, tmp_path / "two", never).read_bytes() == DATA
-    assert [path.name for path in (tmp_path / "cache" / "blobs").iterdir()] == [WANTED.digest]
+    assert [path.name for path in (tmp_path / "cache" / "blobs").iterdir()] == [WANTED["digest"]]
 
 
 def test_a_write_into_a_fetched_file_changes_no_other_and_not_the_cache(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_a_blob_of_any_size_takes_little_memory(tmp_path: Path) -> None:
     try:
         for pieces in (30_000, 2**63):
             with pytest.raises(ArtifactGone):
-                Downloads(tmp_path / "cache").bring(WANTED._replace(size=pieces * PIECE), tmp_path / "one", gone)
+                Downloads(tmp_path / "cache").bring({**WANTED, "size": pieces * PIECE}, tmp_path / "one", gone)
         assert tracemalloc.get_traced_memory()[1] < 5e6
     finally:
         tracemalloc.stop()
@@ -110,23 +109,23 @@ def test_a_digest_leads_nowhere_else(tmp_path: Path, cached: bool) -> None:
     mine.write_text("mine")
     downloads = Downloads(tmp_path / "cache" if cached else None)
     (tmp_path / "cache" / "blobs").mkdir(parents=True)
-    for digest in ("../../mine", str(mine), "", WANTED.digest.upper()):
+    for digest in ("../../mine", str(mine), "", WANTED["digest"].upper()):
         with pytest.raises(ArtifactGone, match="which is not a SHA-256"):
-            downloads.bring(WANTED._replace(digest=digest), tmp_path / "one", Server())
+            downloads.bring({**WANTED, "digest": digest}, tmp_path / "one", Server())
         with pytest.raises(ArtifactGone, match="which is not a SHA-256"):
             downloads.find(digest, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "mine"]
 
 
 def test_an_empty_blob(tmp_path: Path) -> None:
-    empty = WantedBlob(hashlib.sha256(b"").hexdigest(), 0, "log.txt")
+    empty = {"path": "log.txt", "digest": hashlib.sha256(b"").hexdigest(), "size": 0}
     assert Downloads(tmp_path / "cache").bring(empty, tmp_path / "one", never).read_bytes() == b""
 
 
 def test_a_damaged_blob_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
     kept = Downloads(tmp_path / "cache")
     kept.bring(WANTED, tmp_path / "one", Server())
-    (tmp_path / "cache" / "blobs" / WANTED.digest).write_bytes(DATA[:-1] + b"x")
+    (tmp_path / "cache" / "blobs" / WANTED["digest"]).write_bytes(DATA[:-1] + b"x")
     server = Server()
     assert kept.bring(WANTED, tmp_path / "two", server).read_bytes() == DATA
     assert server.asked
@@ -183,7 +182,7 @@ def test_a_server_without_ranges_sends_the_whole(tmp_path: Path) -> None:
 
     assert Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", whole).read_bytes() == DATA
     with pytest.raises(ArtifactGone):
-        Downloads(None).bring(WANTED._replace(digest="0" * 64), tmp_path / "two", whole)
+        Downloads(None).bring({**WANTED, "digest": "0" * 64}, tmp_path / "two", whole)
 
 
 def _killed_half_way(cache: Path) -> None:
@@ -212,7 +211,7 @@ def test_what_was_left_damaged_is_fetched_again(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=_killed_half_way, args=(tmp_path / "cache",))
     child.start()
     child.join()
-    with (tmp_path / "cache" / "blobs" / f"{WANTED.digest}.part").open("r+b") as part:
+    with (tmp_path / "cache" / "blobs" / f"{WANTED['digest']}.part").open("r+b") as part:
         part.write(b"not these bytes")
     assert Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", Server()).read_bytes() == DATA
 
@@ -245,9 +244,11 @@ def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
     kept = Downloads(tmp_path / "cache", limit=len(DATA))
     kept.bring(WANTED, tmp_path / "one", Server())
     blobs = tmp_path / "cache" / "blobs"
-    os.utime(blobs / WANTED.digest, (0, IN_USE))
+    os.utime(blobs / WANTED["digest"], (0, IN_USE))
     other = b"another blob"
-    kept.bring(WantedBlob(hashlib.sha256(other).hexdigest(), len(other), "b"), tmp_path / "two", Server(other))
+    kept.bring(
+        {"path": "b", "digest": hashlib.sha256(other).hexdigest(), "size": len(other)}, tmp_path / "two", Server(other)
+    )
     assert [path.name for path in blobs.iterdir()] == [hashlib.sha256(other).hexdigest()]
     assert (tmp_path / "one").read_bytes() == DATA, "what was fetched stays"
 
@@ -257,7 +258,7 @@ def test_what_is_being_read_is_not_trimmed(tmp_path: Path) -> None:
     kept = Downloads(tmp_path / "cache")
     kept.bring(WANTED, tmp_path / "one", Server())
     days_ago = time.time() - 2 * IN_USE
-    os.utime(tmp_path / "cache" / "blobs" / WANTED.digest, (days_ago, days_ago))
+    os.utime(tmp_path / "cache" / "blobs" / WANTED["digest"], (days_ago, days_ago))
     place = kept.bring(WANTED, tmp_path / "two", never, lambda *_: trim(tmp_path / "cache", 0))
     assert place.read_bytes() == DATA
 

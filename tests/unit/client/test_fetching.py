@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from farm.client import family, fetching
+from farm.client import fetching
 from farm.client.fetching import bring_model, place_kernels, write_artifact, write_family
 from farm.errors import ArtifactGone, UsageError
 from farm.files import replacing
+from tests.support.gpu_programs import as_json, code_object, pack, program
 
 BYTES: dict[str, bytes] = {}
 
@@ -31,9 +32,9 @@ def bring(wanted: Mapping[str, Any], place: Path) -> None:
         part.write_bytes(BYTES[wanted["digest"]])
 
 
-def fetch(folder: Path, program: dict[str, Any], *, force: bool = False, **others: dict[str, Any]) -> None:
+def fetch(folder: Path, program: dict[str, Any], *, force: bool = False, device: Any = None, **others: Any) -> None:
     cell = {"identifier": Path(program["path"]).stem, "program": program, "shape": "b1"}
-    sidecar = {"blobs": {"program": program, "log": None, **others}}
+    sidecar = {"blobs": {"program": program, "log": None, **others}, "device": device}
     write_artifact(bring, cell, sidecar, folder, log=True, force=force)
 
 
@@ -113,6 +114,14 @@ def test_names_that_no_artifact_has_are_refused(tmp_path: Path, name: str) -> No
         fetch(tmp_path, blob("net.onnx"), log=blob("net.onnx"))
 
 
+@pytest.mark.parametrize(("name", "form"), [("net.mxr", pack), ("net.json", as_json)])
+def test_a_program_with_kernels_for_another_card_is_not_kept(tmp_path: Path, name: str, form: Any) -> None:
+    kept = blob(name, form(program(code_object("gfx90a:sramecc+:xnack-"))))
+    with pytest.raises(ArtifactGone, match=r"it has kernels for gfx90a.*, not for gfx942"):
+        fetch(tmp_path, kept, device={"arch": "gfx942:sramecc+:xnack-"})
+    assert contents(tmp_path) == {}
+
+
 def test_no_link_is_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -130,7 +139,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     cell = {"identifier": "net", "program": blob("net.onnx"), "shape": "b1"}
     index = {"members": []}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "family_index", lambda *_: index)
+        patch.setattr(fetching, "family_index", lambda *_: index)
         with pytest.raises(UsageError, match="b1 is a link"):
             write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
         (folder / "b1").unlink()

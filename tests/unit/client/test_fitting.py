@@ -8,7 +8,8 @@ import pytest
 
 from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.sidecar import validate
-from farm.client.fitting import best_fit, may_run, why_not
+from farm.client.fetching import may_run
+from farm.client.loading import best_fit, why_not
 from farm.errors import NotFound
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
@@ -90,8 +91,8 @@ def test_of_one_cell_it_is_what_was_submitted_last_as_for_all_readers() -> None:
     """What this very toolchain made may be of a commit that was taken back."""
     back: SnapshotCell = {**on_cpu(toolchain="onnxruntime1.30.0-ffffffff"), "submitted": 3.0}
     taken_back: SnapshotCell = {**on_cpu(), "submitted": 2.0}
-    assert best_fit([(taken_back, sidecar()), (back, sidecar())], [CPU]).best.cell == back
-    assert best_fit([(taken_back, sidecar()), ({**back, "submitted": 1.0}, sidecar())], [CPU]).best.cell == taken_back
+    assert best_fit([(taken_back, sidecar()), (back, sidecar())], [CPU])[0].cell == back
+    assert best_fit([(taken_back, sidecar()), ({**back, "submitted": 1.0}, sidecar())], [CPU])[0].cell == taken_back
 
 
 def test_programs_of_an_older_onnx_runtime_are_read_and_of_a_newer_one_not() -> None:
@@ -109,15 +110,14 @@ def test_a_gpu_comes_first_then_the_same_toolchain_then_the_batch_then_speed() -
         (entry(shape="b2"), sidecar(0.001)),
     ]
     fits = best_fit(cells, [CPU, CARD], batch=4)
-    assert fits.best.cell["identifier"] == "net/migraphx-mi300x/fp16/b8"
-    assert fits.best.why == "for gfx942:sramecc+:xnack-, which is here, this toolchain made it, takes batch 8"
-    assert fits.next is not None and fits.next.cell["shape"] == "b16"
-    assert fits.others == {}
+    assert fits[0].cell["identifier"] == "net/migraphx-mi300x/fp16/b8"
+    assert fits[0].why == "for gfx942:sramecc+:xnack-, which is here, this toolchain made it, takes batch 8"
+    assert fits[1].cell["shape"] == "b16"
     largest = best_fit(cells, [CARD], batch=100)
-    assert largest.best.cell["shape"] == "b16" and "takes 16 of 100 samples at once" in largest.best.why
-    assert best_fit(cells, [CARD]).best.cell["shape"] == "b16", "nobody said how many there are"
+    assert largest[0].cell["shape"] == "b16" and "takes 16 of 100 samples at once" in largest[0].why
+    assert best_fit(cells, [CARD])[0].cell["shape"] == "b16", "nobody said how many there are"
     other_build = best_fit(cells[1:2], [CARD])
-    assert "another build of this release" in other_build.best.why and other_build.next is None
+    assert "another build of this release" in other_build[0].why and len(other_build) == 1
 
 
 def test_a_program_that_was_superseded_or_rolled_back_is_taken_only_if_no_other_one_runs() -> None:
@@ -125,20 +125,20 @@ def test_a_program_that_was_superseded_or_rolled_back_is_taken_only_if_no_other_
     older = on_cpu(toolchain="onnxruntime1.30.0-00000000")
     rolled_back: SnapshotCell = {**on_cpu(), "superseded": 1.0}
     found = best_fit([(rolled_back, sidecar(0.001)), (older, sidecar(0.002))], [CPU])
-    assert found.best.cell == older
+    assert found[0].cell == older
     alone = best_fit([(rolled_back, sidecar(0.001))], [CPU])
-    assert alone.best.cell == rolled_back
-    assert "another toolchain's program has its place" in alone.best.why
+    assert alone[0].cell == rolled_back
+    assert "another toolchain's program has its place" in alone[0].why
 
 
 def test_a_range_takes_the_batch_as_it_is() -> None:
     ranged = entry(shape="b1to64", sizes={"batch": {"min": 1, "max": 64}})
-    assert best_fit([(entry(shape="b8"), sidecar()), (ranged, sidecar())], [CARD], batch=5).best.cell == ranged
+    assert best_fit([(entry(shape="b8"), sidecar()), (ranged, sidecar())], [CARD], batch=5)[0].cell == ranged
 
 
 def test_of_equal_ones_the_faster_is_chosen() -> None:
     slow, fast = entry(), entry("migraphx/gfx942")
-    assert best_fit([(slow, sidecar(0.004)), (fast, sidecar(0.002))], [CARD]).best.cell == fast
+    assert best_fit([(slow, sidecar(0.004)), (fast, sidecar(0.002))], [CARD])[0].cell == fast
 
 
 def test_what_was_tuned_for_another_size_of_the_card_or_another_cpu_does_not_fit() -> None:
@@ -148,7 +148,7 @@ def test_what_was_tuned_for_another_size_of_the_card_or_another_cpu_does_not_fit
         best_fit([(on_cpu(), sidecar(cpu_family="x86-64-v3"))], [CPU])
     assert "farm doctor" in caught.value.hint
     fits = best_fit([(entry(), sidecar(compute_units=228)), (on_cpu(), sidecar())], [CARD, CPU])
-    assert (fits.best.cell["target"], list(fits.others)) == ("onnxruntime/cpu", ["net/migraphx-mi300x/fp16/b8"])
+    assert [fit.cell["target"] for fit in fits] == ["onnxruntime/cpu"]
 
 
 def test_programs_for_packs_are_for_packs_only() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from farm import entry_points
-from farm.client.freezing import freeze
 from farm.errors import ManifestError
 from farm.manifest.parsing import load_manifest
 from farm.matrix.combinations import combine
+from tests.support.freezing import freeze
 
 MANIFEST = """
 version: 1

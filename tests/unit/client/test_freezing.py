@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from farm.cli import main
 from farm.client.authoring import init_manifest, lint, name_cells
 from farm.client.client import freeze as submission_of
-from farm.client.freezing import freeze, in_package
+from farm.client.freezing import in_package
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import load_manifest
@@ -25,6 +25,7 @@ from farm.matrix.cells import expand
 from farm.matrix.combinations import MatrixRules, combine
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
+from tests.support.freezing import freeze
 
 CPU = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1)
 
@@ -109,13 +110,13 @@ def test_a_dataset_is_to_each_model_what_its_own_inputs_make_of_it(tmp_path: Pat
         last="datasets: {shared: {path: cal.npy}}",
     )
     found = freeze(combine(manifest), tmp_path, cache=tmp_path / "cache")
-    assert {key: list(data.arrays) for key, data in found.data.items()} == {
+    assert {key: list(data["arrays"]) for key, data in found.data.items()} == {
         "shared": ["x"],
         "net1/calibration": ["pixels"],
     }
     cells = expand(combine(manifest), found.models, found.data, [CPU])
-    digests = [cell.spec.calibration["digest"] for cell in cells]
-    assert digests == [found.data[key].digest for key in ("shared", "net1/calibration", "shared")]
+    digests = [cell.spec["calibration"]["digest"] for cell in cells]
+    assert digests == [found.data[key]["digest"] for key in ("shared", "net1/calibration", "shared")]
 
 
 def test_every_file_that_is_missing_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
@@ -364,7 +365,7 @@ def test_overrides_bring_data_for_the_models_that_need_it_and_files_for_the_envi
     assert found.env_files == {"gemms.txt": {"digest": digest, "size": 13}}
     assert found.files[digest].read_bytes() == b"a tuned GEMM\n"
     cell, _ = expand(combine(manifest), found.models, found.data, [CPU], files=found.env_files)
-    assert cell.spec.calibration == {"digest": found.data["net0/calibration/0"].digest}
+    assert cell.spec["calibration"] == {"digest": found.data["net0/calibration/0"]["digest"]}
 
 
 def test_a_file_of_the_environment_that_is_missing_is_reported_at_its_place(tmp_path: Path) -> None:

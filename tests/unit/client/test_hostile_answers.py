@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 import pytest
 
 from farm.client.client import FarmClient
-from farm.errors import FarmError, Untrusted, UsageError
+from farm.client.storage_client import StorageClient
+from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
 from farm.extras.signing.signatures_api import SignaturesApi
 from farm.extras.signing.trust import clock, policy_of_keys
 from farm.extras.signing.verifying import Trust
 from farm.matrix.planned import CellGates
+from farm.results.ref_rules import family
+from farm.spec import cache_key
 from farm.wire.checking import checked
 from tests.support.signed import Signed, key_in, sidecar_of
+
+if TYPE_CHECKING:
+    from farm.wire.program import Sidecar
 
 CELL: dict[str, Any] = {
     "manifest": "demo", "submitted": 1.0,
@@ -29,6 +37,12 @@ REF: dict[str, Any] = {
     "tag": "prod", "generation": 1, "snapshot": "ef" * 32, "previous": None, "moved": "2026", "schema": 1,
     "cells": {"one": CELL, "two": {**CELL, "sizes": {"batch": {"min": 1, "max": 8, "optimals": [4]}}, "seconds": 2}},
 }  # fmt: skip
+ODD = json.dumps(
+    {
+        **{name: REF[name] for name in ("schema", "generation", "previous", "moved")},
+        "cells": {"one": {**CELL, "submitted": "1"}},
+    }
+).encode()
 
 
 def client(answer: Any) -> FarmClient:
@@ -53,7 +67,7 @@ def test_a_ref_of_a_farm_is_taken_also_of_a_newer_one() -> None:
     assert len(client(newer).ls("prod")) == 2
 
 
-@pytest.mark.parametrize("value", [7.5, [{}], {"a": []}, ["x"]])
+@pytest.mark.parametrize("value", [7.5, [{}], {"a": []}, ["x"], "9" * 5000], ids=lambda value: repr(value)[:9])
 def test_any_odd_value_in_a_ref_is_one_line(value: Any) -> None:
     for path in parts(REF):
         broken = copy.deepcopy(REF)
@@ -73,6 +87,15 @@ def test_any_odd_value_in_a_ref_is_one_line(value: Any) -> None:
             pytest.fail(f"{path} was taken")
 
 
+def test_members_of_a_family_may_say_nothing_of_their_model() -> None:
+    odd: list[Any] = [
+        (CELL, {"spec": {"model": []}}),
+        (CELL, {"spec": {"model": {"digest": []}}}),
+        (CELL, {"spec": {}}),
+    ]
+    assert len(family(odd)) == 1
+
+
 def test_any_field_left_out_of_a_ref_is_one_line_or_not_needed() -> None:
     for path in parts(REF):
         broken = copy.deepcopy(REF)
@@ -84,6 +107,40 @@ def test_any_field_left_out_of_a_ref_is_one_line_or_not_needed() -> None:
         with pytest.raises(FarmError) as caught:
             client(broken).fetch("net", "onnxruntime/cpu", "fp32", "b9", folder=Path("unused"), ref="prod")
         assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("objects", "ask"),
+    [
+        ({"report.json": b"{}"}, lambda storage: storage.refs.get("b-0123456789abcdef")),
+        ({"report.json": b'{"build": {}, "cells": [1]}'}, lambda storage: storage.refs.get("b-0123456789abcdef")),
+        ({".json": b"\xff"}, lambda storage: storage.artifacts.stored("ab" * 32)),
+        ({".json": b"{}", ".jsonl": b"\xff"}, lambda storage: storage.artifacts.stored("ab" * 32)),
+        (
+            {".json": b'{"snapshot": "%s"}' % hashlib.sha256(ODD).hexdigest().encode(), "": ODD},
+            lambda storage: storage.refs.get("prod"),
+        ),
+    ],
+)
+def test_odd_objects_of_a_storage_are_one_line(
+    objects: dict[str, bytes], ask: Callable[[StorageClient], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def content(key: str) -> bytes:
+        found = next((data for end, data in objects.items() if key.endswith(end)), None)
+        if found is None:
+            raise ArtifactGone(key)
+        return found
+
+    storage = StorageClient.below("http://storage.example")
+    monkeypatch.setattr(storage.transport, "content", content)
+    with pytest.raises((ArtifactGone, UsageError)) as caught:
+        ask(storage)
+    assert "\n" not in caught.value.message
+
+
+def test_a_farm_may_not_say_where_a_blob_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not say where"):
+        client({}).artifacts.download({"path": "net.onnx", "digest": "ab" * 32, "size": 3}, tmp_path)
 
 
 LISTS: dict[str, Callable[[FarmClient], object]] = {
@@ -108,6 +165,11 @@ def test_odd_entries_of_lists_are_one_line(name: str, item: Any) -> None:
     with pytest.raises(UsageError, match=r"unexpected answer from .*farm.*: ") as caught:
         LISTS[name](client({"items": [item]}))
     assert "\n" not in caught.value.message
+
+
+def test_a_number_that_nobody_can_print_is_refused() -> None:
+    with pytest.raises(UsageError, match="unexpected answer from "):
+        client({"bytes": 10**400}).transport.get("/v1/gc", dict[str, int])
 
 
 BUILD_ID = "b-0123456789abcdef"
@@ -141,6 +203,50 @@ def test_odd_documents_are_one_line(name: str, answer: Any) -> None:
     with pytest.raises(UsageError, match="unexpected answer from ") as caught:
         ASKS[name](client(answer))
     assert "\n" not in caught.value.message
+
+
+DIGEST = "ab" * 32
+SPEC: Any = {
+    "model": {"digest": DIGEST, "format": "onnx"}, "compiler": {"name": "onnxruntime", "recipe": 1, "libraries": {}},
+    "device": {"arch": "cpu", "compute_units": None, "xcc": None, "cpu_family": None}, "toolchain": "onnxruntime1.31",
+    "precision": "fp32", "inputs": {}, "batch": None, "options": {}, "tuning": {"mode": "off"}, "env": {},
+    "calibration": None, "quantization": {}, "verification": None, "salt": "", "schema": 1,
+}  # fmt: skip
+ORDERED: Any = {
+    "schema": 1, "farm": "0.2.0", "job": "j-1", "attempt": 1, "namespace": "main", "build": BUILD_ID, "worker": "w",
+    "key": cache_key(SPEC), "limits": {"time": 0.0, "memory": 0}, "previous": [], "ended": None, "reference": None,
+    "order": {
+        "identifier": "net/onnxruntime-cpu/fp32/static", "pool": "p", "target": "onnxruntime/cpu", "spec": SPEC,
+        "model": {"format": "onnx", "names": ["y"], "files": [{"path": "n.onnx", "digest": DIGEST, "size": 4}]},
+        "calibration": None, "samples": None,
+    },
+}  # fmt: skip
+
+
+def work_order(document: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what a client makes of an artifact's stored work order."""
+    farm, sidecar = (
+        client({}),
+        {"identifier": "net", "key": ORDERED["key"], "blobs": {"reproduction": {"digest": DIGEST}}},
+    )
+    monkeypatch.setattr(farm.artifacts, "_read", lambda blob: json.dumps(document).encode())
+    return farm.artifacts.work_order(cast("Sidecar", sidecar))
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_an_odd_work_order_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work_order(ORDERED, monkeypatch) == ORDERED
+    for odd in ({**ORDERED, name: [[]]}, {each: value for each, value in ORDERED.items() if each != name}, [], 1):
+        with pytest.raises(UsageError, match="unexpected answer from ") as caught:
+            work_order(odd, monkeypatch)
+        assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("changed", [{"spec": {**SPEC, "precision": "int8"}}, {"model": {"format": "onnx", "names": [],
+    "files": [{"path": "n.onnx", "digest": "cd" * 32, "size": 4}]}}])  # fmt: skip
+def test_a_work_order_of_another_artifact_is_refused(changed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArtifactGone, match="the work order of net is of another compile than its sidecar"):
+        work_order({**ORDERED, "order": {**ORDERED["order"], **changed}}, monkeypatch)
 
 
 @pytest.mark.parametrize("data", ["[]", "1", "{}", "x", '{"type": "cells", "cells": [1]}', '{"type": 1}'])

@@ -11,14 +11,19 @@ from typing import Any
 import httpx
 import pytest
 
-from farm.client.cache import KeptAnswers
 from farm.client.client import FarmClient
+from farm.client.transfers import KeptAnswers
 from farm.errors import FarmFault, NotAllowed, StorageUnavailable
+from farm.spec import digest_of
 
 PROGRAM = b"a program"
 DIGEST = hashlib.sha256(PROGRAM).hexdigest()
 BLOB = {"path": "net.onnx", "digest": DIGEST, "size": len(PROGRAM)}
-KEY = "ab" * 32
+SPEC = {
+    "compiler": {"name": "onnxruntime"}, "device": {"arch": "cpu"}, "toolchain": "onnxruntime1", "precision": "fp32",
+    "batch": None,
+}  # fmt: skip
+KEY = digest_of(SPEC)
 CELL = {
     "manifest": "demo", "submitted": 1.0,
     "identifier": "net/onnxruntime-cpu/fp32/b1", "model": "net", "target": "onnxruntime/cpu", "precision": "fp32",
@@ -32,7 +37,7 @@ ANSWERS: dict[str, Any] = {
     },
     f"/v1/artifacts/{KEY}/statements": {"sidecar": "{}", "statements": []},
     f"/v1/artifacts/{KEY}": {
-        "schema": 1, "key": KEY, "namespace": "main", "identifier": CELL["identifier"], "spec": {}, "toolchain": "t",
+        "schema": 1, "key": KEY, "namespace": "main", "identifier": CELL["identifier"], "spec": SPEC, "toolchain": "t",
         "device": {"arch": "cpu"}, "created": "", "blobs": {"program": BLOB},
     },
 }

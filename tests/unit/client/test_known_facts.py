@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from farm.client.known_facts import KnownFacts
+from farm.client.freezing import KnownFacts
 from farm.models.data import FrozenData, freeze_data
 from farm.models.model import FrozenModel, UnreadableModel, read_model
 
@@ -47,16 +47,16 @@ def never(*_: object) -> None:
 def test_a_known_model_is_not_read_again(facts: KnownFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_net(tmp_path / "net.onnx")
     first = read(facts, path)
-    monkeypatch.setattr("farm.client.known_facts.check_here", never)
+    monkeypatch.setattr("farm.client.freezing.check_here", never)
     assert read(facts, path) == first
     other = path.rename(tmp_path / "other.onnx")
-    assert read(facts, other).files == [{**first.files[0], "path": "other.onnx"}]
+    assert read(facts, other)["files"] == [{**first["files"][0], "path": "other.onnx"}]
 
 
 def test_other_bytes_are_another_model(facts: KnownFacts, tmp_path: Path) -> None:
     path = save_net(tmp_path / "net.onnx")
-    assert dict(read(facts, path).operators) == {"Relu": 1}
-    assert dict(read(facts, save_net(path, "Abs")).operators) == {"Abs": 1}
+    assert dict(read(facts, path)["operators"]) == {"Relu": 1}
+    assert dict(read(facts, save_net(path, "Abs"))["operators"]) == {"Abs": 1}
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
@@ -72,10 +72,10 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         return check_here(path, "onnx", ())
 
     with monkeypatch.context() as patch:
-        patch.setattr("farm.client.known_facts.check_here", changed)
+        patch.setattr("farm.client.freezing.check_here", changed)
         read(facts, path)
     path.write_bytes(before)
-    assert dict(read(facts, path).operators) == {"Relu": 1}
+    assert dict(read(facts, path)["operators"]) == {"Relu": 1}
 
 
 def test_external_data_is_looked_at_each_time(facts: KnownFacts, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_external_data_is_looked_at_each_time(facts: KnownFacts, tmp_path: Path)
     weights.write_bytes(bytes(64))
     first = read(facts, path)
     weights.write_bytes(bytes(63) + b"\1")
-    assert read(facts, path).digest != first.digest
+    assert read(facts, path)["digest"] != first["digest"]
     weights.write_bytes(bytes(60))
     with pytest.raises(UnreadableModel, match="ends at byte 64 of a file of 60"):
         read(facts, path)
@@ -110,16 +110,16 @@ def test_facts_of_older_code_and_damaged_ones_do_not_count(
     path = save_net(tmp_path / "net.onnx")
     first = read(facts, path)
     with monkeypatch.context() as patch:
-        patch.setattr("farm.client.known_facts._rules", lambda _: "newer")
-        patch.setattr("farm.client.known_facts.check_here", lambda *_: {**found(first), "opset": 99})
-        assert read(facts, path).opset == 99
+        patch.setattr("farm.client.freezing._rules", lambda _: "newer")
+        patch.setattr("farm.client.freezing.check_here", lambda *_: {**found(first), "opset": 99})
+        assert read(facts, path)["opset"] == 99
     for file in (tmp_path / "facts").iterdir():
         file.write_text("{")
     assert read(facts, path) == first
 
 
 def found(model: FrozenModel) -> dict[str, object]:
-    document = model.as_dict()
+    document: dict[str, object] = {**model}
     return {name: document[name] for name in ("inputs", "outputs", "opset", "operators", "weight_dtypes")}
 
 
@@ -133,7 +133,7 @@ def test_known_data_is_not_read_again_unless_its_canonical_file_is_gone(facts: K
     model = read(facts, save_net(tmp_path / "net.onnx"))
     path, kept = tmp_path / "samples.npz", tmp_path / "data"
     np.savez(path, x=np.ones((3, 4), np.float32))
-    symbolic = {tensor.name: tensor for tensor in model.inputs}
+    symbolic = {tensor["name"]: tensor for tensor in model["inputs"]}
     times = 0
 
     def freeze() -> tuple[FrozenData, Path]:
@@ -149,5 +149,5 @@ def test_known_data_is_not_read_again_unless_its_canonical_file_is_gone(facts: K
     os.truncate(first[1], 3)
     facts.data(path, kept, "x", freeze)
     np.savez(path, x=np.zeros((3, 4), np.float32))
-    assert facts.data(path, kept, "x", freeze)[0].digest != first[0].digest
+    assert facts.data(path, kept, "x", freeze)[0]["digest"] != first[0]["digest"]
     assert times == 4

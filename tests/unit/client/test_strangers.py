@@ -54,10 +54,12 @@ def test_a_file_elsewhere_is_not_read(folder: Path, path: str) -> None:
     ]
 
 
-def test_models_elsewhere_buckets_conversions_and_env_files_are_refused(folder: Path) -> None:
+def test_models_elsewhere_packages_buckets_conversions_and_env_files_are_refused(folder: Path) -> None:
     (folder.parent / "net.onnx").write_bytes((folder / "net.onnx").read_bytes())
     assert "outside its folder" in problems(folder, MANIFEST.replace("path: net", "path: ../net"))[0]
     assert "`s3`" in problems(folder, MANIFEST.replace("path: net.onnx", "s3: s3://private/net.onnx"))[0]
+    assert "`package`" in problems(folder, MANIFEST.replace("path: net.onnx", "package: numpy/net.onnx"))[0]
+    assert "`package`" in problems(folder, MANIFEST + "    samples: {package: numpy/secret.npz}\n")[0]
     assert "not converted" in problems(folder, MANIFEST + "    format: torch\n")[0]
     env = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: ../secret.npz}}\n"
     assert "outside its folder: ../secret.npz" in problems(folder, MANIFEST + env)[0]

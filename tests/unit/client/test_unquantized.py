@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
-from farm.client.freezing import FrozenInputs, freeze, read_inputs
+from farm.client.freezing import FrozenInputs, read_inputs
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
@@ -23,6 +23,7 @@ from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
+from tests.support.freezing import freeze
 
 CPU = Pool(Target("onnxruntime", "cpu"), "onnxruntime1.31.1-1a2b3c4d", Device("cpu"), 1)
 SAMPLES = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
@@ -66,17 +67,17 @@ def frozen(made: Path, cache: Path, text: Manifest) -> FrozenInputs:
 
 def test_the_expected_outputs_are_the_unquantized_models(made: Path, tmp_path: Path) -> None:
     found = frozen(made, tmp_path, manifest())
-    assert "QuantizeLinear" in found.models["quark"].operators
+    assert "QuantizeLinear" in found.models["quark"]["operators"]
     data = found.data["quark/samples"]
-    assert set(data.arrays) == {"x", "y"}
-    with np.load(found.files[data.digest]) as arrays:
+    assert set(data["arrays"]) == {"x", "y"}
+    with np.load(found.files[data["digest"]]) as arrays:
         session = onnxruntime.InferenceSession(str(made / "float.onnx"), providers=["CPUExecutionProvider"])
         assert np.allclose(arrays["y"], session.run(None, {"x": SAMPLES})[0], rtol=1e-6)
         assert np.array_equal(arrays["x"], SAMPLES)
     cells = expand(combine(manifest()), found.models, found.data, [CPU])
     specs = {cell.model: cell.spec for cell in cells if cell.spec}
-    verification = specs["quark"].as_dict()["verification"]
-    assert verification and verification["samples"] == {"digest": data.digest}
+    verification = specs["quark"]["verification"]
+    assert verification and verification["samples"] == {"digest": data["digest"]}
     assert frozen(made, tmp_path, manifest()).data["quark/samples"] == data, "the same again"
 
 

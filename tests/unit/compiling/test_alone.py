@@ -159,7 +159,7 @@ def test_who_compiles_gets_on_though_the_queue_of_measurements_never_ends(
     hosts: tuple[Host, Host], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alone, "STRETCH", 0.05)
-    monkeypatch.setattr(alone, "REST", 0.2)
+    monkeypatch.setattr(alone, "REST", 4.0)
     ours, theirs = hosts
     compiling = start(ours)
 
@@ -245,16 +245,38 @@ def test_lock_files_that_were_cleared_away_are_made_again(
     assert not compiling.runs
 
 
-def test_a_measurement_for_which_the_others_did_not_wait_was_not_alone(
+def test_who_measures_without_end_loses_its_turn(
     hosts: tuple[Host, Host], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker may be stuck while it has the turn."""
+    """A hostile child does: else all others of the host would stand still."""
     ours, theirs = hosts
-    compiling, measuring = start(ours), start(theirs)
-    measuring.child.wish(alone=True)
-    wait_until(lambda: measuring.measures)
-    assert not compiling.runs
+    compiling, hog, next_one = start(theirs), start(ours), start(theirs)
+    hog.child.wish(alone=True)
+    wait_until(lambda: hog.measures)
+    wait_until(lambda: not compiling.runs)
     monkeypatch.setattr(alone, "LONGEST", 0.0)
     wait_until(lambda: compiling.heard[-1:] == [CONTINUE])
-    measuring.child.wish(alone=False)
-    assert measuring.child.shared
+    wait_until(lambda: hog.child.shared)
+    monkeypatch.setattr(alone, "LONGEST", 600.0)
+    next_one.child.wish(alone=True)
+    wait_until(lambda: next_one.measures)
+    assert not hog.runs
+    assert not next_one.child.shared
+
+
+def test_who_was_paused_for_long_continues_for_long(
+    hosts: tuple[Host, Host], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the measurement was, and though the next one waits."""
+    monkeypatch.setattr(alone, "STRETCH", 0.02)
+    ours, theirs = hosts
+    compiling, hog = start(ours), start(theirs)
+    hog.child.wish(alone=True)
+    wait_until(lambda: hog.measures)
+    wait_until(lambda: compiling.child.clock.standstill > 0.6)
+    before = compiling.child.clock()
+    hog.child.wish(alone=False)
+    hog.heard.clear()
+    hog.child.wish(alone=True)
+    wait_until(lambda: hog.measures)
+    assert compiling.child.clock() - before > 0.2

@@ -38,7 +38,11 @@ EVALUATED: dict[str, Any] = {
         **{"errors": {"y": 0.0}, "rms": {}, "equal": {}, "nonfinite": [], "spread": {"y": 1.0}, "weak": False},
         **{"samples": 8, "runs": 1, "origin": {}, "unverified": {}},
     },
-    "measurements": {"load": 0.1, "latency": None, "points": [{"batch": 1, "shapes": {"x": [1]}}]},
+    "measurements": {
+        "load": 0.1,
+        "latency": None,
+        "points": [{"batch": 1, "shapes": {"x": [1]}, "latency": {"median": 0.5}}],
+    },
 }
 SLICE = {"action": "slice", "slices": "/attempt/slices"}
 PIECE = {"path": "/attempt/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
@@ -61,7 +65,8 @@ def everything() -> list[tuple[str, dict[str, Any]]]:
     session = {"level": "all", "threads": 1, "spinning": True}
     placement = {"nodes": {"CPU": {"Conv": 1}}, "on_purpose": {}, "fallback": {"Conv": ["a"]}}
     compiled = {**COMPILED, "session": session, "placement": placement, "output_parameters": ["p"], "size": 5}
-    speed = {"load": 0.1, "latency": 0.5, "p99": 0.5, "throughput": 1, "device_latency": {"median": 0.1, "repeats": 5}}
+    latency = {"median": 0.5, "p99": 0.5, "repeats": 3}
+    speed = {"load": 0.1, "latency": latency, "throughput": 1, "device_latency": {"median": 0.1, "repeats": 5}}
     return [
         ("check", {**CHECKED, "format": "onnx", "opsets": {"": 17}, "doubts": ["it may"], "weights": {"float32": 4}}),
         ("compile", {**compiled, "peak_memory": 5, "symbolic_shapes": "", "offload_copy": None}),
@@ -94,11 +99,14 @@ def test_pydantic_takes_and_refuses_the_same(data: st.DataObject) -> None:
 
     def ours() -> Any:
         require_sound(answer)
-        return reader_of(ANSWERS[action])(answer)
+        return with_defaults(reader_of(ANSWERS[action])(answer))
+
+    def with_defaults(read: Any) -> Any:
+        return pydantic_of(action).validate_python(read, strict=True)
 
     def theirs() -> Any:
         require_sound(answer)
-        return pydantic_of(action).validate_python(answer, strict=True)
+        return with_defaults(answer)
 
     assert outcome(ours) == outcome(theirs)
 
@@ -171,6 +179,9 @@ def test_an_honest_answer_is_taken_as_it_is_and_what_nobody_asked_is_left_out(
         ("slice", "slices.0.path", "/attempt/slices/other.onnx", "not in its folder"),
         ("slice", "slices.0.inputs", {"x": {"dtype": "float32", "shape": [OPEN]}}, "of an open size"),
         ("slice", "slices.0.signature", "../../main", "of another form"),
+        ("slice", "slices.0.operations", "x", "no whole number"),
+        ("slice", "slices.0.count", 0, "below 1"),
+        ("slice", "slices.0.count", 1 << 40, "above 4"),
         ("bench", "programs", [TIMES], "another number of programs"),
         ("bench", "programs.1.rounds", [], "not measured in each round"),
         ("bench", "programs.1.first", [], "not measured in each round"),

@@ -25,3 +25,9 @@ def test_a_toolchain_does_not_load_libraries_of_another_migraphx(
 
     assert libraries(str(tmp_path / "old")) == str(tmp_path / "more")
     assert libraries(str(tmp_path / "new")) == libraries("") == f"{tmp_path / 'new'}:{tmp_path / 'more'}"
+
+
+def test_a_child_reports_its_use_to_nobody(tmp_path: Path) -> None:
+    """ONNX Runtime does as it is loaded, unless this is set."""
+    environment = child_environment(tmp_path, threads=1, gpu="", maker="amd", search="", extra={})
+    assert environment["ORT_DISABLE_TELEMETRY"] == "1"

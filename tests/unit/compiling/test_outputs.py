@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.compiling.outputs import DEEPEST, sweep
-from farm.files import read_plain, remove_tree
+from farm.files import DEEPEST, read_plain, remove_tree, sweep
 
 
 def nested(folder: Path, levels: int, name: str = "a" * 200) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
-from farm.manifest.choice import read_gates
+from farm.manifest.parsing import read_gates
 
 
 def test_gates_and_budgets_are_read_with_their_units() -> None:

@@ -15,9 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
-from farm.manifest.cron import runs_after
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import load_manifest, parse_manifest
+from farm.manifest.values import runs_after
 from farm.manifest.yaml import MAX_BYTES, read_document
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
@@ -85,6 +85,11 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "deep mappings": (SMALL.encode() + b"salt: " + b"{a: " * 50_000, 7, "nested deeper"),
     "deep keys": (b"? " * 100_000, 1, "key must be plain text"),
     "very many values": (b"a:\n" + b"- a\n" * 60_000, 19999, "more than 20000 values"),
+    "aliases of mappings": (
+        b"a:\n- &m {" + b", ".join(b"k%d: v" % number for number in range(100)) + b"}\n" + b"- *m\n" * 200,
+        101,
+        "more than 20000 values",
+    ),
     "recursive alias": (SMALL.encode() + b"salt: &a [*a]\n", 7, "no anchor"),
     "huge number": (SMALL.encode() + b"priority: " + b"9" * 100_000, 7, "whole number"),
     "second document": (SMALL.encode() + b"---\nversion: 1\n", 7, "second document"),
@@ -197,7 +202,7 @@ def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place(
 def test_a_problem_prints_its_place_the_line_a_caret_and_a_way_out() -> None:
     problem = only(SMALL.replace("onnxruntime/cpu", "onnxruntime/gpu"))
     assert str(problem).splitlines() == [
-        "farm.yaml:3:11: onnxruntime has no device `gpu`",
+        "farm.yaml:3:11: targets[0]: onnxruntime has no device `gpu`",
         "    targets: [onnxruntime/gpu]",
         "              ^",
         "    did you mean `onnxruntime/cpu`?",

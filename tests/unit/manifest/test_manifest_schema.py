@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farm.errors import ManifestError
 from farm.manifest.parsing import parse_manifest
-from farm.manifest.schema import manifest_schema
+from farm.manifest.schema import _as_draft7, manifest_schema
 from farm.manifest.yaml import read_document
 from tests.support.places import ROOT
 
@@ -212,6 +212,22 @@ def test_schema_and_parser_agree_on_anything(path: tuple[str | int, ...], value:
 @pytest.mark.parametrize("validator", [NEWEST, DRAFT7])
 def test_the_schema_is_a_schema(validator: Any) -> None:
     validator.check_schema(validator.schema)
+
+
+def test_draft_7_says_the_same_in_its_words() -> None:
+    """A reference hides its neighbours there, and what depends on what has one name."""
+    newest = {
+        "$defs": {"size": [{"$ref": "#/$defs/size", "description": "d"}, {"$ref": "#/$defs/alone"}]},
+        "dependentRequired": {"a": ["b"]},
+        "dependentSchemas": {"c": {"$ref": "#/$defs/size", "minimum": 1}},
+        "type": "object",
+    }
+    assert _as_draft7(newest) == {
+        "definitions": {"size": [{"allOf": [{"$ref": "#/$defs/size"}], "description": "d"}, {"$ref": "#/$defs/alone"}]},
+        "dependencies": {"a": ["b"], "c": {"allOf": [{"$ref": "#/$defs/size"}], "minimum": 1}},
+        "type": "object",
+    }
+    assert _as_draft7({"type": "object"}) == {"type": "object"}
 
 
 @pytest.mark.parametrize(("name", "draft7"), [("manifest.schema.json", False), ("manifest.draft7.schema.json", True)])

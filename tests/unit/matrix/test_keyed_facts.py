@@ -11,17 +11,18 @@ from farm.errors import ManifestError
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
-from farm.models.model import FrozenModel, Tensor
+from farm.models.model import FrozenModel
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
 from farm.targets.pools import Pool, Target, in_use, profiles
+from tests.support.tensors import tensor
 
 MODEL = FrozenModel(
     digest="0" * 64,
     format="onnx",
     files=[{"path": "net.onnx", "digest": "0" * 64, "size": 3}],
-    inputs=(Tensor("x", "float32", ("batch", 3)),),
-    outputs=[Tensor("y", "float32", ("batch", 10))],
+    inputs=(tensor("x", "float32", ("batch", 3)),),
+    outputs=[tensor("y", "float32", ("batch", 10))],
     size=3,
     opset=17,
     weight_dtypes=["float32"],
@@ -216,7 +217,7 @@ def test_a_family_is_chosen_by_toolchains() -> None:
     text += f"toolchains: [{other.build}]\n"
     cells = expand(combine(parse_manifest(text, "facts")), {"net": MODEL}, {}, [CPU, other])
     assert {cell.pool for cell in cells} == {other.name}
-    assert {cell.spec.device.cpu_family for cell in cells} == {"x86-64-v4"}
+    assert {cell.spec["device"]["cpu_family"] for cell in cells} == {"x86-64-v4"}
     assert {cell.identifier for cell in cells} == {"net/onnxruntime-cpu/fp32/b1", "net/onnxruntime-cpu/fp32/b8"}
 
 
@@ -227,4 +228,4 @@ def test_a_profile_takes_no_worker_whose_feature_bits_are_others() -> None:
     with pytest.raises(ManifestError, match="no pool serves `mi300x`"):
         planned([xnack], [], target="mi300x")
     (one, _) = planned([xnack], [], target="migraphx/gfx942")
-    assert (one.pool, one.spec.device.arch) == (xnack.name, "gfx942:sramecc+:xnack+")
+    assert (one.pool, one.spec["device"]["arch"]) == (xnack.name, "gfx942:sramecc+:xnack+")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -19,17 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from farm.models.data import DataError, FrozenData, check_data, freeze_data
-from farm.models.model import FrozenModel, Tensor
+from farm.models.data import ArrayDocument, DataError, FrozenData, check_data, freeze_data
+from farm.models.model import FrozenModel
 from farm.models.shapes import Input
+from tests.support.tensors import tensor
 
 MODEL = FrozenModel(
-    "0" * 64, "onnx", [],
-    [Tensor("x", "float32", ("batch", 3)), Tensor("scale", "float32", ())],
-    [Tensor("y", "float32", ("batch", 2))],
-    0,
+    digest="0" * 64, format="onnx", files=[],
+    inputs=[tensor("x", "float32", ("batch", 3)), tensor("scale", "float32", ())],
+    outputs=[tensor("y", "float32", ("batch", 2))],
+    size=0,
 )  # fmt: skip
-SYMBOLIC = {tensor.name: tensor for tensor in MODEL.inputs}
+SYMBOLIC = {each["name"]: each for each in MODEL["inputs"]}
 INPUTS = {"x": Input("x", "float32", (4, 3), 0), "scale": Input("scale", "float32", (), None)}
 
 
@@ -40,8 +40,8 @@ def arrays(count: int = 5) -> dict[str, Any]:
 
 def freeze(path: Path, folder: Path) -> tuple[FrozenData, dict[str, Any]]:
     data, file = freeze_data(path, MODEL, SYMBOLIC, folder / "frozen")
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == data.digest
-    assert file.stat().st_size == data.size
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == data["digest"]
+    assert file.stat().st_size == data["size"]
     assert list(file.parent.glob("*.part")) == []
     with np.load(file, allow_pickle=False) as archive:
         return data, {name: archive[name] for name in archive.files}
@@ -50,11 +50,11 @@ def freeze(path: Path, folder: Path) -> tuple[FrozenData, dict[str, Any]]:
 def test_an_npz_keeps_its_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays())
     data, read = freeze(tmp_path / "a.npz", tmp_path)
-    assert data.arrays["x"] == {"dtype": "float32", "shape": [5, 3]}
+    assert data["arrays"]["x"] == {"dtype": "float32", "shape": [5, 3]}
     for name, array in arrays().items():
         np.testing.assert_array_equal(read[name], array)
-    assert FrozenData.from_dict(json.loads(json.dumps(data.as_dict()))) == data
-    check_data(data, INPUTS, MODEL.outputs)
+    assert json.loads(json.dumps(data)) == data
+    check_data(data, INPUTS, MODEL["outputs"])
 
 
 def test_equal_arrays_are_equal_bytes_however_they_were_stored(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_npy_is_the_only_input(tmp_path: Path) -> None:
     x = arrays()["x"]
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "x.npz", x=x)
-    one = dataclasses.replace(MODEL, inputs=MODEL.inputs[:1])
+    one = FrozenModel(**{**MODEL, "inputs": MODEL["inputs"][:1]})
     frozen = [freeze_data(tmp_path / name, one, SYMBOLIC, tmp_path / "frozen")[0] for name in ("x.npy", "x.npz")]
     assert frozen[0] == frozen[1]
     with pytest.raises(DataError, match="holds one array, the model has 2 inputs") as caught:
@@ -113,7 +113,7 @@ def test_a_folder_of_npz_is_joined_on_the_batch_axis(tmp_path: Path) -> None:
     data, read = freeze(folder, tmp_path)
     np.testing.assert_array_equal(read["x"], whole["x"])
     assert read["scale"].shape == (4,)
-    check_data(data, INPUTS, MODEL.outputs)
+    check_data(data, INPUTS, MODEL["outputs"])
 
 
 def test_an_onnx_folder_is_read_in_the_models_order(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_onnx_folder_is_read_in_the_models_order(tmp_path: Path) -> None:
     assert sorted(read) == ["scale", "x", "y"]
     np.testing.assert_array_equal(read["x"][:, 0], [0, 1, 2])
     np.testing.assert_array_equal(read["scale"], [0, 1, 2])
-    check_data(data, INPUTS, MODEL.outputs)
+    check_data(data, INPUTS, MODEL["outputs"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -140,7 +140,7 @@ def test_parts_of_any_size_add_up(counts: list[int], tmp_path_factory: pytest.Te
     for index, count in enumerate(counts):
         np.savez(folder / f"{index}.npz", **arrays(count))
     data, _ = freeze_data(folder, MODEL, SYMBOLIC, folder / "frozen")
-    assert {name: array["shape"][0] for name, array in data.arrays.items()} == dict.fromkeys(
+    assert {name: array["shape"][0] for name, array in data["arrays"].items()} == dict.fromkeys(
         ("x", "scale", "y"), sum(counts)
     )
 
@@ -149,9 +149,8 @@ def test_parts_of_any_size_add_up(counts: list[int], tmp_path_factory: pytest.Te
 
 
 def frozen(**described: tuple[str, list[int]]) -> FrozenData:
-    return FrozenData(
-        "0" * 64, 1, {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in described.items()}
-    )
+    found = {name: ArrayDocument(dtype=dtype, shape=shape) for name, (dtype, shape) in described.items()}
+    return {"digest": "0" * 64, "size": 1, "arrays": found}
 
 
 F, D = "float32", "float64"
@@ -173,14 +172,14 @@ F, D = "float32", "float64"
 )
 def test_what_differs_is_named(data: FrozenData, message: str, hint: str) -> None:
     with pytest.raises(DataError) as caught:
-        check_data(data, INPUTS, MODEL.outputs)
+        check_data(data, INPUTS, MODEL["outputs"])
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
 def test_one_sample_goes_with_all_and_may_come_as_it_is() -> None:
-    check_data(frozen(x=(F, [5, 3]), scale=(F, [])), INPUTS, MODEL.outputs)
-    check_data(frozen(x=(F, [1, 3]), scale=(F, [5])), INPUTS, MODEL.outputs)
+    check_data(frozen(x=(F, [5, 3]), scale=(F, [])), INPUTS, MODEL["outputs"])
+    check_data(frozen(x=(F, [1, 3]), scale=(F, [5])), INPUTS, MODEL["outputs"])
 
 
 def test_a_fixed_first_axis_of_one_is_explained() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from pydantic import TypeAdapter
 
-from farm.models.model import FrozenModel, UnreadableModel, read_model
+from farm.models.model import FrozenModel, UnreadableModel, lowered, read_model
 from farm.spec import digest_of
 
 
@@ -38,34 +39,36 @@ def test_a_model_is_read_and_hashed(tmp_path: Path) -> None:
     path = save_net(tmp_path / "net.onnx")
     model = read_model(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert model.digest == digest
-    assert model.files == [{"path": "net.onnx", "digest": digest, "size": path.stat().st_size}]
-    assert [(tensor.name, tensor.dtype, tensor.shape) for tensor in model.inputs] == [("x", "float32", ("batch", 4))]
-    assert [(tensor.name, tensor.shape) for tensor in model.outputs] == [("y", ("batch", 2))]
-    assert (model.opset, dict(model.operators), model.lowered) == (17, {"MatMul": 1}, "")
+    assert model["digest"] == digest
+    assert model["files"] == [{"path": "net.onnx", "digest": digest, "size": path.stat().st_size}]
+    assert [tuple(tensor.values()) for tensor in model["inputs"]] == [("x", "float32", ["batch", 4])]
+    assert [(tensor["name"], tensor["shape"]) for tensor in model["outputs"]] == [("y", ["batch", 2])]
+    assert (model["opset"], dict(model["operators"]), lowered(model)) == (17, {"MatMul": 1}, "")
 
 
 def test_a_model_survives_json(tmp_path: Path) -> None:
     model = read_model(save_net(tmp_path / "net.onnx"))
-    document = json.loads(json.dumps(model.as_dict()))
-    assert FrozenModel.from_dict({**document, "new": "field of a newer client"}).as_dict() == document
+    document = json.loads(json.dumps(model))
+    assert TypeAdapter(FrozenModel).validate_python({**document, "new": "field of a newer client"}) == document
 
 
 def test_external_data_is_part_of_the_model(tmp_path: Path) -> None:
     path = save_net(tmp_path / "net.onnx", external="net.bin")
     (tmp_path / "net.bin").write_bytes(bytes(32))
     first = read_model(path)
-    assert [file["path"] for file in first.files] == ["net.onnx", "net.bin"]
-    assert first.size == path.stat().st_size + 32
-    assert first.digest == digest_of(sorted([file["path"], file["digest"]] for file in first.files))
+    assert [file["path"] for file in first["files"]] == ["net.onnx", "net.bin"]
+    assert first["size"] == path.stat().st_size + 32
+    assert first["digest"] == digest_of(sorted([file["path"], file["digest"]] for file in first["files"]))
     (tmp_path / "net.bin").write_bytes(bytes(31) + b"\1")
-    assert read_model(path).digest != first.digest
+    assert read_model(path)["digest"] != first["digest"]
 
 
 def test_lower_precision_is_noticed(tmp_path: Path) -> None:
-    assert read_model(save_net(tmp_path / "half.onnx", TensorProto.FLOAT16)).lowered == "float16 weights"
-    quantized = FrozenModel("0", "onnx", [], [], [], 0, operators={"QuantizeLinear": 3, "Conv": 1})
-    assert quantized.lowered == "QuantizeLinear nodes"
+    assert lowered(read_model(save_net(tmp_path / "half.onnx", TensorProto.FLOAT16))) == "float16 weights"
+    quantized = FrozenModel(
+        digest="0", format="onnx", files=[], inputs=[], outputs=[], size=0, operators={"QuantizeLinear": 3, "Conv": 1}
+    )
+    assert lowered(quantized) == "QuantizeLinear nodes"
 
 
 @pytest.mark.parametrize(

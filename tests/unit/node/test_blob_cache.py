@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from farm.errors import ArtifactGone
 from farm.files import NotPlain, replacing
-from farm.node.blob_cache import NodeCache
+from farm.node.disk import NodeCache
 
 
 class Source:
@@ -41,6 +41,18 @@ def test_a_file_is_brought_once_and_copied_to_each_attempt(tmp_path: Path) -> No
     first.write_bytes(b"overwritten by a hostile compiler")
     assert cache.place([file], tmp_path / "two")[0].read_bytes() == b"model"
     assert len(source.brought) == 1
+
+
+@pytest.mark.parametrize("name", ["{key}", "../../../key", "ab/../../../../key"])
+def test_a_name_that_leads_out_of_the_cache_is_refused(tmp_path: Path, name: str) -> None:
+    """A worker that was taken over writes it into a record of references: another's file would go as a damaged one."""
+    (key := tmp_path / "key").write_bytes(b"to sign with")
+    cache = NodeCache(tmp_path / "data" / "cache", limit=1000, download=Source().download)
+    for place in ("..", "ab"):
+        (tmp_path / "data" / "cache" / place).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ArtifactGone, match="is not a SHA-256"):
+        cache.copy(name.format(key=key), tmp_path / "out")
+    assert key.read_bytes() == b"to sign with"
 
 
 def test_the_least_recently_used_files_go_when_the_bound_is_reached(tmp_path: Path) -> None:

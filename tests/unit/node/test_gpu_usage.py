@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
+from unittest.mock import MagicMock
 
 import pytest
 
-from farm.compiling.slots import Slot
-from farm.node.gpu_usage import conditions, watch
+from farm.compiling.attempt import Attempt
+from farm.compiling.slots import FreeSlots, Slot, unless_held
+from farm.jobs.state import AttemptLimits, Outcome
+from farm.node.attempts import Attempts, Lease
+from farm.node.gpu_usage import conditions, foreign_users, until_forgotten, watch
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine
+from farm.settings import load_settings
 from tests.support.recorded import unpack
+
+if TYPE_CHECKING:
+    from farm.jobs.order import WorkOrder
 
 GPU = Gpu(index=0, uuid="GPU-1", arch="gfx942", compute_units=304, bdf="0000:0c:00.0")
 
@@ -34,14 +45,14 @@ def test_the_peak_counts_beyond_what_others_hold(tmp_path: Path) -> None:
 
     with watch(GPU, Allocating(tmp_path)) as usage:
         pass
-    assert (usage.busy, usage.memory) == (0.4, 4000)
+    assert (usage["busy"], usage["memory"]) == (0.4, 4000)
 
 
 def test_a_driver_that_does_not_say_and_no_gpu_leave_it_open(tmp_path: Path) -> None:
     for gpu in (GPU, None):
         with watch(gpu, Machine(tmp_path)) as usage:
             pass
-        assert usage.as_dict() == {"busy": None, "memory": None}
+        assert usage == {"busy": None, "memory": None}
 
 
 def test_clocks_cap_temperatures_and_throttling_are_the_whole_cards(tmp_path: Path) -> None:
@@ -106,6 +117,72 @@ def test_a_child_that_ended_just_now_is_not_another(tmp_path: Path) -> None:
     found = conditions(Slot(bdf="0000:05:00.0"), Releasing(tmp_path))
     assert found
     assert found["processes"] == {"count": 0, "memory": 0}
+
+
+def test_a_gpu_that_others_use_is_named_and_one_that_the_farm_holds_is_not(tmp_path: Path) -> None:
+    unpack("mi300x-cpx", tmp_path)
+    locks = tmp_path
+    slots = [Slot(str(number), f"gpu-{number}", bdf=f"0000:05:00.{number}") for number in range(3)]
+    using(tmp_path, {7: {2: 3_000_000_000, 3: 1 << 20}, 8: {2: 500_000_000}})
+    found = [foreign_users(each, str(locks), Machine(tmp_path)) for each in (slots, slots[1:], [Slot()])]
+    assert found == ["GPU 0 is not free: others (process 7 and 1 more) hold 3.5 GB of it", "", ""]
+    with FreeSlots(slots, str(locks)).one(threading.Event()) as slot:
+        assert slot is slots[0]
+        assert foreign_users(slots, str(locks), Machine(tmp_path)) == ""
+
+
+def test_a_gpu_is_given_back_when_kfd_has_forgotten_the_child(tmp_path: Path) -> None:
+    """Its memory is free no earlier (k8s-device-plugin#202); a process that was there before is not waited for."""
+    unpack("mi300x-spx", tmp_path)
+    using(tmp_path, {7: {2: 500}})
+    locks, slot = str(tmp_path), Slot("0", "gpu-0", bdf="0000:05:00.0")
+    looks = []
+
+    class Forgetting(Machine):
+        def text(self, name: str) -> str:
+            found = super().text(name)
+            if name.endswith("/9/vram_1002"):
+                with unless_held(slot, locks) as free:
+                    looks.append(free)
+                if len(looks) == 3:
+                    shutil.rmtree(tmp_path / "sys/class/kfd/kfd/proc/9")
+            return found
+
+    free = FreeSlots([slot], locks, partial(until_forgotten, machine=Forgetting(tmp_path)))
+    with free.one(threading.Event()):
+        using(tmp_path, {9: {2: 800}})  # The child, which is killed at the end of the block.
+    assert looks == [False, False, False]
+    with unless_held(slot, locks) as given_back:
+        assert given_back
+
+
+def test_an_attempt_keeps_its_card_until_kfd_has_forgotten_its_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpack("mi300x-spx", tmp_path)
+    monkeypatch.setattr("farm.node.machine.ROOT", tmp_path)
+    child, real, looks = tmp_path / "sys/class/kfd/kfd/proc/9", Machine.text, []
+
+    def text(self: Machine, name: str) -> str:
+        found = real(self, name)
+        if "/9/vram" in name and (looks.append(name) or len(looks) == 3):
+            shutil.rmtree(child)
+        return found
+
+    class Leaving:
+        """Its child is killed, and KFD still has it."""
+
+        def execute(self, *_: object, **__: object) -> Outcome:
+            using(tmp_path, {9: {2: 800}})
+            return Outcome.cancelled()
+
+    monkeypatch.setattr(Machine, "text", text)
+    store, settings = MagicMock(), load_settings({}, lock_dir=str(tmp_path))
+    attempts = Attempts(store, Leaving(), settings, [Slot("0", "gpu-0", bdf="0000:05:00.0")], worker="w", node="n")
+    order, limits = cast("WorkOrder", {}), AttemptLimits(time=0, memory=0)
+    attempt = Attempt("j", 1, "t", order, limits, "main", "k")
+    attempts._execute(attempt, Lease(attempt, 0.0, threading.Condition()))
+    assert not child.exists()
 
 
 def test_a_kernel_that_does_not_list_processes_leaves_it_open(tmp_path: Path) -> None:

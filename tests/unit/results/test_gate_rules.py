@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from farm.results.changes import change
-from farm.results.gate_rules import joined, left_out, rules_of
-from farm.results.lines import CellEnd, CellLine
+from farm.results.gates import joined, left_out, rules_of
+from farm.results.lines import CellEnd, CellLine, change
 from farm.results.verdict import changes_of, judge_cell
 from tests.unit.results.test_gates import against, facts, planned
 from tests.unit.results.test_verdict import row as row_of
@@ -26,6 +25,14 @@ def test_a_cell_has_the_rules_that_refused_it_or_that_it_passed() -> None:
     found = judged(limits={"latency": 0.05, "size": 0.1})
     assert rules_of(found) == {"gate size prod": 0.1, "tolerance *": 0.1}, "the latency was not compared"
     assert rules_of(judged({"errors": {"y": 0.3}}, limits={"size": 0.1})) == {"tolerance *": 0.1}
+    assert rules_of(judged({"spread": {"y": 0.0}}, weak="fail")) == {"weak": 0.0}
+    assert rules_of(judged({"errors": {"y": 0.3}, "spread": {"y": 0.0}}, weak="fail")) == {"tolerance *": 0.1}
+    assert rules_of(judged({"spread": {"y": 1.0}}, weak="fail")) == {"tolerance *": 0.1, "weak": 0.0}
+    assert rules_of(judged(unverifiable="fail")) == {"tolerance *": 0.1, "unverifiable": 0.0}
+    assert rules_of(judged({"errors": {"y": 0.3}}, unverifiable="fail")) == {"tolerance *": 0.1}
+    unverified = {"verified": False, "unverified": "not verified: no reference", "errors": {}}
+    assert rules_of(judged(unverified, unverifiable="fail")) == {"unverifiable": 0.0}
+    assert rules_of(judged(limits={"latency": 0.05}, undecided="fail")) == {"gate latency prod": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -37,10 +44,12 @@ def test_a_cell_has_the_rules_that_refused_it_or_that_it_passed() -> None:
         ({"gate latency prod": 0.05}, {"gate latency old": 0.05}, ["gate latency=5%"]),
         ({"gate latency prod": 0.05, "budget size": 50e6}, {"gate latency prod": 0.05}, ["budget size=50MB"]),
         ({"budget throughput": 600.0}, {"budget throughput": 700.0}, []),
+        ({"budget throughput": 600.0}, {"budget throughput": 600.0}, []),
         ({"budget throughput": 600.0}, {"budget throughput": 500.0}, ["budget throughput=600"]),
         ({"tolerance y": 0.01}, {"tolerance *": 0.01}, []),
         ({"tolerance *": 0.01}, {"tolerance *": 0.02}, ["tolerance 0.01"]),
         ({"unverifiable": 0.0}, {}, ["unverifiable: fail"]),
+        ({"weak": 0.0}, {"tolerance *": 0.1}, ["weak: fail"]),
     ],
 )
 def test_only_the_same_rule_or_a_stricter_one_ends_a_refusal(

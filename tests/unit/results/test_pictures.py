@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
-from farm.results.pictures import curves, shares, totals
+from farm.results.pictures import curves, totals
 
 
 def texts(picture: bytes) -> set[str]:
@@ -41,9 +41,3 @@ def test_totals_are_drawn_over_days_from_nothing_on() -> None:
     alone = totals(None, title="Tuned", y="operations", series={"tuned": {date(2026, 11, 14): 3}})
     assert {"13", "14"} <= texts(alone)
     assert not any(":" in text for text in texts(alone) if len(text) < 6), "no hours between two days"
-
-
-def test_a_distribution_names_its_middle_and_its_end() -> None:
-    picture = shares(None, title="Recovery", x="seconds", y="share", series={"kill": [3.0, 1.0, 2.0], "none": []})
-    assert {"Recovery", "seconds", "kill (3: median 2.00, largest 3.00)"} <= texts(picture)
-    assert not any(text.startswith("none") for text in texts(picture))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farm.cli import render
-from farm.results.sweep import draw, sweeps_of
+from farm.results.verdict import draw, sweeps_of
 
 
 def cell(batch: int, latency: float | None, **more: Any) -> dict[str, Any]:
@@ -84,3 +84,27 @@ def test_the_picture_shows_what_was_measured(metric: str) -> None:
         return "\n".join(row.strip() for row in picture.split("line2d") if "stroke-width: 2" in row or "M " in row)
 
     assert line(0.001, 0.002, 0.003) != line(0.001, 0.001, 0.003)
+
+
+def test_a_batch_that_takes_just_as_long_as_allowed_may_be_best() -> None:
+    assert best(cell(1, 0.001, max_latency=0.004), cell(8, 0.004, max_latency=0.004)) == "b8"
+
+
+def test_the_picture_says_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr("farm.results.pictures.curves", lambda _, **shown: drawn.append(shown) or b"")
+    one = [cell(1, 0.001), cell(4, 0.002), cell(8, None)]
+    draw(sweeps_of(one), "nightly")
+    draw(sweeps_of([cell(batch, seconds, metric="latency") for batch, seconds in ((1, 0.001), (4, 0.002))]), "nightly")
+    draw(sweeps_of([*one, cell(1, 0.004, precision="int8", shared=True)]), "nightly")
+    assert [(each["title"], each["y"]) for each in drawn] == [
+        ("net onnxruntime/cpu fp32: throughput by batch", "samples a second"),
+        ("net onnxruntime/cpu fp32: latency by batch", "latency in ms"),
+        ("nightly: throughput by batch (not measured alone)", "samples a second"),
+    ]
+    assert [each["series"]["net onnxruntime/cpu fp32"] for each in drawn] == [
+        [(1, 1000.0), (4, 2000.0)],
+        [(1, 1.0), (4, 2.0)],
+        [(1, 1000.0), (4, 2000.0)],
+    ]
+    assert drawn[2]["series"]["net onnxruntime/cpu int8"] == [(1, 250.0)]

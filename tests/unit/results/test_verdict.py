@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from farm.errors import ExitCode
-from farm.results.verdict import judge_cell, verdict_of
+from farm.jobs.state import FailureKind
+from farm.results.verdict import changes_of, expected_failure, judge_cell, verdict_of
 
 KEY = "a" * 64
 FACTS = {
@@ -83,6 +84,12 @@ def test_an_inaccurate_program_fails_the_builds_gate_though_its_job_succeeded() 
     assert code(cell) == ExitCode.GATE_FAILED
 
 
+def test_a_kind_of_failure_that_a_newer_release_recorded_is_read_after_a_rollback() -> None:
+    cell = judge_cell(planned(), failed("of_a_newer_release"))
+    assert (cell["state"], cell["kind"], cell["fault"]) == ("failed", "of_a_newer_release", "farm")
+    assert code(cell) == ExitCode.FARM_FAULT
+
+
 UNVERIFIED = {**FACTS, "verified": False, "unverified": "not verified: no reference can run the model", "errors": {}}
 
 
@@ -102,11 +109,6 @@ def test_a_manifest_that_wants_everything_verified_gets_a_failed_gate() -> None:
     assert (cell["message"], code(cell)) == (UNVERIFIED["unverified"], ExitCode.GATE_FAILED)
     expected = judge_cell({**strict, "expected": expectation("unverifiable")}, succeeded(UNVERIFIED))
     assert code(expected) == ExitCode.OK
-
-
-@pytest.mark.parametrize(("state", "seconds"), [("running", 12.5), ("queued", 10.0), ("succeeded", 10.0)])
-def test_a_cell_took_what_its_ended_attempts_took_and_the_one_that_runs(state: str, seconds: float) -> None:
-    assert judge_cell(planned(), row(state, facts=None, spent=10.0, elapsed=2.5))["spent"] == seconds
 
 
 def test_a_gate_that_warns_keeps_the_success() -> None:
@@ -169,3 +171,126 @@ def test_what_runs_on_the_cpu_for_want_of_a_kernel_is_said_or_refused_and_what_i
     plan["gates"]["fallback"] = "fail"
     assert judge_cell(plan, succeeded(FACTS))["state"] == "succeeded"
     assert verdict_of([judge_cell(plan, succeeded(facts))])["exit_code"] == ExitCode.GATE_FAILED
+
+
+def test_a_cell_that_the_store_does_not_have_waits_and_has_done_nothing() -> None:
+    cell = judge_cell(planned(), None)
+    done = {name: cell[name] for name in ("state", "attempt", "spent", "elapsed", "hit", "job", "facts", "message")}
+    assert done == {
+        "state": "queued", "attempt": 0, "spent": 0.0, "elapsed": None, "hit": False, "job": None, "facts": None,
+        "message": "",
+    }  # fmt: skip
+    assert (cell["as_expected"], cell["advice"], cell["fault"], cell["held"]) == (False, "", None, "")
+
+
+def test_a_failure_says_what_to_try_and_whose_it_is() -> None:
+    cell = judge_cell(planned(), row("failed", kind="time_limit"))
+    assert cell["advice"] == FailureKind.TIME_LIMIT.policy.advice != ""
+    assert cell["fault"] == FailureKind.TIME_LIMIT.policy.fault
+
+
+def test_what_failed_as_expected_is_in_no_list_of_failures() -> None:
+    expected = {"kind": "accuracy", "reason": "r", "until": None}
+    known, new = (
+        judge_cell({**planned(), "identifier": name, "expected": entry}, row("failed", kind="accuracy"))
+        for name, entry in (("known", expected), ("new", None))
+    )
+    passed = judge_cell({**planned(), "identifier": "passed"}, row("succeeded", facts=None))
+    found = changes_of([known, new, passed])
+    assert [each["identifier"] for each in found["new_failures"]] == ["new"]
+    assert found["still_failing"] == []
+    assert verdict_of([known, passed])["counts"]["expected"] == 1
+
+
+def test_a_cell_whose_build_is_not_accepted_yet_waits_and_nothing_is_said_of_it() -> None:
+    cell = judge_cell(planned(expected=expectation("accuracy")), None)
+    assert (cell["state"], cell["attempt"], cell["spent"], cell["elapsed"]) == ("queued", 0, 0.0, None) and cell[
+        "expected"
+    ]
+    said = {name: cell[name] for name in ("hit", "as_expected", "warning", "held", "message", "advice", "fault")}
+    assert not any(said.values()), said
+    assert judge_cell(planned(), succeeded())["as_expected"] is False
+    assert judge_cell(planned(tolerance=0.001, expected=expectation("accuracy")), succeeded())["as_expected"] is True
+
+
+def test_the_verdict_counts_each_sort_of_end_and_says_it_in_words() -> None:
+    mended = expectation("accuracy") | {"by": "somebody", "link": "https://x"}
+    good = judge_cell(planned(), succeeded())
+    cells = [
+        good | {"hit": True},
+        judge_cell(planned(expected=mended), succeeded()),
+        judge_cell(planned(expected=expectation("accuracy")), succeeded()),
+        judge_cell(planned(expected=expectation("hang")), failed("hang")),
+        *(judge_cell(planned(), failed("hang")) for _ in range(2)),
+        *(judge_cell(planned(), failed("storage")) for _ in range(3)),
+        *(judge_cell(planned(tolerance=0.001), succeeded()) for _ in range(4)),
+        *(judge_cell(planned(), failed("undecided")) for _ in range(5)),
+        *(judge_cell(planned(), row("cancelled")) for _ in range(6)),
+        good | {"held": "gate size=10% refused it"},
+    ]
+    verdict = verdict_of(cells)
+    assert verdict["text"] == (
+        "4 of 25 cells succeeded, 1 failed as expected, 2 failed, 4 failed a gate, 5 that a gate cannot judge,"
+        " 3 ended by the farm's fault, 1 succeeded against the manifest's expectation, 6 cancelled,"
+        " 1 that `latest` does not take"
+    )
+    counts = {"queued": 0, "running": 0, "succeeded": 4, "failed": 15, "cancelled": 6, "hits": 1, "expected": 1}
+    assert verdict["counts"] == counts
+    assert verdict["exit_code"] == ExitCode.FARM_FAULT
+    assert code(*cells[-1:], cells[-2]) == ExitCode.CELL_FAILED
+    assert code(cells[1]) == ExitCode.OK
+    assert code(cells[2]) == code(cells[9]) == ExitCode.GATE_FAILED
+    assert code(cells[4]) == ExitCode.CELL_FAILED
+
+
+def test_an_expectation_says_why_and_ends_with_its_last_day() -> None:
+    linked = expectation("accuracy", until="2999-01-01") | {"link": "https://x"}
+    cell = judge_cell(planned(tolerance=0.001, expected=linked), succeeded())
+    assert (cell["as_expected"], cell["expected_reason"], cell["expected_link"]) == (True, "known", "https://x")
+    cell = judge_cell(planned(tolerance=0.001, expected=expectation("accuracy")), succeeded())
+    assert (cell["expected_reason"], cell["expected_link"]) == ("known", "")
+    cell = judge_cell(planned(tolerance=0.001), succeeded())
+    assert (cell["expected"], cell["expected_reason"], cell["expected_link"]) == (False, "", "")
+    by_somebody = expectation("accuracy") | {"by": "somebody"}
+    assert judge_cell(planned(tolerance=0.001, expected=by_somebody), succeeded())["expected"] is True
+    assert judge_cell(planned(expected=by_somebody), succeeded())["expected"] is False
+    assert judge_cell(planned(expected=expectation("accuracy")), succeeded())["expected"] is True
+    found = expected_failure(planned(expected=expectation("accuracy", until="1970-01-01")))
+    assert found == {"kind": "accuracy", "before": 86_400.0}
+    assert expected_failure(planned()) is None
+
+
+def test_what_changed_names_each_cell_under_what_it_is() -> None:
+    def cell(name: str, of: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return judge_cell({**planned(), "identifier": name}, of) | more
+
+    past = {"state": "failed", "kind": "hang", "build": "b-1"}
+    unread = {"state": "unknown", "kind": "not read yet", "build": ""}
+    new_row = {"outcome": "new", "measure": "size", "against": "prod", "limit": 0.1, "why": ""}
+    cells = [
+        cell("fresh", failed("regression")),
+        cell("again", failed("hang"), before=past),
+        cell("expected", failed("hang"), as_expected=True),
+        cell("waits", row("queued")),
+        cell("open", failed("hang"), before=unread),
+        cell("good", succeeded(), before=unread, reason="first compile"),
+        cell("hit", succeeded(), hit=True, reason="asked", held="held", compared=[new_row]),
+    ]
+    changes = changes_of(cells)
+    names = {sort: [each["identifier"] for each in found] for sort, found in changes.items() if sort != "hits"}
+    assert names == {
+        "new_failures": ["fresh"],
+        "still_failing": ["again"],
+        "regressions": ["fresh"],
+        "improvements": [],
+        "fixed": [],
+        "unjudged": [],
+        "held": ["hit"],
+        "new": ["hit"],
+        "undecided": ["open"],
+        "recompiled": ["good"],
+    }
+    assert changes["hits"] == ["hit"]
+    assert changes["undecided"][0]["text"] == "hang: it broke; it is not known if it failed before: not read yet"
+    assert changes["held"][0]["text"] == "held"
+    assert changes["regressions"][0]["text"] == "regression: it broke"

@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from farm.client.inspection import disagreements, faults, inspect_program
 from farm.runner.elf import gpu_arches
-from farm.runner.migraphx_compiler import _refuse_broken
+from farm.runner.migraphx_compiler import _refuse_broken, load
 from farm.runner.mxr import MIN_BYTES, Binary, MalformedProgram, ProgramTooLarge, _Msgpack, foreign_arches, read
 from farm.runner.protocol import RequestFailed
 from tests.support.amd_code_objects import ARCHES
@@ -102,6 +103,12 @@ def test_which_devices_run_a_program(tmp_path: Path, device: str, runs: bool) ->
     assert (not foreign_arches(read(write_mxr(tmp_path / "net.mxr"))["code_objects"], device)) is runs
 
 
+def refuse_broken(path: str, arch: str) -> None:
+    """Refuse what a compile left for a key of this arch; a request names the device without its features."""
+    expected = {"toolchain": "", "recipe": 1, "libraries": {}, "cpu_family": None, "arch": arch}
+    _refuse_broken({"program": path, "device": arch.partition(":")[0], "expected": expected})
+
+
 @pytest.mark.parametrize(
     ("kernel", "arch", "refused"),
     [
@@ -126,26 +133,57 @@ def test_kernels_are_held_against_the_whole_arch_as_the_loader_does(
     path = str(write_mxr(tmp_path / "net.mxr", program(code_object(kernel))))
     if refused:
         with pytest.raises(RequestFailed, match=f"not for {re.escape(arch)}") as failed:
-            _refuse_broken(path, arch)
+            refuse_broken(path, arch)
         assert failed.value.kind == "toolchain_mismatch"
     else:
-        _refuse_broken(path, arch)
+        refuse_broken(path, arch)
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "runs"),
+    [
+        (0x5F, "gfx942:sramecc+:xnack-", True),
+        (0x5F, "gfx90a", False),
+        (0x54, "gfx1151", True),
+        (0x54, "gfx1201", False),
+        (0xFE, "gfx942", True),
+    ],
+)
+def test_generic_kernels_run_on_their_family_only(tmp_path: Path, flags: int, device: str, runs: bool) -> None:
+    found = read(write_mxr(tmp_path / "net.mxr", program(flagged(flags))))
+    assert (not foreign_arches(found["code_objects"], device)) is runs
+
+
+def test_wavefronts_of_a_size_that_a_card_does_not_have_are_refused(tmp_path: Path) -> None:
+    """The metadata say it even of an architecture that the reader does not know."""
+    code = bytearray(code_object("gfx1100"))
+    struct.pack_into("<I", code, 48, 0xFE)
+    path = str(write_mxr(tmp_path / "net.mxr", program(bytes(code))))
+    refuse_broken(path, "gfx1100")
+    with pytest.raises(RequestFailed, match="kernels for wave32, not for gfx90a"):
+        refuse_broken(path, "gfx90a:sramecc+:xnack-")
+
+
+def test_a_child_loads_no_program_for_another_card(tmp_path: Path) -> None:
+    """Before the compiler is asked, whose error would not say why."""
+    with pytest.raises(RequestFailed, match="kernels for gfx1100, not for gfx90a"):
+        load({"program": str(GENUINE), "device": "gfx90a"})
 
 
 def test_a_program_without_code_objects_has_none_to_check(tmp_path: Path) -> None:
     path = write_mxr(tmp_path / "net.mxr", change(modules={"main": {"nodes": []}}))
     assert read(path)["code_objects"] == []
-    _refuse_broken(str(path), "gfx942:sramecc+:xnack-")
+    refuse_broken(str(path), "gfx942:sramecc+:xnack-")
 
 
 def test_a_finished_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
     """MIGraphX saves these without an error."""
-    _refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
+    refuse_broken(str(write_mxr(tmp_path / "net.mxr")), "gfx942")
     with pytest.raises(RequestFailed, match=r"kernels for gfx942:sramecc\+:xnack-, not for gfx90a"):
-        _refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
+        refuse_broken(str(tmp_path / "net.mxr"), "gfx90a")
     broken = write_mxr(tmp_path / "broken.mxr", program(left_over=True))
     with pytest.raises(RequestFailed, match="gpu::precompile_op is left over"):
-        _refuse_broken(str(broken), "gfx942")
+        refuse_broken(str(broken), "gfx942")
     assert "1 undecided gpu::precompile_op" in faults(inspect_program(broken))[0]
 
 
@@ -295,7 +333,7 @@ def test_a_large_json_program_is_not_looked_into(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("farm.runner.mxr.MAX_JSON", path.stat().st_size - 1)
     with pytest.raises(ProgramTooLarge, match="it is JSON of"):
         read(path)
-    _refuse_broken(str(path), "gfx90a")
+    refuse_broken(str(path), "gfx90a")
 
 
 GENUINE = CODE_OBJECTS / "cnn_gfx1100.mxr"
@@ -308,20 +346,44 @@ def test_a_program_that_migraphx_compiled_for_a_gpu_lists_its_kernel() -> None:
     assert [solution["operator"] for solution in found["solutions"]] == ["gpu::convolution", "gpu::hip_gemm"]
 
 
+def test_made_up_programs_have_the_form_of_what_migraphx_wrote() -> None:
+    """Each node that both have: a fixture decides nothing that the genuine file does not say."""
+
+    def form(value: Any) -> Any:
+        if isinstance(value, list):
+            return [form(each) for each in value[:1]]
+        return {key: form(each) for key, each in value.items()} if isinstance(value, dict) else type(value)
+
+    def forms(data: bytes) -> dict[str, Any]:
+        nodes = _Msgpack(io.BytesIO(data)).value()["modules"]["main"]["nodes"]
+        return {node["name"]: form(node) for node in nodes}
+
+    genuine = forms(GENUINE.read_bytes())
+    for document in (program(), program(offload_copy=True)):
+        made = forms(pack(document))
+        both = genuine.keys() & made.keys()
+        assert both >= {"gpu::code_object", "gpu::convolution", "gpu::hip_gemm", "hip::hip_copy_literal", "@return"}
+        assert {name: made[name] for name in both} == {name: genuine[name] for name in both}
+
+
 def test_a_program_that_migraphx_compiled_for_another_card_is_refused() -> None:
-    _refuse_broken(str(GENUINE), "gfx1100")
+    refuse_broken(str(GENUINE), "gfx1100")
     with pytest.raises(RequestFailed, match="kernels for gfx1100, not for gfx1101"):
-        _refuse_broken(str(GENUINE), "gfx1101")
+        refuse_broken(str(GENUINE), "gfx1101")
 
 
 def test_a_large_kernel_is_read_to_its_last_byte(tmp_path: Path) -> None:
-    """Its bytes count for nothing, wherever a block of the reader ends: the genuine program with 24 MB more."""
+    """Its bytes count for nothing, wherever a block of the reader ends, and are never in memory as a whole."""
     start, code, end = re.split(rb"(\xdc\x15\x18\x7fELF.*?)(?=\xabsymbol_name)", GENUINE.read_bytes(), flags=re.DOTALL)
     more = list(range(120, 215)) * 256_000
     behind = b"".join(map(pack, more[:95])) * 256_000
     path = tmp_path / "net.mxr"
     path.write_bytes(start + b"\xdd" + struct.pack(">I", 5400 + len(more)) + code[3:] + behind + end)
+    tracemalloc.start()
     found = read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(more) / 2
     assert found["code_objects"] == [{"arches": ["gfx1100"], "count": 1, "size": 5400 + len(more), "wave_sizes": [32]}]
     assert found["modules"] == read(GENUINE)["modules"]
     assert found["trailing"] == 0

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from farm.runner.onnx_forms import LIST, doubted_outputs
+from farm.runner.onnx_evaluator import LIST, doubted_outputs
 from tests.operators.forms import agrees, cases_of, right_forms
 
 

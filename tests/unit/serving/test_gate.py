@@ -9,8 +9,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from farm.api.sites import OwnSite
-from farm.serving.gate import Gate
+from farm.api.gate import Gate, OwnSite
 from farm.settings import load_settings
 
 

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from farm.compiling.slots import FreeSlots, Slot
-from farm.tuning.fan_out import FanOut
+from farm.tuning.search import FanOut
 
 SLOTS = [Slot(f"GPU-{index}") for index in range(4)]
 OWN = SLOTS[0]

@@ -12,8 +12,8 @@ import pytest
 from farm.errors import UsageError
 from farm.tuning import text
 from farm.tuning.formats import canonical
-from farm.tuning.offered import read_offered
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
+from farm.tuning.text import read_offered
 
 HEADER = b'{"schema": 1, "sources": [["2026-01-01"]], "sessions": [], "days": {}, "folded": ""}'
 PERF = "gfx942130.HIP.3_5_1_4dddc24.udb.txt"
@@ -25,7 +25,7 @@ SOURCE = RecordSource("2026-01-02T00:00:00+00:00", "import by me")
 CHILD = """
 import resource, sys
 from farm.errors import UsageError
-from farm.tuning.offered import read_offered
+from farm.tuning.text import read_offered
 from farm.tuning.records import RecordSource
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

@@ -331,3 +331,15 @@ def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
         read_files([tmp_path / "model.onnx"], SOURCE)
     with pytest.raises(UsageError, match=r"there is no .*gone\.json"):
         read_files([tmp_path / "gone.json"], SOURCE)
+
+
+@pytest.mark.parametrize("store", [RecordStore.TIMING_CACHE, RecordStore.FIND_DB])
+@pytest.mark.parametrize("name", ["{outside}/made", "../made", "", "made"])
+def test_a_snapshot_names_no_file_but_a_compilers(tmp_path: Path, store: RecordStore, name: str) -> None:
+    """Every worker writes some, and `farm tuning export` takes a farm's: each reader makes files of these names."""
+    file = name.format(outside=tmp_path)
+    source = RecordSource("2026-11-26T00:00:00+00:00", "w1", "j-1", "t")
+    packed = pack(Snapshot({(store, file): {"cache": ("AAAA", source)}}))
+    with pytest.raises(UsageError, match="does not name a"):
+        write_folder(unpack(packed), tmp_path / "data" / "tuning")
+    assert not list(tmp_path.iterdir())

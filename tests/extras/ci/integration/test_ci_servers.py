@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client.client import FarmClient
 from farm.extras.ci import markdown
+from farm.extras.ci.ci_servers import FOLDER
 from farm.jobs.state import FailureKind, Outcome
 from tests.support.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
 from tests.support.places import ROOT
@@ -84,6 +89,58 @@ def test_github_gets_a_summary_and_annotations_at_the_manifests_lines(
     assert (tmp_path / "summary.md").read_text().count("## ") > summary.count("## "), "a step may have several builds"
 
 
+class Between(BaseHTTPRequestHandler):
+    """A stranger between a pipeline and its farm, who adds lines to the id of a build, or names another build."""
+
+    protocol_version = "HTTP/1.1"
+    farm, other = "", False
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        asked = {name: value for name, value in self.headers.items() if name in ("Authorization", "Content-Type")}
+        request = urllib.request.Request(self.farm + self.path, body or None, asked, method=self.command)
+        try:
+            answer = urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            answer = error
+        data = answer.read()
+        if "/report" in self.path:
+            wrong = b"b-0123456789abcdef" if self.other else rb"\1\\nPATH=/tmp/x\\nLD_PRELOAD=/tmp/x.so"
+            data = re.sub(rb"(?<=\"id\":\")(b-[0-9a-f]{16})", wrong, data)
+        self.send_response(answer.status or 500)
+        self.send_header("Content-Type", answer.headers["Content-Type"] or "text/plain")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PUT = pass_on
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_stranger_between_writes_no_variable_of_a_pipeline(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    handler = type("Stranger", (Between,), {"farm": url, "other": other})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        monkeypatch.setenv("FARM_API_URL", f"http://127.0.0.1:{server.server_port}")
+        for pipeline in ({**GITHUB, "GITHUB_OUTPUT": str(tmp_path / "outputs")}, {"GITLAB_CI": "true"}):
+            with pytest.MonkeyPatch.context() as patch:
+                within(patch, **pipeline)
+                main(["submit", "farm.yaml"])
+        written = "".join(path.read_text() for path in (tmp_path / "outputs", FOLDER / "build.env") if path.exists())
+        assert "LD_PRELOAD" not in written and "b-0123456789abcdef" not in written
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 VENV = """#!/bin/bash
 # Stands for Python: makes a venv whose pip notes what it was asked for, and whose farm is this one.
 [ "$1 $2" = "-m venv" ] || exit 9
@@ -104,7 +161,13 @@ def test_the_composite_action_does_what_github_makes_of_it(client: FarmClient, u
     (bin_ / "python3").chmod(0o755)
     freeze_manifest(models, MANIFEST)
     token = os.environ["FARM_API_TOKEN"]
-    inputs = {"manifest": "our models/farm.yaml", "version": "0.2.0", "url": url, "token": token}
+    inputs = {
+        "manifest": "our models/farm.yaml",
+        "wheel": "our wheels/farm.whl",
+        "lock": "ci/lock.txt",
+        "url": url,
+        "token": token,
+    }
     inputs |= {"arguments": "--label team=x --label more=y"}
     outputs = {"GITHUB_STEP_SUMMARY": "summary.md", "GITHUB_OUTPUT": "outputs", "RUNNER_TEMP": "temp"}
     given = {**GITHUB, "CI": "true", "GITHUB_WORKSPACE": str(tmp_path), "HOME": str(tmp_path)}
@@ -119,7 +182,9 @@ def test_the_composite_action_does_what_github_makes_of_it(client: FarmClient, u
         codes.append(ended.returncode)
         said += ended.stdout
     assert codes == [0, 1], said
-    assert (tmp_path / "temp" / "farm" / "asked").read_text().split() == ["install", "--quiet", "migraphx-farm==0.2.0"]
+    assert (tmp_path / "temp" / "farm" / "asked").read_text().splitlines() == [
+        *("install", "--quiet", "--require-hashes", "--find-links", "our wheels/farm.whl", "-r", "ci/lock.txt")
+    ]
     assert "::error file=our models/farm.yaml,line=6,title=net/onnxruntime-cpu/fp16/static::" in said
     assert token not in said
     build = client.build("@latest")

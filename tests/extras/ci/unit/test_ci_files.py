@@ -52,12 +52,27 @@ def test_gitlab_reads_the_reports_that_commands_write() -> None:
     assert f"{ci_servers.FOLDER}/junit.xml" in (FOLDER / "Jenkinsfile").read_text()
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_what_is_installed_is_known_by_its_hash(path: Path) -> None:
+    """A name alone is whatever an index has: anybody may take it there."""
+    installs = re.findall(r"(?:pip|bin/pip\"?) install ([^\n']*)", path.read_text())
+    wanted = '--quiet --require-hashes --find-links "$FARM_WHEEL" -r "$FARM_LOCK"'
+    assert installs and {each.replace("$$", "$") for each in installs} == {wanted}
+
+
+@pytest.mark.parametrize("name", ["Jenkinsfile", "buildkite.yml"])
+def test_files_that_cannot_keep_secrets_from_forks_warn_of_them(name: str) -> None:
+    text = (FOLDER / name).read_text()
+    assert "Forks:" in text and "`generator`" in text and "--untrusted" in text
+
+
 def test_strangers_get_no_secret_but_their_own_token() -> None:
     jobs = read(FOLDER / "github" / "workflow.yml")["jobs"]
     assert "secrets." not in str(jobs["lint"])
     assert re.findall(r"secrets\.(\w+)", str(jobs["strangers"])) == ["FARM_STRANGERS_TOKEN"]
     assert "--untrusted" in jobs["strangers"]["steps"][-1]["run"]
-    checkout = jobs["strangers"]["steps"][0]["with"]
+    assert "with" not in jobs["strangers"]["steps"][0], "what is installed is this repository's choice"
+    checkout = jobs["strangers"]["steps"][1]["with"]
     assert checkout["persist-credentials"] is False
     assert "head.sha" in checkout["ref"]
 

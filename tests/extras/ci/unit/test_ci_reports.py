@@ -9,7 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from junitparser import JUnitXml
+from markdown_it import MarkdownIt
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from farm.errors import Problem
 from farm.extras.ci import junit, line_annotations, markdown, open_metrics, sarif
@@ -82,8 +86,7 @@ def test_a_summary_shows_foreign_text_as_it_stands() -> None:
 
 
 def test_annotations_are_the_worst_ten_at_the_lines_of_the_manifest() -> None:
-    found = line_annotations.of_cells(THOUSAND, "sub/farm.yaml")
-    lines = line_annotations.github_commands(found, "in the summary")
+    lines = line_annotations.bounded(line_annotations.of_cells(THOUSAND, "sub/farm.yaml"), "in the summary")
     errors = [line for line in lines if line.startswith("::error")]
     warnings = [line for line in lines if line.startswith("::warning")]
     assert (len(errors), len(warnings)) == (10, 10)
@@ -94,15 +97,23 @@ def test_annotations_are_the_worst_ten_at_the_lines_of_the_manifest() -> None:
 
 
 def test_annotations_escape_what_github_reads() -> None:
-    (line,) = line_annotations.github_commands([line_annotations.Annotation("error", "50%\nb", "a,b:c.yaml", 1)], "")
+    (line,) = line_annotations.render([Problem("50%\nb", "a,b:c.yaml", 1)])
     assert line == "::error file=a%2Cb%3Ac.yaml,line=1::50%25%0Ab"
+
+
+def test_a_speed_that_was_not_measured_alone_is_marked_in_every_format() -> None:
+    for shared in (False, True):
+        found = judge_cell(planned(), row_of("succeeded", facts=facts(shared=shared)))
+        assert ("| 2 ms shared |" in markdown.render({"build": build([found]), "cells": [found]}, LINK)) is shared
+        families = {each.name: each for each in text_string_to_metric_families(open_metrics.render([found]))}
+        assert [sample.value for sample in families["farm_cell_shared"].samples] == [float(shared)]
 
 
 # --- GitLab ------------------------------------------------------------------------------------------------------
 
 
 def test_gitlab_gets_links_to_the_build_and_its_worst_cells() -> None:
-    document = line_annotations.gitlab_links(build(THOUSAND), THOUSAND, LINK)
+    document: Any = line_annotations.gitlab_links(build(THOUSAND), THOUSAND, LINK)
     (links,) = document.values()
     assert len(links) == 10
     assert links[0] == {"external_link": {"label": "nightly b-1", "url": LINK}}
@@ -280,3 +291,46 @@ def test_sarif_of_a_thousand_problems_fits_its_schema() -> None:
 def test_sarif_has_no_more_results_than_github_takes() -> None:
     document: Any = sarif.render([Problem("p", "f", 1, 1)] * 6000, "1")
     assert len(document["runs"][0]["results"]) == 5000
+
+
+# --- all of them, with texts that want to be more ----------------------------------------------------------------
+
+TEXTS = st.one_of(
+    st.sampled_from([HOSTILE, "[a](javascript:x)", "<img src=x>", "http://x.example", "]]>", "&a;", "| a | b |", "```",
+                     'x"} 1\n# EOF\nfarm_x 1', "\\", "a\n\n# b", "![a](b)", "<https://x>", "www.x.example", "\x00"]),
+    st.text(max_size=30),
+)  # fmt: skip
+
+
+def plain(**texts: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    failed = judge_cell(
+        {**planned(), "line": 1, "reason": texts["reason"]},
+        row_of(state="failed", kind="compiler_error", message=texts["message"], detail=texts["detail"], job="j"),
+    )
+    passed = judge_cell(
+        {**planned(), "line": 2, "reason": "", "identifier": texts["name"]}, row_of(state="succeeded", facts=facts())
+    )
+    found = [failed, passed]
+    return {**build(found), "labels": {"team": texts["label"]}}, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.fixed_dictionaries(dict.fromkeys(("reason", "message", "detail", "name", "label"), TEXTS)))
+def test_no_text_of_a_cell_is_more_than_text_in_a_report(texts: dict[str, str]) -> None:
+    of, found = plain(**texts)
+    report: Any = {"build": of, "cells": found}
+    root = ET.fromstring(junit.render(report, LINK))
+    assert {each.tag for each in root.iter()} <= {
+        *("testsuites", "testsuite", "properties", "property", "testcase", "failure", "error", "skipped")
+    }
+    assert len(list(root.iter("testcase"))) == 2
+
+    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(markdown.render(report, LINK))
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "image", "fence"} == set()
+    assert {child.attrGet("href") for child in inline if child.type == "link_open"} == {LINK}
+    assert sum(token.type == "tr_open" for token in tokens) == 3
+
+    families = list(text_string_to_metric_families(open_metrics.render(found)))
+    names = {sample.name for family in families for sample in family.samples}
+    assert names <= set(open_metrics._NUMBERS) and all(len(family.samples) <= 1 for family in families)

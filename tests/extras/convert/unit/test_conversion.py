@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from farm.client.authoring import lint
-from farm.client.cache import trim
+from farm.client.transfers import trim
 from farm.errors import ManifestError
 from farm.extras.convert.conversion import convert, kind_of
 from farm.manifest.entries import ModelEntry

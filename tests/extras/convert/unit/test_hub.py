@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.client.freezing import FrozenInputs, freeze, read_inputs
-from farm.client.strangers import refused
+from farm.client.freezing import FrozenInputs, read_inputs, refused
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
+from tests.support.freezing import freeze
 from tests.support.stand_in_hub import StandInHub, stand_in_hub
 
 pytest.importorskip("huggingface_hub")
@@ -64,20 +64,23 @@ def problem(cache: Path, source: str) -> str:
 def test_a_model_comes_with_its_external_data_and_is_kept(hub: StandInHub, tmp_path: Path) -> None:
     found = frozen(tmp_path)
     model = found.models["net"]
-    assert [file["path"] for file in model.files] == ["model.onnx", "model.onnx_data"]
+    assert [file["path"] for file in model["files"]] == ["model.onnx", "model.onnx_data"]
     wanted = [hashlib.sha256(content).hexdigest() for _, content in sorted(hub.files.items())]
-    assert [file["digest"] for file in model.files] == wanted
+    assert [file["digest"] for file in model["files"]] == wanted
     hub.asked.clear()
-    assert frozen(tmp_path).models["net"].digest == model.digest
-    assert read_inputs(combine(manifest()), tmp_path, cache=tmp_path, quick=True).models["net"].digest == model.digest
+    assert frozen(tmp_path).models["net"]["digest"] == model["digest"]
+    assert (
+        read_inputs(combine(manifest()), tmp_path, cache=tmp_path, quick=True).models["net"]["digest"]
+        == model["digest"]
+    )
     assert hub.asked == [], "what is here needs no hub"
 
 
 def test_what_changed_in_the_cache_comes_again(hub: StandInHub, tmp_path: Path) -> None:
-    before = frozen(tmp_path).models["net"].digest
+    before = frozen(tmp_path).models["net"]["digest"]
     (data,) = tmp_path.glob("hub/*/onnx/model.onnx_data")
     data.write_bytes(b"\0" * data.stat().st_size)
-    assert frozen(tmp_path).models["net"].digest == before
+    assert frozen(tmp_path).models["net"]["digest"] == before
 
 
 def test_what_cannot_be_had_is_one_line(hub: StandInHub, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from farm.compiling.child_process import child_environment
 from farm.compiling.slots import Slot, as_text, from_text
-from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus, model_slug
+from farm.extras.nvidia.driver import find, model_slug
 from farm.node import survey as node_survey
 from farm.node.gpu_usage import conditions, watch
 from farm.node.machine import Machine
@@ -25,7 +25,7 @@ FIRST, SECOND = "GPU-2d70c2d2-6b17-db57-003a-3d13949e1b2a", "GPU-a206ff02-7a3b-e
 
 
 def test_cards_are_what_their_profile_says_and_are_pinned_by_uuid(tmp_path: Path) -> None:
-    gpus, notes = find_nvidia_gpus(RecordedMachine(tmp_path, "h200-x2", 2))
+    gpus, notes = find(RecordedMachine(tmp_path, "h200-x2", 2))
     assert notes == []
     assert [gpu.pin for gpu in gpus] == [gpu.lock for gpu in gpus] == [FIRST, SECOND]
     assert {gpu.device for gpu in gpus} == {profiles()["h200"].device} == {Device("sm_90:h200", 132)}
@@ -52,32 +52,32 @@ def test_a_models_name_in_keys_and_targets(name: str, slug: str) -> None:
 
 
 def test_the_worker_keeps_to_the_cards_that_it_was_left(tmp_path: Path) -> None:
-    gpus, [note] = find_nvidia_gpus(RecordedMachine(tmp_path, "h200-x2", 2, CUDA_VISIBLE_DEVICES=SECOND[:12]))
+    gpus, [note] = find(RecordedMachine(tmp_path, "h200-x2", 2, CUDA_VISIBLE_DEVICES=SECOND[:12]))
     assert ([gpu.pin for gpu in gpus], note.broken) == ([SECOND], False)
     assert str(note) == f"NVIDIA GPUs: CUDA_VISIBLE_DEVICES={SECOND[:12]} leaves 1 of 2 to this worker"
     for choice, count in (("0", 1), ("", 0), ("0,1", 2)):
-        found, _ = find_nvidia_gpus(RecordedMachine(tmp_path, "h200-x2", 2, CUDA_VISIBLE_DEVICES=choice))
+        found, _ = find(RecordedMachine(tmp_path, "h200-x2", 2, CUDA_VISIBLE_DEVICES=choice))
         assert len(found) == count
 
 
 def test_each_card_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
     machine = RecordedMachine(tmp_path, "h200-x2", 1)
     calls = machine.binding.calls
-    gpus, [note] = find_nvidia_gpus(machine)
+    gpus, [note] = find(machine)
     assert ([gpu.pin for gpu in gpus], str(note).partition(";")[0]) == (
         [FIRST],
         "NVIDIA GPU 1: /dev/nvidia1 is not there",
     )
     calls["DeviceGetHandleByIndex(1)"] = {"error": 15}
-    _, [note] = find_nvidia_gpus(machine)
+    _, [note] = find(machine)
     assert "it fell off the bus" in str(note)
     calls["DeviceGetComputeMode(handle-0)"] = 2
-    assert "its compute mode is Prohibited" in str(find_nvidia_gpus(machine)[1][0])
+    assert "its compute mode is Prohibited" in str(find(machine)[1][0])
     calls["DeviceGetComputeMode(handle-0)"] = 0
     del calls["DeviceGetCudaComputeCapability(handle-0)"]
-    assert "does not tell its compute capability" in str(find_nvidia_gpus(machine)[1][0])
+    assert "does not tell its compute capability" in str(find(machine)[1][0])
     (tmp_path / "dev" / "nvidia-uvm").unlink()
-    assert "/dev/nvidia-uvm is not there; nvidia-modprobe -u -c=0" in str(find_nvidia_gpus(machine)[1][0])
+    assert "/dev/nvidia-uvm is not there; nvidia-modprobe -u -c=0" in str(find(machine)[1][0])
 
 
 def test_slices_of_a_card_are_found_as_they_are(tmp_path: Path) -> None:
@@ -92,25 +92,25 @@ def test_slices_of_a_card_are_found_as_they_are(tmp_path: Path) -> None:
         "DeviceGetMemoryInfo(slice)": {"fields": {"total": 17 << 30, "used": 0}},
         "DeviceGetAttributes_v2(slice)": {"fields": {"multiprocessorCount": 16}},
     }
-    [gpu], _ = find_nvidia_gpus(machine)
+    [gpu], _ = find(machine)
     assert (gpu.pin, gpu.device, gpu.partition) == ("MIG-1f0b", Device("sm_90:h200-mig-1g.18gb", 16), "1g.18gb")
     del machine.binding.calls["DeviceGetMigDeviceHandleByIndex(handle-0, 0)"]
-    gpus, notes = find_nvidia_gpus(machine)
+    gpus, notes = find(machine)
     assert gpus == [] and "MIG is on, and no slice is made" in str(notes[0])
 
 
 def test_without_a_driver_nothing_of_nvidia_is_imported(tmp_path: Path) -> None:
-    assert find_nvidia_gpus(Machine(tmp_path)) == ([], [])
+    assert find(Machine(tmp_path)) == ([], [])
     for name, text in (("vendor", "0x10de"), ("class", "0x030200")):
         file = tmp_path / "sys/bus/pci/devices/0000:05:00.0" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    _, [note] = find_nvidia_gpus(Machine(tmp_path))
+    _, [note] = find(Machine(tmp_path))
     assert "0000:05:00.0: the NVIDIA driver is not loaded" in str(note)
     code = (
         "import sys; from pathlib import Path; from farm.node.machine import Machine\n"
-        "from farm.extras.nvidia.nvidia_gpus import find_nvidia_gpus; import farm.cli, farm.node.survey\n"
-        f"find_nvidia_gpus(Machine(Path({str(tmp_path)!r}))); assert 'pynvml' not in sys.modules"
+        "from farm.extras.nvidia.driver import find; import farm.cli, farm.node.survey\n"
+        f"find(Machine(Path({str(tmp_path)!r}))); assert 'pynvml' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -124,12 +124,10 @@ def test_a_driver_without_its_binding_or_its_library_is_explained(
         raise machine.binding.NVMLError(12)
 
     monkeypatch.setattr(machine.binding, "nvmlInit", fail, raising=False)
-    assert "the driver's library does not open: NVML error 12" in str(find_nvidia_gpus(machine)[1][0])
+    assert "the driver's library does not open: NVML error 12" in str(find(machine)[1][0])
     monkeypatch.setitem(sys.modules, "pynvml", None)
     plain = Machine(tmp_path, {})
-    assert "nvidia-ml-py, which asks it, is missing; pip install 'migraphx-farm[cuda]'" in str(
-        find_nvidia_gpus(plain)[1][0]
-    )
+    assert "nvidia-ml-py, which asks it, is missing; pip install 'migraphx-farm[cuda]'" in str(find(plain)[1][0])
 
 
 def test_conditions_tell_errors_reasons_and_others_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,14 +157,14 @@ def test_conditions_tell_errors_reasons_and_others_on_the_card(tmp_path: Path, m
 def test_a_gpu_is_watched_by_its_maker(tmp_path: Path) -> None:
     machine = RecordedMachine(tmp_path, "h200-x2", 2)
     machine.binding.calls["DeviceGetUtilizationRates(handle-0)"] = {"fields": {"gpu": 40, "memory": 3}}
-    [gpu, _], _ = find_nvidia_gpus(machine)
+    [gpu, _], _ = find(machine)
     with watch(gpu, machine) as usage:
         pass
-    assert (usage.busy, usage.memory) == (0.4, 0)
+    assert (usage["busy"], usage["memory"]) == (0.4, 0)
 
 
 def test_both_makers_cards_are_slots_alike_and_children_see_one_card(tmp_path: Path) -> None:
-    gpus, _ = find_nvidia_gpus(RecordedMachine(tmp_path, "h200-x2", 2))
+    gpus, _ = find(RecordedMachine(tmp_path, "h200-x2", 2))
     pool = Pool(Target("onnxruntime", "cuda"), "onnxruntime1.31.1-cuda13.0-1a2b3c4d", gpus[0].device, 1)
     [kind] = share_out([pool], gpus, load_settings({}), Machine(tmp_path))
     assert kind.name == "sm_90-h200-132cu"

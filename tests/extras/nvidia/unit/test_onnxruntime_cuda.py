@@ -15,11 +15,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from farm.cli import check_commands
+from farm.cli import operator_commands
 from farm.extras.nvidia.runner import onnxruntime_cuda
 from farm.extras.nvidia.runner.onnxruntime_tensorrt import Tensorrt
-from farm.runner import added, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
-from farm.runner.onnxruntime_device import RuntimeDevice
+from farm.runner import child, onnxruntime_compiler, onnxruntime_sessions
+from farm.runner.onnxruntime_compiler import RuntimeDevice
 from farm.runner.protocol import Messages
 from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
@@ -27,7 +27,7 @@ from tests.support.compiling import RNET, inputs_of
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    added.add(child_modules())
+    child.add_modules(child_modules())
 
 
 class StandInSession:
@@ -48,7 +48,7 @@ class StandInSession:
         ]
 
     def get_providers(self) -> list[str]:
-        return [onnxruntime_providers.CPU]
+        return [onnxruntime_sessions.CPU]
 
 
 def test_nodes_on_the_cpu_on_purpose_are_distinguished_from_those_without_a_kernel() -> None:
@@ -107,7 +107,7 @@ def test_the_doctor_says_that_two_packages_overwrite_each_other(
     monkeypatch: pytest.MonkeyPatch, names: list[str], count: int
 ) -> None:
     monkeypatch.setattr("importlib.metadata.distributions", lambda: [SimpleNamespace(name=name) for name in names])
-    found = check_commands._overwritten()
+    found = operator_commands._overwritten()
     assert len(found) == count and all(check.state == "broken" and "pip uninstall" in check.fix for check in found)
 
 
@@ -120,13 +120,13 @@ class StandInOnCuda:
     asked: list[tuple[str, dict[str, str]]] = []  # noqa: RUF012 (one list for all)
 
     def __init__(self, path: str, options: Any, providers: list[Any], **more: Any) -> None:
-        self.on_card = providers[0][0] == onnxruntime_providers.CUDA
+        self.on_card = providers[0][0] == onnxruntime_sessions.CUDA
         if self.on_card:
             self.asked.append((options.graph_optimization_level.name, providers[0][1]))
-        self.real = _SESSION(path, options, providers=[onnxruntime_providers.CPU], **more)
+        self.real = _SESSION(path, options, providers=[onnxruntime_sessions.CPU], **more)
 
     def get_providers(self) -> list[str]:
-        return [onnxruntime_providers.CUDA, onnxruntime_providers.CPU] if self.on_card else [onnxruntime_providers.CPU]
+        return [onnxruntime_sessions.CUDA, onnxruntime_sessions.CPU] if self.on_card else [onnxruntime_sessions.CPU]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
@@ -182,7 +182,7 @@ def test_every_candidate_of_a_mode_is_timed_with_its_own_options(
     monkeypatch.setattr(OnCpu, "refused", not graphs)
     on_cuda["tuning"] = {"mode": mode}
     found = onnxruntime_compiler.tune(on_cuda, _quiet())
-    timed = onnxruntime_tuning.read_records(tmp_path)["k"]
+    timed = onnxruntime_sessions.read_records(tmp_path)["k"]
     assert found == {"candidates": count} == {"candidates": len(timed)}
     assert {"all/1/EXHAUSTIVE", "all/1/HEURISTIC/nhwc"} <= timed.keys()
     assert ("all/1/HEURISTIC/nhwc/graph" in timed) == graphs
@@ -200,14 +200,14 @@ def test_a_program_is_replayed_as_a_graph_only_if_it_can_be(
     on_cuda: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """What comes out is then what a plain session gives, for each input in turn, from the same memory."""
-    onnxruntime_tuning.add_record(tmp_path, "k", {"all/1/HEURISTIC/graph": 1.0, "all/1/EXHAUSTIVE": 2.0})
+    onnxruntime_sessions.add_record(tmp_path, "k", {"all/1/HEURISTIC/graph": 1.0, "all/1/EXHAUSTIVE": 2.0})
     monkeypatch.setattr(OnCpu, "refused", not graphs)
     tuning = {"mode": "quick", "slices": [{"key": "k", "count": 1}]}
     tuned = onnxruntime_compiler.compile({**on_cuda, "tuning": tuning}, _quiet())
     assert tuned["session"].get("enable_cuda_graph") == ("1" if graphs else None)
     assert tuned["session"]["cudnn_conv_algo_search"] == ("HEURISTIC" if graphs else "EXHAUSTIVE")
     program = onnxruntime_compiler.load({**on_cuda, "session": tuned["session"]})
-    plain = _SESSION(on_cuda["program"], providers=[onnxruntime_providers.CPU])
+    plain = _SESSION(on_cuda["program"], providers=[onnxruntime_sessions.CPU])
     for seed in range(3):
         feeds = {"input_2": np.random.default_rng(seed).random((2, 24, 24, 3), np.float32)}
         for value, expected in zip(program.run(feeds), plain.run(None, feeds), strict=True):
@@ -220,7 +220,7 @@ def test_a_program_is_loaded_as_its_tuning_found_best_and_stays_plain_onnx(
 ) -> None:
     untuned = onnxruntime_compiler.compile({**on_cuda, "tuning": {"mode": "off"}}, messages := _quiet())
     times = {"basic/1/EXHAUSTIVE": 2.0, "all/1/EXHAUSTIVE": 3.0, "all/1/HEURISTIC/nhwc": 1.0}
-    onnxruntime_tuning.add_record(tmp_path, "k", times)
+    onnxruntime_sessions.add_record(tmp_path, "k", times)
     tuning = {"mode": "quick", "slices": [{"key": "k", "count": 2}]}
     tuned = onnxruntime_compiler.compile({**on_cuda, "tuning": tuning}, messages)
     assert tuned["operators"] == untuned["operators"]
@@ -244,5 +244,5 @@ def _quiet() -> Messages:
 def test_a_session_reads_back_as_the_candidate_that_it_is() -> None:
     for kind in (RuntimeDevice, onnxruntime_cuda.Cuda, Tensorrt):
         for candidate in kind(None).candidates("exhaustive", 2):
-            assert onnxruntime_tuning.Candidate.parse(str(candidate)) == candidate
-            assert onnxruntime_tuning.Candidate.of_session(candidate.session) == candidate
+            assert onnxruntime_sessions.Candidate.parse(str(candidate)) == candidate
+            assert onnxruntime_sessions.Candidate.of_session(candidate.session) == candidate

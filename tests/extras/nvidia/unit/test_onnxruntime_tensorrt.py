@@ -21,7 +21,12 @@ from onnx import TensorProto, helper
 from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy
 from farm.compiling.failures import classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
-from farm.runner import added, onnx_graph, onnxruntime_compiler, onnxruntime_providers, onnxruntime_tuning
+from farm.runner import (
+    child,
+    onnx_graph,
+    onnxruntime_compiler,
+    onnxruntime_sessions,
+)
 from farm.runner.protocol import Messages, RequestFailed
 from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
@@ -31,7 +36,7 @@ _SESSION = onnxruntime.InferenceSession
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    added.add(child_modules())
+    child.add_modules(child_modules())
 
 
 class StandInOnTensorrt:
@@ -43,7 +48,7 @@ class StandInOnTensorrt:
     def __init__(self, path: str, options: Any = None, providers: Sequence[Any] = (), **more: Any) -> None:
         options = more.pop("sess_options", options)
         self.names = [name if isinstance(name, str) else name[0] for name in providers]
-        self.on_card = self.names[0] == onnxruntime_providers.TENSORRT
+        self.on_card = self.names[0] == onnxruntime_sessions.TENSORRT
         self.model = onnx.load_model(path)
         if self.on_card:
             chosen = providers[0][1]
@@ -53,7 +58,7 @@ class StandInOnTensorrt:
                 (Path(folder) / "TensorrtExecutionProvider_cache_sm90.timing").write_bytes(b"timings")
             if chosen.get("trt_dump_ep_context_model") == "1" and not self._left():
                 shutil.copy(path, chosen["trt_ep_context_file_path"])
-        self.real = _SESSION(path, options, providers=[onnxruntime_providers.CPU], **more)
+        self.real = _SESSION(path, options, providers=[onnxruntime_sessions.CPU], **more)
 
     def _left(self) -> list[Any]:
         return [node for node in self.model.graph.node if node.op_type in self.unknown]
@@ -62,8 +67,8 @@ class StandInOnTensorrt:
         return self.names
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
-        places = {onnxruntime_providers.TENSORRT: [], onnxruntime_providers.CUDA: self._left()}
-        places[onnxruntime_providers.TENSORRT] = [node for node in self.model.graph.node if node not in self._left()]
+        places = {onnxruntime_sessions.TENSORRT: [], onnxruntime_sessions.CUDA: self._left()}
+        places[onnxruntime_sessions.TENSORRT] = [node for node in self.model.graph.node if node not in self._left()]
         return [SimpleNamespace(ep_name=name, get_nodes=lambda of=nodes: of) for name, nodes in places.items()]
 
     def __getattr__(self, name: str) -> Any:
@@ -110,7 +115,7 @@ def test_the_program_is_the_engine_and_runs_as_it_was_built(asked: dict[str, Any
     assert "trt_timing_cache_path" not in built, "tuning is off"
     assert built["tf32"] == "0"
     assert compiled["placement"]["fallback"] == {}
-    assert set(compiled["placement"]["nodes"]) == {onnxruntime_providers.TENSORRT}
+    assert set(compiled["placement"]["nodes"]) == {onnxruntime_sessions.TENSORRT}
     assert compiled["compute_dtypes"]["float32"]
     onnxruntime_compiler.load(asked)
     loaded = StandInOnTensorrt.asked[-1]
@@ -224,9 +229,9 @@ def test_tuning_times_the_builders_levels_and_keeps_tensorrts_timings(asked: dic
     asked["tuning"] = {"mode": "quick"}
     assert onnxruntime_compiler.tune(asked, _quiet()) == {"candidates": 2}, "no memory of a card can be bound here"
     folder = Path(asked["database"])
-    assert set(onnxruntime_tuning.read_records(folder)["k"]) == {"basic/1/builder3", "basic/1/builder4"}
+    assert set(onnxruntime_sessions.read_records(folder)["k"]) == {"basic/1/builder3", "basic/1/builder4"}
     assert (folder / "TensorrtExecutionProvider_cache_sm90.timing").read_bytes() == b"timings"
-    onnxruntime_tuning.add_record(folder, "k", {"basic/1/builder3": 2.0, "basic/1/builder4": 1.0})
+    onnxruntime_sessions.add_record(folder, "k", {"basic/1/builder3": 2.0, "basic/1/builder4": 1.0})
     asked["tuning"] = {"mode": "quick", "slices": [{"key": "k", "count": 1}]}
     tuned = onnxruntime_compiler.compile(asked, _quiet())
     built = StandInOnTensorrt.asked[-1]
@@ -241,7 +246,7 @@ def test_what_is_missing_is_said_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert onnxruntime_tensorrt.libraries().missing == {"provider": "ONNX Runtime has no TensorRT provider"}
     (place / "capi" / "libonnxruntime_providers_tensorrt.so").write_bytes(b"\0libcudart.so.13\0libnvinfer.so.10\0")
     found = onnxruntime_tensorrt.libraries()
-    assert (found.version, found.major) == ("", "10")
+    assert (found.versions, onnxruntime_tensorrt.needed_major()) == ({}, "10")
     assert found.missing["nvinfer"].startswith("libnvinfer.so.10: ")
     monkeypatch.setattr(onnxruntime_cuda, "is_there", lambda: True)
     versions = {"cuda": "13.0", "cudnn": "9.28.1", "cublas": "13.10.0"}
@@ -249,12 +254,12 @@ def test_what_is_missing_is_said_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
     assert not answer["available"] and "libnvinfer.so.10" in answer["reason"]
     assert "TensorRT 10" in answer["fix"] and "LD_LIBRARY_PATH" in answer["fix"]
-    there = onnxruntime_tensorrt.TensorrtLibraries(onnxruntime_tensorrt._spelt(101303), {}, "10")
+    there = onnxruntime_compiler.DeviceLibraries({"tensorrt": onnxruntime_tensorrt._spelt(101303)}, {}, 0)
     monkeypatch.setattr(onnxruntime_tensorrt, "libraries", lambda: there)
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
     assert answer["toolchain"].startswith(f"onnxruntime{onnxruntime.__version__}-tensorrt10.13.3-cuda13.0-")
     assert ["tensorrt", "10.13.3"] in answer["parts"] and answer["targets"] == ["tensorrt"]
-    assert onnxruntime_providers.device_of("sm_90:h200", answer["toolchain"]) == "tensorrt"
+    assert onnxruntime_sessions.device_of("sm_90:h200", answer["toolchain"]) == "tensorrt"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Verifying packs: those that were made on a client, with and without its key."""
+"""Verifying packs: what is not signed itself follows from what is."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from onnx import TensorProto, helper
 
 from farm.client.fetching import SignedArtifact
 from farm.client.packs import Layout
-from farm.errors import ArtifactGone, Untrusted
+from farm.compiling.attempt import Attempt
+from farm.errors import ArtifactGone
+from farm.extras.packs.fetch import write_pack
 from farm.extras.packs.question import CacheFile
-from farm.extras.packs.signing import pack_files, predicate, sign_pack
-from farm.extras.packs.writing import write_pack
 from farm.extras.signing.judging import Standing
-from farm.extras.signing.notary import Notary
-from farm.extras.signing.signing_keys import load_signer
-from farm.extras.signing.statements import subjects_of
 from farm.extras.signing.trust import clock, load_policy
-from farm.extras.signing.verifying import JudgedArtifact, Trust, verify_file
+from farm.extras.signing.verifying import Trust, verify_file
+from farm.jobs.order import WorkOrder
+from farm.jobs.state import AttemptLimits
+from farm.spec import cache_key
+from tests.support.gpu_programs import code_object
+from tests.support.gpu_programs import pack as pack_mxr
+from tests.support.gpu_programs import program as gpu_program
 from tests.support.signed import PROGRAM, Signed, key_in, sidecar_of
 
 POLICY = """\
 [signers.farm]
 key = "farm.pub"
-[signers.packer]
-key = "packer.pub"
-signs = ["pack"]
 [namespaces.main]
-signers = ["farm", "packer"]
+signers = ["farm"]
 """
 PORT = {"name": "x", "dtype": "float32", "shape": [1, 4]}
 
@@ -40,7 +40,6 @@ PORT = {"name": "x", "dtype": "float32", "shape": [1, 4]}
 @pytest.fixture
 def signed(tmp_path: Path) -> SignedArtifact:
     farm = Signed(sidecar_of(inputs=[PORT], outputs=[{**PORT, "name": "y"}]), key_in(tmp_path, "farm"))
-    key_in(tmp_path, "packer")
     (tmp_path / "trust.toml").write_text(POLICY)
     (tmp_path / "program").write_bytes(PROGRAM)
     return SignedArtifact(farm.text, [farm.provenance(clock())])
@@ -101,23 +100,31 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SignedArtif
         return {"path": "model.onnx", "digest": digest, "size": len(data)}
 
     model = keep(content)
-    order = keep(json.dumps({"order": {"model": {"files": [model]}}}).encode())
+    spec: Any = {
+        "model": {"format": "onnx", "digest": model["digest"]}, "toolchain": "rocm7.2-migraphx2.15-aa",
+        "compiler": {"name": "migraphx", "recipe": 1, "libraries": {}}, "precision": "fp16", "batch": 1, "schema": 1,
+        "device": {"arch": "gfx942", "compute_units": 304, "xcc": 8, "cpu_family": None}, "options": {}, "env": {},
+        "inputs": {"x": {"dtype": "float32", "shape": [1, 4]}}, "tuning": {"mode": "off"}, "calibration": None,
+        "quantization": {}, "verification": None, "salt": "",
+    }  # fmt: skip
+    name = "net/migraphx-gfx942/fp16/b1"
+    ordered: WorkOrder = {
+        "identifier": name, "pool": "", "target": "migraphx/gfx942", "spec": spec, "calibration": None,
+        "samples": None, "model": {"format": "onnx", "files": [model], "names": ["y"]},
+    }  # fmt: skip
+    attempt = Attempt("j-1", 1, "", ordered, AttemptLimits(time=0.0, memory=0), "main", cache_key(spec))
+    order = keep(json.dumps(attempt.describe(reference=None)).encode())
     program = {"path": "net.mxr", "digest": hashlib.sha256(PROGRAM).hexdigest(), "size": len(PROGRAM)}
     sidecar = sidecar_of(
-        identifier="net/migraphx-gfx942/fp16/b1", device={"arch": "gfx942"}, offload_copy=False,
+        identifier=name, key=attempt.key, spec=spec, device={"arch": "gfx942"}, offload_copy=False,
         blobs={"program": program, "reproduction": {**order, "path": "reproduction.json"}},
         inputs=[PORT], outputs=[{**PORT, "name": "y"}],
-        spec={
-            "compiler": {"name": "migraphx"}, "device": {"arch": "gfx942"},
-            "model": {"format": "onnx", "digest": model["digest"]},
-        },
     )  # fmt: skip
     farm = Signed(sidecar, key_in(tmp_path, "farm"))
-    key_in(tmp_path, "packer")
     (tmp_path / "trust.toml").write_text(POLICY)
     (tmp_path / "program").write_bytes(PROGRAM)
     monkeypatch.setattr(
-        "farm.extras.packs.writing.ask_provider", lambda *_: CacheFile("20f00-model.onnx-1.mxr", "1.27.1")
+        "farm.extras.packs.fetch.ask_provider", lambda *_: CacheFile("20f00-model.onnx-1.mxr", "1.27.1")
     )
     return SignedArtifact(farm.text, [farm.provenance(clock())]), blobs / model["digest"], tmp_path / "cache"
 
@@ -132,7 +139,7 @@ def test_a_pack_with_a_cache_is_made_again_from_the_clients_own(
     def bring(place: Path) -> Path:
         return Path(shutil.copyfile(model, place / "source"))
 
-    pack = write_pack(layout, signed.sidecar, tmp_path / "program", folder, bring, signed=signed)
+    write_pack(layout, signed.sidecar, tmp_path / "program", folder, bring, signed=signed)
     assert verdict_of(folder, trust, cache)[0] == "ok"
     (opened,) = (path.relative_to(folder).as_posix() for path in folder.rglob("model.onnx"))
     assert verdict_of(folder, trust) == (
@@ -150,9 +157,26 @@ def test_a_pack_with_a_cache_is_made_again_from_the_clients_own(
     (folder / "pack.json").write_text(json.dumps({**index, "onnxruntime": '1"; evil()'}))
     assert verdict_of(folder, trust, cache)[0] == "refused"
     (folder / "pack.json").write_text(json.dumps(index, indent=2) + "\n")
-    # Elsewhere, who has written it vouches for it.
-    sign_pack(Trust(None, Notary(load_signer(tmp_path / "packer.key"))), pack, signed)
-    assert verdict_of(folder, trust) == ("ok", "all its files are signed")
+
+
+def test_a_pack_with_kernels_for_another_card_is_refused(tmp_path: Path) -> None:
+    """However well it is signed: a farm whose worker did not look may have published it."""
+    program = pack_mxr(gpu_program(code_object("gfx1100")))
+    blob = {"path": "net.mxr", "digest": hashlib.sha256(program).hexdigest(), "size": len(program)}
+    sidecar = sidecar_of(
+        program, device={"arch": "gfx90a"}, blobs={"program": blob}, offload_copy=False,
+        inputs=[PORT], outputs=[{**PORT, "name": "y"}],
+    )  # fmt: skip
+    sidecar["spec"]["compiler"]["name"] = "migraphx"
+    farm = Signed(sidecar, key_in(tmp_path, "farm"))
+    (tmp_path / "trust.toml").write_text(POLICY)
+    key_in(tmp_path, "packer")
+    (tmp_path / "program").write_bytes(program)
+    signed = SignedArtifact(farm.text, [farm.provenance(clock())])
+    write_pack(Layout.ONNXRUNTIME, signed.sidecar, tmp_path / "program", tmp_path / "pack", no_model, signed=signed)
+    assert refused(tmp_path / "pack", Trust(load_policy(tmp_path / "trust.toml")))[0] == (
+        "program: net--onnxruntime-cpu--fp32--b1.mxr: it has kernels for gfx1100, not for gfx90a"
+    )
 
 
 def test_a_packs_index_leads_nowhere_else(tmp_path: Path, signed: SignedArtifact) -> None:
@@ -187,21 +211,3 @@ def test_a_file_that_was_put_into_a_pack_is_refused(tmp_path: Path, signed: Sign
     assert refused(folder, trust) == [
         "pack: pack.json does not name what is there: models/net_onnxruntime-cpu_fp32_b1/2/model.onnx, onnxruntime"
     ]  # fmt: skip
-
-
-def test_a_signed_pack_brings_the_files_that_it_names(tmp_path: Path, signed: SignedArtifact) -> None:
-    trust, notary = Trust(load_policy(tmp_path / "trust.toml")), Notary(load_signer(tmp_path / "packer.key"))
-    subjects = subjects_of(signed.sidecar, hashlib.sha256(signed.text).hexdigest())
-    digest = hashlib.sha256(b"print()").hexdigest()
-
-    def files(name: str, content: bytes, listed: str) -> dict[str, bytes]:
-        said = predicate("onnxruntime", "", {name: listed}, {name: content})
-        statements = [*signed.statements, notary.sign("pack", {**subjects, name: listed}, said)]
-        brought = JudgedArtifact(signed.text, statements, trust.judge(signed.text, statements))
-        assert pack_files(brought, "triton") == {}
-        return pack_files(brought, "onnxruntime")
-
-    assert files("use.py", b"print()", digest) == {"use.py": b"print()"}
-    for name, content in (("use.py", b"evil()"), ("../use.py", b"print()"), (".profile", b"print()")):
-        with pytest.raises(Untrusted, match="the signed pack is damaged"):
-            files(name, content, digest)

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper
 
 from farm.artifacts.sidecar import validate
 from farm.client.packs import Layout, Pack
-from farm.errors import ArtifactGone, UsageError
+from farm.errors import UsageError
 from farm.extras.packs import starters
+from farm.extras.packs.fetch import fixed_model, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import ask_provider
 from farm.extras.packs.wrapper import wrapper
-from farm.extras.packs.writing import write_pack
 from farm.wire.program import Sidecar
 from tests.support.provider import has_compiler, interpreter_with_provider
 
@@ -184,7 +184,7 @@ def test_a_cache_takes_no_program_of_another_compiler(tmp_path: Path) -> None:
 )
 def test_no_name_of_an_untrusted_farm_gets_into_a_script(tmp_path: Path, changes: dict[str, Any]) -> None:
     for layout in (Layout.ONNXRUNTIME, Layout.TRITON):
-        with pytest.raises(ArtifactGone, match="which no farm gives"):
+        with pytest.raises(UsageError, match="not a valid sidecar"):
             write(tmp_path, layout, sidecar_of(**changes))
 
 
@@ -433,7 +433,9 @@ def test_triton_runs_a_tuned_program_as_far_as_it_can_be_told() -> None:
     assert "level: 1 " in starters.triton_config(tuned(level="extended", threads=1, spinning=False), "net")
     untuned = starters.triton_config(own_program(), "net")
     assert "optimization" not in untuned and "parameters" not in untuned
-    card = starters.triton_config(on_a_card("fp32", cudnn_conv_algo_search="HEURISTIC"), "net")
+    card = starters.triton_config(
+        on_a_card("fp32", level="all", threads=0, spinning=False, cudnn_conv_algo_search="HEURISTIC"), "net"
+    )
     assert card.count("optimization {") == 1
     assert '{ name: "cuda" parameters { key: "use_tf32" value: "0" }' in card
     assert 'parameters { key: "cudnn_conv_algo_search" value: "HEURISTIC" }' in card
@@ -445,3 +447,9 @@ def test_names_are_quoted_for_triton() -> None:
     assert r'name: "x\" }] input [{ name: \"z" data_type: TYPE_FP16 dims: [1] reshape: { shape: [] }' in config
     with pytest.raises(UsageError, match="Triton has no type float8_e4m3fn"):
         starters.triton_config(sidecar_of(inputs=[{**port, "dtype": "float8_e4m3fn"}]), "net")
+
+
+def test_what_a_farm_calls_the_model_may_be_none(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"\xff\xff")
+    with pytest.raises(UsageError, match="is not one"):
+        fixed_model(tmp_path / "model", sidecar_of())

@@ -9,7 +9,9 @@ import pytest
 
 from farm.cli import main
 from farm.extras.packs.provider_caches import wrong_files
+from farm.node import machine
 from tests.support.gpu_programs import program, sidecar_of, write_mxr
+from tests.support.recorded import unpack
 
 NAME = "20f00-66d49f38cafc24e6-8e96240bd18e6f87-36a8840bfe2de0d1.mxr"
 
@@ -39,6 +41,17 @@ def test_another_program_under_the_same_name_is_named(pack: Path, capsys: pytest
     assert all(why.startswith("it is not net/migraphx-gfx942/fp32/static made by rocm7.2") for why in reasons)
     assert main(["doctor", "--ort-cache", str(pack.parent), "--json"]) == 6
     assert json.loads(capsys.readouterr().out)["checks"][0]["name"] == NAME
+
+
+def test_a_program_for_another_card_is_named(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what its sidecar says, and of no use on this machine; a machine without a card only keeps it."""
+    monkeypatch.setattr(machine, "ROOT", unpack("mi300x-spx", tmp_path / "mi300x"))
+    assert main(["doctor", "--ort-cache", str(pack.parent)]) == 0
+    monkeypatch.setattr(machine, "ROOT", unpack("mixed", tmp_path / "mixed"))
+    assert main(["doctor", "--ort-cache", str(pack.parent)]) == 6
+    assert "has kernels for gfx942:sramecc+:xnack-, not for gfx1100 or gfx90a" in capsys.readouterr().out
 
 
 def test_a_program_without_a_sidecar_and_one_that_is_cut_are_named(pack: Path, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import onnx
 import pytest
 
 from farm.app import Farm
+from farm.artifacts.storage import sidecar_key
 from farm.client.client import FarmClient, freeze
 from farm.client.fetching import choose
+from farm.compiling.attempt import Attempt
 from farm.errors import Conflict, FarmFault, GateFailed, NotFound, StorageUnavailable, Untrusted
 from farm.extras.radar.bisecting import bisect
 from farm.extras.radar.toolchains import Toolchains
@@ -22,7 +24,7 @@ from farm.extras.signing.notary import Promotions
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
 from farm.jobs.state import FailureKind
-from farm.manifest.choice import read_gates
+from farm.manifest.parsing import read_gates
 from farm.results import ref_rules
 from tests.support.api_farm import MANIFEST, freeze_manifest
 from tests.support.played import Made, Player, played_to_the_end, toolchain
@@ -105,6 +107,21 @@ def test_a_toolchain_that_appears_moves_nothing_until_it_is_promoted_and_goes_ba
         client.toolchains.roll_back(generation=promoted["generation"])
     with pytest.raises(NotFound, match=r"kept no program of onnxruntime1\.2"):
         client.toolchains.roll_back(toolchain="onnxruntime1.2")
+
+
+def test_a_promotion_is_a_persons_word_about_a_program_that_a_gate_refused(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    player.join(NEW)
+    shadow = client.toolchains.shadow()
+    cells = player.finish(client, shadow["id"])["cells"]
+    keys = {cell["key"] for cell in cells}
+    refused: Any = [{**cell, "state": "failed", "kind": "accuracy"} for cell in cells]
+    assert set(farm.refused.hold("main", "b-earlier", refused)) == keys
+    looser: Any = [{**cell, "gate": {**cell["gate"], "tolerance": {"*": 9.0}}} for cell in cells]
+    assert set(farm.refused.hold("main", "b-looser", looser)) == keys
+    client.toolchains.promote(shadow["id"])
+    assert not farm.refused.hold("main", "b-later", looser), "`latest` takes them again"
 
 
 def test_a_number_of_a_version_is_not_the_start_of_a_longer_one(
@@ -318,6 +335,34 @@ def test_a_program_whose_making_is_no_longer_known_is_left_out_and_said(
         client.toolchains.shadow("nightly")
     with pytest.raises(NotFound, match="is not a shadow build"):
         client.toolchains.radar(build)
+
+
+def test_a_work_order_of_another_compile_plans_nothing(
+    farm: Farm, client: FarmClient, player: Player, prod: int
+) -> None:
+    """A worker that was taken over puts it next to a program of others: the control plane would let all run it."""
+    build = client.build("@latest")["id"]
+    planned = farm.build_reader.read_plan("main", build)["cells"]
+    farm.artifacts.delete_object(f"ns/main/builds/{build}/plan.json")
+    farm.build_reader._plans = {}
+    player.join(NEW)
+
+    def keep_orders(**changes: str) -> None:
+        for cell in planned:
+            assert cell["order"]
+            order: Any = {**cell["order"], "spec": {**cell["order"]["spec"], **changes}}
+            attempt = Attempt("j", 1, "", order, cell["limits"], "main", cell["key"], build)
+            data = json.dumps(attempt.describe(reference=None)).encode()
+            digest, size = farm.artifacts.put_blob_bytes(data)
+            found: Any = farm.artifacts.lookup(["main"], cell["key"])
+            found["blobs"]["reproduction"] = {"path": "reproduce.json", "digest": digest, "size": size}
+            farm.artifacts.put_object(sidecar_key("main", cell["key"]), json.dumps(found).encode())
+
+    keep_orders(salt="theirs")
+    with pytest.raises(NotFound, match="how it was made is no longer known"):
+        client.toolchains.shadow()
+    keep_orders()
+    assert client.toolchains.shadow()["id"]
 
 
 def test_reports_of_shadow_builds_stay_out_of_a_manifests_history(

@@ -5,87 +5,31 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from farm.app import Farm
-from farm.artifacts.keys import artifacts_prefix, sidecar_key, statements_key
 from farm.artifacts.ownership import documents
+from farm.artifacts.storage import artifacts_prefix, sidecar_key, statements_key
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.client.storage_client import StorageClient
 from farm.errors import Conflict, Untrusted, UsageError
-from farm.extras.signing.revocations import issue, keep
-from farm.extras.signing.signing_keys import load_signer, new_key
-from farm.extras.signing.trust import clock, load_policy, policy_of_keys
+from farm.extras.signing.signing_keys import load_signer
+from farm.extras.signing.trust import load_policy, policy_of_keys
 from farm.extras.signing.verifying import Trust, verify_file
-from farm.settings import Settings
+from farm.settings import Settings, load_settings
 from tests.extras.packs.integration.test_packs_fetched import build_packs
-from tests.support.api_farm import POOL, commands, finished, freeze_manifest
-from tests.support.signed import REVOKING
+from tests.support.api_farm import commands, finished
+from tests.support.signed import POLICY
 
-MANIFEST = """\
-version: 1
-name: demo
-targets: [onnxruntime/cpu]
-precisions: [fp32]
-models:
-  - name: net
-    source: {path: net.onnx}
-"""
 PROGRAM = "net--onnxruntime-cpu--fp32--static.onnx"
 SIDECAR, STATEMENTS = f"{PROGRAM}.artifact.json", f"{PROGRAM}.artifact.sigstore.jsonl"
 OF_A_PACK = ["model_ctx.onnx", "use.py", "use.sh", "artifact.json", "artifact.sigstore.jsonl"]
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    folder = tmp_path / "keys"
-    for name in ("farm", "root", "stranger"):
-        new_key(name, folder)
-    (folder / "trust.toml").write_text(REVOKING)
-    issue(folder / "revocations.json", load_signer(folder / "root.key"), clock(), {}, {})
-    return folder
-
-
-@pytest.fixture
-def farm(settings: Settings, keys: Path) -> Farm:
-    """A farm whose worker and server sign, and whose server has a policy."""
-    changes = {
-        "api_token": SecretStr("sesame"),
-        "signing_key": str(keys / "farm.key"),
-        "builder_id": "urn:example:farm",
-        "trust_policy": str(keys / "trust.toml"),
-    }
-    farm = Farm(settings.model_copy(update=changes))
-    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
-    farm.store.workers.register(worker, ttl=600)
-    return farm
-
-
-@pytest.fixture
-def built(farm: Farm, client: FarmClient, tmp_path: Path) -> str:
-    return finished(farm, client, freeze_manifest(tmp_path, MANIFEST))
-
-
-@pytest.fixture
-def trusting(farm: Farm, url: str, keys: Path) -> Iterator[Callable[..., FarmClient]]:
-    """Makes clients with a trust policy."""
-    made = []
-
-    def make(trust: Trust | None = None) -> FarmClient:
-        trust = trust or Trust(load_policy(keys / "trust.toml"))
-        made.append(FarmClient(url, farm.settings.api_token.get_secret_value(), trust=trust))
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()
 
 
 def fetch(client: FarmClient, folder: Path, ref: str = "latest") -> Path:
@@ -136,10 +80,10 @@ def test_a_fetched_program_is_verified_without_a_farm(
         policy = ["--policy", str(keys / "trust.toml")]
         assert main(["verify", str(program), *policy]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines[1:]] == ["ok"] * 5
-        names = ["sha256", "revocations", "provenance", "test-results", "test-results"]
+        assert [line.split()[0] for line in lines[1:]] == ["ok"] * 4
+        names = ["sha256", "provenance", "test-results", "test-results"]
         assert [line.split()[1] for line in lines[1:]] == names
-        assert "made by urn:example:farm" in lines[3]
+        assert "made by urn:example:farm" in lines[2]
         assert any(f"passed the gates of {built}" in line for line in lines)
         for path in (tmp_path / "out", tmp_path / "out" / SIDECAR):
             assert main(["verify", str(path), "--key", str(keys / "farm.pub")]) == 0
@@ -173,8 +117,12 @@ def test_a_trusted_reader_takes_only_what_is_signed(
     strangers = trusting(Trust(policy_of_keys([keys / "stranger.pub"], "main")))
     with pytest.raises(Untrusted, match=r"net/onnxruntime-cpu/fp32/static is refused.*unknown key"):
         fetch(strangers, tmp_path / "no")
+    (key,) = [cell["key"] for cell in client.ls()]
+    with pytest.raises(Untrusted, match="unknown key"):
+        strangers.jobs.reproduce(key, tmp_path / "rerun", load_settings())
+    assert not (tmp_path / "rerun").exists(), "it would be run"
     others = trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7"))
-    (keys / "trust.toml").write_text(REVOKING.replace("namespaces.main", "namespaces.pr-7"))
+    (keys / "trust.toml").write_text(POLICY.replace("namespaces.main", "namespaces.pr-7"))
     with pytest.raises(Untrusted, match="says nothing of the namespace main"):
         fetch(trusting(Trust(load_policy(keys / "trust.toml"), namespace="pr-7")), tmp_path / "no")
     assert fetch(others, tmp_path / "of-main").exists(), "everybody may read main"
@@ -191,13 +139,7 @@ def test_storage_alone_is_enough_to_check(farm: Farm, built: str, keys: Path, tm
     trust = Trust(load_policy(keys / "trust.toml"))
     with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
         program = fetch(reader, tmp_path / "out")
-        assert [check.verdict for check in verify_file(program, trust)] == ["ok"] * 5
-    # The client takes over a newer document, also where it does not ask the farm's API.
-    keep(farm.artifacts, mine := (keys / "revocations.json").read_bytes())
-    (keys / "revocations.json").unlink()
-    with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
-        fetch(reader, tmp_path / "out")
-        assert (keys / "revocations.json").read_bytes() == mine
+        assert [check.verdict for check in verify_file(program, trust)] == ["ok"] * 4
         (key,) = [cell["key"] for cell in reader.ls()]
     farm.artifacts.delete_object(statements_key("main", key))
     with StorageClient("s3://farm", farm.artifacts.presign_get, trust=trust) as reader:
@@ -243,19 +185,9 @@ def test_a_ref_names_what_the_policy_takes_and_says_so(
             main(["verify", "prod", *policy]) == main(["verify", "net/onnxruntime-cpu/fp32/static@prod", *policy]) == 0
         )
         assert main(["tag", "beta", "latest"]) == 0
-        digest = client.ls()[0]["program"]["digest"]
-        revoke = ["key", "revoke", str(keys / "revocations.json"), "--by", str(keys / "root.key")]
-        assert main([*revoke, "--program", str(program), "--reason", "wrong"]) == 0
-        assert main(["verify", str(program), *policy]) == 39
-        assert "the program is revoked: wrong" in capsys.readouterr().out
+        farm.artifacts.delete_object(statements_key("main", client.ls()[0]["key"]))
         assert main(["tag", "gamma", "latest"]) == 39
         assert "gamma" not in client.refs.all()
-        assert main([*revoke, "--key", str(keys / "stranger.pub"), "--since", "2026-01-01", "--json"]) == 0
-        out = capsys.readouterr().out
-        assert json.loads(out[out.index("{") :]) | {"file": "", "keys": 1} == {
-            "file": "", "number": 3, "keys": 1, "programs": [digest]
-        }  # fmt: skip
-        assert main([*revoke[:-1], str(keys / "farm.key")]) == 2, "another key has signed it"
 
 
 def test_what_no_ref_came_to_name_has_no_statement_that_it_may(farm: Farm, client: FarmClient, built: str) -> None:
@@ -267,37 +199,6 @@ def test_what_no_ref_came_to_name_has_no_statement_that_it_may(farm: Farm, clien
     assert farm.artifacts.get_object(statements_key("main", key)) == before
     client.refs.move("prod", "latest", generation=0)
     assert farm.artifacts.get_object(statements_key("main", key)) != before
-
-
-def test_readers_get_a_newer_revocation_document_from_the_farm(
-    farm: Farm,
-    url: str,
-    client: FarmClient,
-    built: str,
-    keys: Path,
-    trusting: Callable[..., FarmClient],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mine, theirs = keys / "revocations.json", tmp_path / "theirs.json"
-    theirs.write_bytes(mine.read_bytes())
-    digest = client.ls()[0]["program"]["digest"]
-    with commands(farm, url, tmp_path, monkeypatch):
-        assert main(["key", "revoke", str(theirs), "--by", str(keys / "root.key"), "--program", digest]) == 0
-        for _ in range(2):
-            issue(tmp_path / "forged.json", load_signer(keys / "stranger.key"), clock(), {}, {})
-        assert main(["key", "publish", str(tmp_path / "forged.json")]) == 0
-        fetch(trusting(), tmp_path / "out")
-        assert mine.read_bytes() != (tmp_path / "forged.json").read_bytes(), "of nobody whom the policy names"
-        assert main(["key", "publish", str(theirs)]) == 2, "not newer than what is there"
-        for _ in range(2):
-            issue(theirs, load_signer(keys / "root.key"), clock(), {}, {})
-        assert main(["key", "publish", str(theirs)]) == 0
-        assert main(["key", "publish", str(keys / "farm.pub")]) == 2
-        assert main(["tag", "prod", "latest"]) == 39, "the server takes it, too"
-    with pytest.raises(Untrusted, match="the program is revoked"):
-        fetch(trusting(), tmp_path / "out")
-    assert json.loads(mine.read_bytes()) == json.loads(theirs.read_bytes())
 
 
 def test_a_key_that_others_can_read_ends_the_start(settings: Settings, keys: Path) -> None:
@@ -320,22 +221,17 @@ def packed(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
     build_packs(farm, client, tmp_path)
 
 
-def test_a_pack_is_written_of_signed_files_and_verified_as_a_whole(
-    farm: Farm,
+def test_a_pack_is_made_of_what_is_signed_and_verified_as_a_whole(
     packed: None,
     keys: Path,
     trusting: Callable[..., FarmClient],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, policy = tmp_path / "pack", ["--policy", str(keys / "trust.toml")]
-    with monkeypatch.context() as patch:
-        # A client of another release would write another wrapper: the one that was signed is taken.
-        patch.setattr("farm.extras.packs.writing.wrapper", lambda _: b"another wrapper")
-        trusting().fetch("net", "gfx942", "fp16", folder=folder, layout="onnxruntime")
+    trusting().fetch("net", "gfx942", "fp16", folder=folder, layout="onnxruntime")
     assert main(["verify", str(folder), *policy]) == 0
-    assert "all its files are signed" in capsys.readouterr().out
+    assert "the same as made again from what is signed: model_ctx.onnx, use.py, use.sh" in capsys.readouterr().out
     for name in (*OF_A_PACK, next(folder.glob("*.mxr")).name):
         kept = (folder / name).read_bytes()
         (folder / name).write_bytes(kept[:-9])
@@ -350,13 +246,6 @@ def test_a_pack_is_written_of_signed_files_and_verified_as_a_whole(
         (folder / name).write_bytes(kept)
         (folder / "pack.json").write_bytes(index)
     assert main(["verify", str(folder), *policy]) == 0
-    (cell,) = [cell for cell in trusting().ls() if cell["shape"] == "b8.pack"]
-    place = statements_key("main", cell["key"])
-    others = [line for line in farm.artifacts.get_object(place).data.splitlines() if "content" not in str(said(line))]
-    farm.artifacts.put_object(place, b"\n".join(others))
-    with pytest.raises(Untrusted, match="pack: no statement"):
-        trusting().fetch("net", "gfx942", "fp16", folder=tmp_path / "no", layout="onnxruntime")
-    trusting().fetch("net", "gfx942", "fp16", "b8.pack", folder=tmp_path / "plain")
 
 
 def test_the_page_of_an_artifact_says_who_signed_it(farm: Farm, url: str, built: str, keys: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from farm.app import Farm
 from farm.artifacts import sidecar
-from farm.artifacts.keys import statements_key
+from farm.artifacts.storage import statements_key
 from farm.extras.signing import bundles, statements
 from farm.extras.signing.notary import KEPT, GatesFound, Notary, add
 from tests.support.signed import key_in, sidecar_of

@@ -16,12 +16,13 @@ import httpx
 import pytest
 import redis
 
-from farm.api.change_log import CHANGES, read_changes
+from farm.api.gate import read_changes
 from farm.app import Farm
-from farm.artifacts.keys import blob_key, sidecar_key
 from farm.artifacts.refs import Refs
-from farm.builds.acknowledged import today
+from farm.artifacts.storage import blob_key, sidecar_key
+from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen
+from farm.control.loops import CHANGES
 from farm.errors import Conflict
 from tests.chaos.report import Fault
 from tests.support.api_farm import MANIFEST, POOL, finished, freeze_manifest, succeed, work
@@ -169,7 +170,7 @@ ATTACKS: dict[str, Attack] = {
 
 def _program(world: World) -> str:
     """Digest of a program of main."""
-    return str(world.farm.artifacts.lookup(["main"], world.keys[0]).sidecar["blobs"]["program"]["digest"])
+    return str(world.farm.artifacts.lookup(["main"], world.keys[0])["blobs"]["program"]["digest"])
 
 
 def of_others(farm: Farm) -> dict[str, bytes]:

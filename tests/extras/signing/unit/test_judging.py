@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from farm.errors import Untrusted, UsageError
-from farm.extras.signing import bundles, revocations, statements
+from farm.extras.signing import bundles, statements
 from farm.extras.signing.judging import Checks, Standing, judge
-from farm.extras.signing.revocations import Revocations, RevokedKey
 from farm.extras.signing.trust import TrustPolicy, load_policy
-from tests.support.signed import DAY, NOW, POLICY, REVOKING, Signed, key_in, sidecar_of
-
-MONTHLY = REVOKING + "max_days = 30\n"
+from tests.support.signed import DAY, NOW, POLICY, Signed, key_in, sidecar_of
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +48,6 @@ class World:
     def policy(self, text: str = POLICY) -> TrustPolicy:
         (self.folder / "trust.toml").write_text(text)
         return load_policy(self.folder / "trust.toml")
-
-    def revoke(self, by: str = "root", issued: datetime = NOW, **revoked: Any) -> None:
-        document = revocations.write(Revocations(1, issued, **revoked), self.signer(by))
-        (self.folder / "revocations.json").write_bytes(document)
 
     def judge(self, *given: bytes, text: str = POLICY, now: datetime = NOW, **at_hand: Any) -> Checks:
         return judge(self.policy(text), self.signed.at_hand(**at_hand), given, now)
@@ -185,11 +178,24 @@ def test_a_stranger_and_a_signer_of_other_things_count_for_nothing(world: World)
     assert "signed by the unknown key" in ignored(found)
     root = world.by("root")
     assert "root, who may not sign for main" in ignored(world.judge(root.provenance(), root.results()))
-    narrow = POLICY.replace('key = "farm.pub"', 'key = "farm.pub"\nsigns = ["provenance"]')
+    narrow = POLICY.replace('"provenance", "test-results", "summary"]', '"provenance"]', 1)
     found = world.judge(world.signed.provenance(), world.signed.results(), text=narrow)
     assert (refusals(found).count("\n"), ignored(found)) == (0, "farm may not sign test-results")
     mixed = world.judge(stranger.provenance(), world.signed.provenance(), world.signed.results())
     assert mixed.refused == [], "anybody may add what does not count"
+
+
+def test_a_workers_key_signs_no_summary(world: World) -> None:
+    """It signs what it made and found, unless the policy names more: a stolen one promotes nothing."""
+    plain = POLICY.replace('signs = ["provenance", "test-results", "summary"]\n', "")
+    given = world.signed.provenance(), world.signed.results(), world.signed.summary("prod")
+    assert world.judge(*given, text=plain).refused == []
+    found = world.judge(*given, text=plain, tag="prod")
+    assert (ignored(found), len(found.refused)) == ("farm may not sign summary", 1)
+    named = plain.replace('key = "root.pub"', 'key = "root.pub"\nsigns = ["summary"]')
+    named = named.replace('signers = ["farm"]', 'signers = ["farm", "root"]')
+    assert world.judge(*given, world.by("root").summary("prod"), text=named, tag="prod").refused == []
+    assert len(world.judge(world.by("root").provenance(), world.signed.results(), text=named).refused) == 1
 
 
 def other_kind(world: World, uri: str) -> bytes:
@@ -202,6 +208,8 @@ def test_a_predicate_type_that_is_not_known_is_refused(world: World) -> None:
     """The signer may say with it that the program is bad."""
     given = world.signed.provenance(), world.signed.results(), other_kind(world, "https://example.org/recall/v1")
     assert "not understood here: https://example.org/recall/v1" in refusals(world.judge(*given))
+    old = other_kind(world, "urn:migraphx-farm:pack:v1")
+    assert world.judge(*given[:2], old).refused == [], "an earlier release signed it, and it is in storage still"
     listed = POLICY + 'ignore = ["https://example.org/recall/v1"]\n'
     assert world.judge(*given, text=listed).refused == []
 
@@ -250,66 +258,6 @@ def test_an_expired_key_and_a_time_to_come_count_for_nothing(world: World) -> No
     assert "the key of farm expired on 2026-11-22" in ignored(world.judge(*given, text=text, now=NOW + DAY))
     ahead = world.judge(world.signed.provenance(NOW + DAY), world.signed.results())
     assert "it is of 2026-11-23, which is to come" in ignored(ahead) and len(ahead.refused) == 1
-
-
-def test_a_revoked_key_and_a_revoked_program_are_refused(world: World) -> None:
-    given = world.signed.provenance(NOW - 2 * DAY), world.signed.results(NOW)
-    keyid = world.signer("farm").public_key.keyid
-    world.revoke()
-    fine = world.judge(*given, text=MONTHLY)
-    assert (fine.refused, fine.checks[0].text) == ([], "number 1 of 2026-11-22")
-    world.revoke(keys={keyid: RevokedKey("it was stolen")})
-    stolen = world.judge(*given, text=MONTHLY)
-    assert len(stolen.refused) == 2 and "its key is revoked: it was stolen" in ignored(stolen)
-    world.revoke(keys={keyid: RevokedKey("replaced", NOW - DAY)})
-    assert [check.name for check in world.judge(*given, text=MONTHLY).refused] == ["test-results"]
-    world.revoke(programs={world.signed.at_hand().program: "wrong results"})
-    assert "the program is revoked: wrong results" in refusals(world.judge(*given, text=MONTHLY))
-
-
-def test_a_revocation_document_that_is_stale_changed_or_of_others_is_refused(world: World) -> None:
-    given = world.signed.provenance(), world.signed.results()
-    assert "revocations: revocations.json: No such file" in refusals(world.judge(*given, text=MONTHLY))
-    world.revoke(issued=NOW - 29 * DAY)
-    assert world.judge(*given, text=MONTHLY).refused == []
-    assert "and may be 30 days old" in refusals(world.judge(*given, text=MONTHLY, now=NOW + 2 * DAY))
-    for by in ("farm", "stranger"):
-        world.revoke(by)
-        assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY))
-    world.revoke()
-    document = json.loads((world.folder / "revocations.json").read_bytes())
-    said = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"])) | {"number": 9}
-    document["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
-    (world.folder / "revocations.json").write_text(json.dumps(document))
-    assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY)), "changed after it was signed"
-    world.revoke(issued=NOW + DAY)
-    assert "which is to come" in refusals(world.judge(*given, text=MONTHLY))
-    world.revoke(keys={world.signer("root").public_key.keyid: RevokedKey("lost")})
-    assert "its key is revoked: lost" in refusals(world.judge(*given, text=MONTHLY)), "it cannot clear itself"
-    (world.folder / "revocations.json").write_bytes(world.signed.provenance())
-    assert "none of its signers" in refusals(world.judge(*given, text=MONTHLY))
-    both = MONTHLY.replace('signers = ["root"]', 'signers = ["root", "farm"]')
-    assert "not a revocation document" in refusals(world.judge(*given, text=both))
-    endless = b'{"schema": 1, "number": Infinity, "issued": "2026-11-22T00:00:00Z", "keys": {}, "programs": {}}'
-    for data in (b"{}", bundles.sign(endless, revocations.PAYLOAD, world.signer("root"))):
-        (world.folder / "revocations.json").write_bytes(data)
-        assert "it is damaged" in refusals(world.judge(*given, text=MONTHLY))
-
-
-def test_only_a_newer_revocation_document_is_taken_over(world: World) -> None:
-    policy, place = world.policy(MONTHLY), world.folder / "revocations.json"
-
-    def document(number: int, by: str = "root", issued: datetime = NOW) -> bytes:
-        return revocations.write(Revocations(number, issued), world.signer(by))
-
-    assert revocations.refresh(document(2), policy, NOW) and place.read_bytes() == document(2)
-    for data in (document(1), document(2), document(3, "farm"), document(3, issued=NOW - 31 * DAY), b"{}"):
-        assert not revocations.refresh(data, policy, NOW)
-        assert place.read_bytes() == document(2), "an older one would bring back what was revoked"
-    assert revocations.refresh(document(3), policy, NOW) and place.read_bytes() == document(3)
-    assert revocations.refresh(document(4), policy, NOW + 20 * DAY)
-    assert not revocations.refresh(document(3, issued=NOW + 40 * DAY), policy, NOW + 40 * DAY), "its own is too old"
-    assert not revocations.refresh(document(5), world.policy(POLICY), NOW)
 
 
 def test_a_promoted_ref_needs_a_summary_for_just_this_ref(world: World) -> None:

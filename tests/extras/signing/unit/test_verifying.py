@@ -17,11 +17,8 @@ from tests.support.signed import PROGRAM, Signed, key_in, sidecar_of
 POLICY = """\
 [signers.farm]
 key = "farm.pub"
-[signers.packer]
-key = "packer.pub"
-signs = ["pack"]
 [namespaces.main]
-signers = ["farm", "packer"]
+signers = ["farm"]
 """
 PORT = {"name": "x", "dtype": "float32", "shape": [1, 4]}
 
@@ -29,7 +26,6 @@ PORT = {"name": "x", "dtype": "float32", "shape": [1, 4]}
 @pytest.fixture
 def signed(tmp_path: Path) -> SignedArtifact:
     farm = Signed(sidecar_of(inputs=[PORT], outputs=[{**PORT, "name": "y"}]), key_in(tmp_path, "farm"))
-    key_in(tmp_path, "packer")
     (tmp_path / "trust.toml").write_text(POLICY)
     (tmp_path / "program").write_bytes(PROGRAM)
     return SignedArtifact(farm.text, [farm.provenance(clock())])
@@ -80,7 +76,7 @@ def test_a_sidecar_vouches_for_the_program_next_to_it(tmp_path: Path, signed: Si
         document = json.loads(signed.text)
         document["blobs"]["program"]["path"] = path
         (folder / "artifact.json").write_text(json.dumps(document))
-        with pytest.raises(ArtifactGone, match=r"the client refuses|a relative path"):
+        with pytest.raises(ArtifactGone, match=r"the client refuses|a relative path|is not the name of a program"):
             verify_file(folder / "artifact.json", trust)
 
 

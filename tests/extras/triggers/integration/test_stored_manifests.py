@@ -16,6 +16,7 @@ import redis
 from farm.app import Farm
 from farm.artifacts import ownership
 from farm.artifacts.ownership import collect
+from farm.artifacts.tokens import Role, Token
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
@@ -24,6 +25,7 @@ from farm.extras.triggers.stored_manifests import StoredManifests
 from tests.support.api_farm import MANIFEST, commands, freeze_manifest, work
 
 HEADS = "ns/main/manifests/"
+ME = Token("me", Role.SUBMITTER, "main")
 VERSIONS = "ns/main/manifest-versions/"
 
 
@@ -68,13 +70,13 @@ def test_a_push_can_be_conditional(client: FarmClient, frozen: Frozen, second: F
 
 
 def test_of_many_who_push_at_once_none_is_lost_and_nothing_is_left_over(farm: Farm, frozen: Frozen) -> None:
-    farm.part(StoredManifests).push("main", "demo", content(client_of(farm, frozen), frozen), by="me")
+    farm.part(StoredManifests).push("main", "demo", content(client_of(farm, frozen), frozen), by=ME)
     texts = [MANIFEST + f"salt: s{number}\n" for number in range(8)]
     with ThreadPoolExecutor(8) as threads:
         list(
             threads.map(
                 lambda text: farm.part(StoredManifests).push(
-                    "main", "demo", content(None, changed(frozen, text)), by="me"
+                    "main", "demo", content(None, changed(frozen, text)), by=ME
                 ),
                 texts,
             )
@@ -101,7 +103,7 @@ def test_old_versions_go_but_not_what_others_name(farm: Farm, frozen: Frozen, mo
     client_of(farm, frozen)
     for number in range(4):
         text = MANIFEST + f"salt: s{number % 2}\n"
-        farm.part(StoredManifests).push("main", "demo", content(None, changed(frozen, text)), by="me")
+        farm.part(StoredManifests).push("main", "demo", content(None, changed(frozen, text)), by=ME)
     assert len(list(farm.artifacts.list_objects(VERSIONS))) == 2
     with pytest.raises(NotFound, match="kept are 3 to 4"):
         farm.part(StoredManifests).show("main", "demo", 1)
@@ -112,12 +114,12 @@ def test_old_versions_go_but_not_what_others_name(farm: Farm, frozen: Frozen, mo
 def test_what_cannot_be_stored_is_refused(farm: Farm, frozen: Frozen) -> None:
     push = farm.part(StoredManifests).push
     with pytest.raises(InputsMissing):
-        push("main", "demo", content(None, frozen), by="me")
+        push("main", "demo", content(None, frozen), by=ME)
     client_of(farm, frozen)
     with pytest.raises(UsageError, match="the manifest's name is demo, not other"):
-        push("main", "other", content(None, frozen), by="me")
+        push("main", "other", content(None, frozen), by=ME)
     with pytest.raises(UsageError, match="the model net was not frozen"):
-        push("main", "demo", {**content(None, frozen), "models": {}}, by="me")
+        push("main", "demo", {**content(None, frozen), "models": {}}, by=ME)
     assert farm.part(StoredManifests).list("main") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +11,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from botocore.exceptions import ClientError
+from pydantic import SecretStr
 
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.artifacts.tokens import Role
+from farm.artifacts.tokens import Role, Token
 from farm.cli import main
-from farm.client.client import Frozen
+from farm.client.client import FarmClient, Frozen
 from farm.errors import StorageUnavailable
 from farm.extras.triggers.firing import TriggerRounds
-from farm.extras.triggers.stored_builds import StoredBuilds
 from farm.extras.triggers.stored_manifests import StoredManifests
-from tests.support.api_farm import MANIFEST, POOL, commands, work
+from farm.serving.application import create_app
+from tests.support.api_farm import MANIFEST, POOL, commands, serving, work
 
 NIGHTLY = 'triggers: [{schedule: "17 3 * * *", timezone: Europe/Berlin}]\n'
 
@@ -49,7 +52,8 @@ def push(farm: Farm, frozen: Frozen, triggers: str, *, by: str = "admin", namesp
         farm.artifacts.put_blob_file(path)
     content: Any = {name: value for name, value in frozen.submission.items() if name != "build_id"}
     content["manifest"] = MANIFEST + triggers
-    farm.part(StoredManifests).push(namespace, "demo", content, by=by)
+    known = next((token for token in farm.tokens.list() if token.name == by), Token(by, Role.ADMIN, namespace))
+    farm.part(StoredManifests).push(namespace, "demo", content, by=known)
 
 
 def builds(farm: Farm, namespace: str = "main") -> list[Any]:
@@ -114,7 +118,7 @@ def test_a_control_plane_that_dies_after_its_claim_loses_no_build_and_makes_none
 ) -> None:
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-23T02:17:04")
-    build = StoredBuilds.build
+    build = StoredManifests.build
 
     class Died(BaseException):
         pass
@@ -127,10 +131,10 @@ def test_a_control_plane_that_dies_after_its_claim_loses_no_build_and_makes_none
         raise Died
 
     for dies in (dies_before, dies_after):
-        monkeypatch.setattr(StoredBuilds, "build", dies)
+        monkeypatch.setattr(StoredManifests, "build", dies)
         with pytest.raises(Died):
             farm.part(TriggerRounds).go()
-        monkeypatch.setattr(StoredBuilds, "build", build)
+        monkeypatch.setattr(StoredManifests, "build", build)
         assert farm.part(TriggerRounds).go() == 0, "it may be at work still"
         clock.now += 301
     assert farm.part(TriggerRounds).go() == 1
@@ -144,22 +148,24 @@ def test_what_the_farm_cannot_take_now_is_tried_again_and_what_is_wrong_is_said(
 ) -> None:
     push(farm, frozen, NIGHTLY)
     clock.now = at("2026-11-23T02:17:04")
-    build = StoredBuilds.build
+    build = StoredManifests.build
 
     def away(*_: Any, **__: Any) -> Any:
         raise StorageUnavailable("storage is away")
 
-    monkeypatch.setattr(StoredBuilds, "build", away)
+    monkeypatch.setattr(StoredManifests, "build", away)
     assert farm.part(TriggerRounds).go() == 0
     assert trigger(farm)["problem"] == "storage is away"
-    monkeypatch.setattr(StoredBuilds, "build", build)
+    monkeypatch.setattr(StoredManifests, "build", build)
     clock.now += 61
     assert farm.part(TriggerRounds).go() == 1
     assert trigger(farm)["problem"] == ""
 
     broken = MANIFEST.replace("onnxruntime/cpu", "migraphx/gfx90a")
     content: Any = {name: value for name, value in frozen.submission.items() if name != "build_id"}
-    farm.part(StoredManifests).push("main", "demo", {**content, "manifest": broken + NIGHTLY}, by="admin")
+    farm.part(StoredManifests).push(
+        "main", "demo", {**content, "manifest": broken + NIGHTLY}, by=Token("admin", Role.ADMIN, "main")
+    )
     clock.now = at("2026-11-24T02:17:04")
     assert [farm.part(TriggerRounds).go() for _ in range(2)] == [0, 0]
     last = trigger(farm)["last"]
@@ -214,6 +220,47 @@ def test_a_revoked_token_builds_no_more(farm: Farm, frozen: Frozen, clock: Clock
     assert farm.part(TriggerRounds).go() == 1, "the same content, pushed again by a token that may"
     (build,) = builds(farm, "pr")
     assert (build["created_by"], build["labels"]["manifest"]) == ("ci2", "demo@1")
+
+
+def test_a_later_token_of_the_same_name_does_not_fire_what_an_earlier_one_pushed(
+    farm: Farm, frozen: Frozen, clock: Clock
+) -> None:
+    farm.tokens.create("ci", Role.SUBMITTER, "pr")
+    push(farm, frozen, NIGHTLY, by="ci", namespace="pr")
+    farm.tokens.revoke("ci")
+    farm.tokens.create("ci", Role.SUBMITTER, "pr")
+    clock.now = at("2026-11-23T02:17:04")
+    assert farm.part(TriggerRounds).go() == 0
+    assert "may no longer submit" in trigger(farm, "pr")["last"]["error"]
+
+
+def test_a_person_whom_a_proxy_calls_admin_is_not_the_administrator(farm: Farm, frozen: Frozen) -> None:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    content: Any = {name: value for name, value in frozen.submission.items() if name != "build_id"}
+    settings = farm.settings.model_copy(update={"proxy_secret": SecretStr("of-the-proxy")})
+    person = {"Farm-Proxy-Secret": "of-the-proxy", "Farm-User": "admin", "Farm-User-Role": "submitter"}
+    with serving(create_app(Farm(settings))) as url:
+
+        def pushed(manifest: str) -> httpx.Response:
+            body = {**content, "manifest": manifest}
+            return httpx.put(f"{url}/v1/manifests/demo", json=body, headers=person, timeout=60)
+
+        refused = pushed(MANIFEST + NIGHTLY)
+        assert refused.status_code == 403 and "push with a token" in refused.json()["hint"]
+        assert pushed(MANIFEST).json()["versions"][0]["by"] == "person:admin"
+
+
+def test_nobody_takes_the_id_of_another_namespaces_next_build(farm: Farm, client: FarmClient, frozen: Frozen) -> None:
+    """Its parts are public: a namespace, a name, and a number that a CI server counts up."""
+    push(farm, frozen, "")
+    guessed = f"b-{hashlib.sha256(chr(0).join(('main', 'demo', 'run-7')).encode()).hexdigest()[:16]}"
+    farm.builds.submit("forks", {**frozen.submission, "build_id": guessed}, by="stranger")
+    made = client.manifests.build("demo", key="run-7")["id"]
+    assert made != guessed
+    assert client.manifests.build("demo", key="run-7")["id"] == made, "asked for twice"
+    other = Farm(farm.settings)
+    assert other.artifacts.build_id_of("main", "demo", "run-7") == made, "also by another control plane"
 
 
 def test_an_object_that_changes_builds_and_one_that_does_not_never(

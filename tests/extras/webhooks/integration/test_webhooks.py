@@ -26,7 +26,7 @@ from farm.app import Farm
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
 from farm.control import loops
-from farm.control.wakeups import settle_left
+from farm.control.loops import settle_left
 from farm.errors import Conflict, NotFound, UsageError
 from farm.extras import triggers, webhooks
 from farm.extras.triggers.stored_manifests import StoredManifests

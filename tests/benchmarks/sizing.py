@@ -1,0 +1,90 @@
+"""What a job costs in Redis and in object storage, once it has ended: bytes and objects.
+
+    python tests/benchmarks/sizing.py [--jobs 1000]
+
+One build of so many cells whose jobs are played: the records, plans, reports, sidecars and logs are real, a program has
+100 bytes. Prints figures for 100,000 jobs; add the size of your programs and logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+import redis
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from farm.app import Farm  # noqa: E402
+from farm.local import servers  # noqa: E402
+from farm.settings import load_settings  # noqa: E402
+from tests.support.api_farm import POOL, freeze_manifest  # noqa: E402
+from tests.support.played import Player  # noqa: E402
+
+MANIFEST = """\
+version: 1
+name: sizing
+targets: [onnxruntime/cpu]
+models:
+"""
+MODEL = "  - {{name: net{first}, source: {{path: net.onnx}}, batches: [{batches}]}}\n"
+MOST = 1000
+"""Batches of one model."""
+
+
+def measure(folder: Path, jobs: int) -> None:
+    """Run the build, and print what it left."""
+    keys = secrets.token_hex(8), secrets.token_hex(16)
+    valkey = servers.start_valkey(folder / "valkey", secrets.token_hex(8))
+    weed = servers.start_weed(folder / "weed", *keys, bucket="farm")
+    try:
+        settings = load_settings(
+            {},
+            data_dir=folder,
+            redis_url=valkey.url,
+            s3_endpoint=weed.url,
+            s3_bucket="farm",
+            s3_access_key=keys[0],
+            s3_secret_key=keys[1],
+            log_level="error",
+        )
+        farm, raw = Farm(settings), redis.Redis.from_url(valkey.url)
+        player = Player(farm, [])
+        player.join(POOL)
+        models = [
+            MODEL.format(first=first, batches=", ".join(map(str, range(first, min(first + MOST, jobs + 1)))))
+            for first in range(1, jobs + 1, MOST)
+        ]
+        frozen = freeze_manifest(folder, MANIFEST + "".join(models), "batch")
+        for digest, path in frozen.files.items():
+            farm.artifacts.put_blob_file(path, digest=digest)
+        before = raw.info("memory")["used_memory"]
+        build = farm.builds.submit("main", frozen.submission, by="sizing")
+        queued = raw.info("memory")["used_memory"]
+        while farm.store.jobs.pending(POOL.name):
+            player.work()
+        farm.build_finisher.finish(build["id"])
+        ended = raw.info("memory")["used_memory"]
+        entries = [*farm.artifacts.list_entries("ns/"), *farm.artifacts.list_entries("blobs/")]
+    finally:
+        valkey.stop()
+        weed.stop()
+    print(f"{jobs} jobs; for 100,000 of them:")
+    for label, value in (
+        ("Redis, all waiting", f"{(queued - before) / jobs * 0.1:.0f} MB"),
+        ("Redis, all ended (until keep_days)", f"{(ended - before) / jobs * 0.1:.0f} MB"),
+        ("objects", f"{len(entries) / jobs * 100_000:,.0f}"),
+        ("bytes of objects, without programs", f"{(sum(e.size for e in entries) - 100 * jobs) / jobs * 0.1:.0f} MB"),
+    ):
+        print(f"{label:40} {value:>12}")
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--jobs", type=int, default=1000)
+    with tempfile.TemporaryDirectory() as name:
+        measure(Path(name), options.parse_args().jobs)

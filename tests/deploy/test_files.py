@@ -1,0 +1,68 @@
+"""Images, compose, alerts and their runbook: what linters say, and what has to fit together."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from ruamel.yaml import YAML
+
+import farm
+from farm.node.supervisor import RELEASE_SECONDS
+from tests.deploy.test_charts import tool
+from tests.support.places import ROOT
+
+DEPLOY = ROOT / "deploy"
+IMAGES = sorted((DEPLOY / "images").glob("*Dockerfile"))
+COMPOSE = DEPLOY / "compose" / "compose.yaml"
+
+
+def test_the_chart_is_for_this_release() -> None:
+    chart = YAML(typ="safe").load(DEPLOY / "helm" / "migraphx-farm" / "Chart.yaml")
+    assert farm.__version__.split(".dev")[0] == chart["appVersion"] == chart["version"]
+
+
+def run(*words: object) -> None:
+    done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=[path.name for path in IMAGES])
+def test_hadolint_finds_nothing_to_say(path: object) -> None:
+    run(tool("hadolint"), path)
+
+
+def test_shellcheck_finds_nothing_to_say_about_the_job_of_slurm() -> None:
+    run(tool("shellcheck"), DEPLOY / "slurm" / "farm-worker.sbatch")
+
+
+def test_compose_and_the_sets_of_values_are_of_their_schemas() -> None:
+    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    chart = DEPLOY / "helm" / "migraphx-farm"
+    sets = [chart / "values.yaml", *(chart / "ci").glob("*.yaml"), DEPLOY / "kubernetes" / "values.yaml"]
+    run(tool("check-jsonschema"), "--schemafile", chart / "values.schema.json", *sets)
+
+
+def test_no_service_can_do_more_than_it_needs() -> None:
+    services = YAML(typ="safe").load(COMPOSE)["services"]
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service
+        if name != "setup":
+            assert service["user"] == "10001:10001", name
+    assert services["setup"]["network_mode"] == "none"
+    open_to_others = {name for name, service in services.items() if "ports" in service}
+    assert open_to_others == {"proxy", "grafana"}
+
+
+def test_every_kind_of_worker_has_longer_to_end_than_it_takes() -> None:
+    services = YAML(typ="safe").load(COMPOSE)["services"]
+    for name in ("worker", "worker-gpu"):
+        grace = int(re.search(r"\d+", services[name]["environment"]["FARM_GRACE_SECONDS"])[0])  # type: ignore[index]
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > grace + RELEASE_SECONDS
+    unit = (DEPLOY / "systemd" / "farm-worker@.service").read_text()
+    grace = float(re.search(r"^grace_seconds = (.+)$", (ROOT / "configs" / "farm.toml").read_text(), re.M)[1])  # type: ignore[index]
+    assert float(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > grace + RELEASE_SECONDS  # type: ignore[index]

@@ -1,0 +1,47 @@
+/* Calls of the HIP runtime that do nothing here and succeed: above all, launches. See hip_standin.c; without HIP's headers,
+   since what a call is given does not matter. */
+
+#define NOTHING(name) int name(void) { return 0; }
+NOTHING(__hipPopCallConfiguration)
+NOTHING(__hipPushCallConfiguration)
+NOTHING(__hipRegisterFunction)
+NOTHING(__hipRegisterManagedVar)
+NOTHING(__hipRegisterVar)
+NOTHING(__hipUnregisterFatBinary)
+NOTHING(hipDeviceGetDefaultMemPool)
+NOTHING(hipDeviceSynchronize)
+NOTHING(hipDeviceTotalMem)
+NOTHING(hipEventDestroy)
+NOTHING(hipEventQuery)
+NOTHING(hipEventRecord)
+NOTHING(hipEventSynchronize)
+NOTHING(hipExtLaunchKernel)
+NOTHING(hipExtLaunchMultiKernelMultiDevice)
+NOTHING(hipExtModuleLaunchKernel)
+NOTHING(hipFuncSetAttribute)
+NOTHING(hipGetLastError)
+NOTHING(hipGraphLaunch)
+NOTHING(hipHccModuleLaunchKernel)
+NOTHING(hipLaunchCooperativeKernel)
+NOTHING(hipLaunchCooperativeKernelMultiDevice)
+NOTHING(hipLaunchKernel)
+NOTHING(hipMemPoolSetAttribute)
+NOTHING(hipMemPoolTrimTo)
+NOTHING(hipMemPtrGetInfo)
+NOTHING(hipMemcpy2D)
+NOTHING(hipMemcpy2DAsync)
+NOTHING(hipModuleLaunchCooperativeKernel)
+NOTHING(hipModuleLaunchCooperativeKernelMultiDevice)
+NOTHING(hipModuleLaunchKernel)
+NOTHING(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor)
+NOTHING(hipModuleUnload)
+NOTHING(hipPeekAtLastError)
+NOTHING(hipStreamDestroy)
+NOTHING(hipStreamQuery)
+NOTHING(hipStreamSynchronize)
+NOTHING(hipStreamWaitEvent)
+
+/* A function of C++ to the linker, in libraries that were built as such. */
+int launch_of_cpp(void)
+    __asm__("_Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j");
+int launch_of_cpp(void) { return 0; }

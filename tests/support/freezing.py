@@ -1,0 +1,12 @@
+"""Freezing of a matrix that has to succeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farm.client.freezing import FrozenInputs, read_inputs
+
+
+def freeze(*given: Any, **options: Any) -> FrozenInputs:
+    """Read the inputs of a matrix. Raises ManifestError for problems."""
+    return read_inputs(*given, **options).required()

@@ -1,0 +1,52 @@
+"""Addresses of Sentinels: what Redis and Celery get of them, and which are refused."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+from kombu.transport.redis import SentinelChannel
+
+from farm.errors import FarmFault, UsageError
+from farm.settings import load_settings
+from farm.store import Store, broker
+
+URL = "sentinels://farm-worker:a%40b@s1:26380,[fd00::2],s3/2?master=farm&ssl_ca_certs=/ca.pem&sentinel_password=ask"
+
+
+def test_celery_gets_each_sentinel_and_the_same_tls_and_user() -> None:
+    app = broker.make_celery(load_settings({}, redis_url=URL))
+    assert [urlsplit(url)[1:3] for url in app.connection_for_write().alt] == [
+        (f"farm-worker:a%40b@{place}", "/2") for place in ("s1:26380", "[fd00::2]:26379", "s3:26379")
+    ]
+    options = app.conf.broker_transport_options
+    assert options["master_name"] == "farm"
+    for tls in (app.conf.broker_use_ssl, options["sentinel_kwargs"]):
+        assert tls["ssl_ca_certs"] == "/ca.pem"
+    assert (options["sentinel_kwargs"]["ssl"], options["sentinel_kwargs"]["password"]) == (True, "ask")
+    assert app.conf.broker_use_ssl["ssl_cert_reqs"] == "required"
+
+
+def test_a_message_names_the_places_and_no_password() -> None:
+    assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, fd00::2:26379, s3:26379)"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sentinel://s1,s2/0", "`?master=NAME` is missing"),
+        ("sentinel://s1,,s2/0?master=farm", "the place of a Sentinel is empty"),
+        ("sentinel://s1:port/0?master=farm", "Port"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_the_reason(url: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+        Store.connect(load_settings({}, redis_url=url))
+
+
+def test_a_kombu_that_cannot_use_sentinels_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As celery/kombu#2420 shows it: next to a redis-py that it does not know, it has no class for connections."""
+    monkeypatch.setattr(SentinelChannel, "connection_class", None)
+    with pytest.raises(FarmFault, match=r"kombu [0-9.]+ cannot use sentinel:// with redis-py [0-9.]+"):
+        Store.connect(load_settings({}, redis_url=URL))
+    Store.connect(load_settings({}, redis_url="redis://s1/0"))
