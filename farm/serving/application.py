@@ -143,11 +143,12 @@ class HealthCheck:
 
     async def answers(self) -> None:
         """Return if the server answers. Raises FarmFault if it takes too long, and what `ask` raises."""
-        if self._asked is None or self._asked.done():
+        asked = self._asked  # By the time that it is answered, the next caller may ask again.
+        if asked is None or asked.done():
             # It needs none of the threads that serve others: they may all wait for the same server.
             limiter = anyio.CapacityLimiter(1)
-            self._asked = asyncio.ensure_future(anyio.to_thread.run_sync(self._ask, limiter=limiter))
-        done, _ = await asyncio.wait([self._asked], timeout=HEALTH_SECONDS)
+            asked = self._asked = asyncio.ensure_future(anyio.to_thread.run_sync(self._ask, limiter=limiter))
+        done, _ = await asyncio.wait([asked], timeout=HEALTH_SECONDS)
         if not done:
             raise FarmFault(f"{self._what} did not answer within {HEALTH_SECONDS:g} s", hint="`farm doctor` says more")
-        self._asked.result()
+        asked.result()
