@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import httpx
 import urllib3
 from urllib3.connection import HTTPConnection
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ProtocolError
 
 PIECE = 1 << 18
 """Bytes that are read at once: what the processor's cache holds until they are written."""
@@ -48,15 +48,23 @@ class LargeAnswers(httpx.BaseTransport):
             raise httpx.UnsupportedProtocol("the address has to begin with http:// or https://", request=request)
         pool = self._secure if request.url.scheme == "https" else self._plain
         wait = request.extensions["timeout"]
+        ask = partial(
+            pool.request,
+            request.method,
+            str(request.url),
+            headers=dict(request.headers),
+            timeout=urllib3.Timeout(connect=wait["connect"], read=wait["read"]),
+            preload_content=False,
+            decode_content=False,
+        )
         try:
-            answer = pool.request(
-                request.method,
-                str(request.url),
-                headers=dict(request.headers),
-                timeout=urllib3.Timeout(connect=wait["connect"], read=wait["read"]),
-                preload_content=False,
-                decode_content=False,
-            )
+            try:
+                answer = ask()
+            except ProtocolError as error:
+                # Its server closed a kept connection while it was asked, and has answered nothing.
+                if not isinstance(error.args[-1], ConnectionResetError):
+                    raise
+                answer = ask()
         except (HTTPError, OSError, ValueError) as error:
             raise httpx.ConnectError(str(error) or type(error).__name__, request=request) from None
         if answer.status in (200, 206) and answer.length_remaining is None and not answer.chunked:

@@ -32,6 +32,9 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Storage)
         server.asked.append((self.client_address[1], self.path))
+        if [port for port, _ in server.asked].count(self.client_address[1]) > 1 and self.path == "/once":
+            self.close_connection = True
+            return
         if self.path == "/moved":
             self.send_response(302)
             self.send_header("Location", "/whole")
@@ -128,6 +131,12 @@ def test_parts_come_over_one_connection(client: Transport, storage: Storage) -> 
 def test_a_connection_that_the_server_closed_is_replaced(client: Transport, storage: Storage) -> None:
     assert read(client, f"{storage.url}/closed-after") == DATA
     assert read(client, f"{storage.url}/whole") == DATA
+    assert len({port for port, _ in storage.asked}) == 2
+
+
+def test_a_connection_that_the_server_closes_while_it_is_asked_is_replaced(client: Transport, storage: Storage) -> None:
+    assert read(client, f"{storage.url}/once") == DATA
+    assert read(client, f"{storage.url}/once") == DATA
     assert len({port for port, _ in storage.asked}) == 2
 
 
