@@ -22,8 +22,8 @@ LARGEST_ANSWER = 64 << 10
 """Bytes that are read of an answer: its headers. Its body is not read."""
 
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-_SITE_LOCAL = ipaddress.ip_network("fec0::/10")
-"""Private addresses of old, which Python takes for global ones."""
+_NOT_PUBLIC = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
+"""Site-local addresses and those for examples, which Python (before 3.13, the second) takes for global ones."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -69,7 +69,8 @@ def why_not(address: str, networks: Iterable[str], *, plain: bool) -> str:
     found = _inner(ipaddress.ip_address(address))
     if any(found in ipaddress.ip_network(network) for network in networks):
         return ""
-    if not found.is_global or found.is_multicast or found.is_reserved or found in _SITE_LOCAL:
+    special = found.is_multicast or found.is_reserved or any(found in network for network in _NOT_PUBLIC)
+    if special or not found.is_global:
         return f"{address} is not a public address (the setting webhook_networks allows others)"
     return f"{address} would be called without TLS" if plain else ""
 

@@ -336,7 +336,9 @@ def test_an_address_of_this_machine_is_not_called_unless_the_operator_allows_it(
         ("::", True), ("fe80::1", True), ("fc00::1", True), ("ff02::1", True), ("::ffff:127.0.0.1", True),
         ("::127.0.0.1", True), ("64:ff9b::7f00:1", True), ("64:ff9b::a9fe:a9fe", True), ("2002:7f00:1::", True),
         ("2001:0:0:0:0:0:80ff:fffe", True), ("8.8.8.8", False), ("2606:4700::1111", False), ("64:ff9b::808:808", False),
-        ("::ffff:8.8.8.8", False), ("fec0::1", True),
+        ("::ffff:8.8.8.8", False), ("fec0::1", True), ("3fff::1", True), ("3fff:fff:ffff::1", True),
+        ("3fff:1000::1", False), ("2001:db8::1", True), ("64:ff9b:1::808:808", True),
+        ("5f00::1", True), ("4000::1", True),
     ],
 )  # fmt: skip
 def test_only_public_addresses_are_called(address: str, refused: bool) -> None:
