@@ -66,6 +66,12 @@ def _require(roles: Roles, folder: Path, path: str, found: ShownRef) -> None:
     root = roles.roots[-1].encode()
     updater = Updater(str(folder), "signed:", fetcher=_carried(found["signed"]), bootstrap=root)
     target = updater.get_targetinfo(path)
+    # TUF's client knows the newest root of the policy, but not its targets: older ones name a promoter of old.
+    if json.loads((folder / "targets.json").read_bytes())["signed"]["version"] < roles.top.version:
+        raise Untrusted(
+            f"the ref {path} comes with older roles than your trust policy has",
+            hint="if yours are not published yet, `farm key publish` does it",
+        )
     if target is None:
         raise Untrusted(f"what is signed is not the ref {path}")
     target.verify_length_and_hashes(target_of(found))

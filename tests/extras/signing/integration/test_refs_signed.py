@@ -369,6 +369,22 @@ def test_a_server_cannot_forge_prod(farm: Farm, signed: Ceremony, trusting: Call
         reader.ls("prod")
 
 
+def test_a_reader_takes_no_older_roles_than_those_of_his_policy(
+    farm: Farm, signed: Ceremony, trusting: Callable[..., FarmClient]
+) -> None:
+    """A server that shows the roles of before, with a promoter who was replaced since, or with none."""
+    alice = trusting(signed.trust("alice", by="alice"))
+    alice.refs.move("prod", "latest")
+    assert names(trusting(signed.trust()), "prod") == ["net", "other"]
+    signed.issue("targets", promoters=["next"])
+    for reader in (trusting(signed.trust()), trusting(signed.trust("new"))):
+        for tag in ("prod", "latest"):
+            with pytest.raises(Untrusted, match="older roles than your trust policy has"):
+                reader.ls(tag)
+    signed.publish(farm)
+    assert names(trusting(signed.trust("new"))) == ["net", "other"]
+
+
 def test_a_namespaces_ref_is_not_hidden_behind_that_of_main(farm: Farm, client: FarmClient, signed: Ceremony) -> None:
     team = FarmClient(client.url, farm.settings.api_token.get_secret_value(), namespace="team")
     with team:
