@@ -19,7 +19,7 @@ from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 from farm.app import Farm
-from farm.artifacts.storage import MAIN
+from farm.artifacts.storage import MAIN, folder_name
 from farm.artifacts.tokens import ADMINISTRATOR, PERSON, Role, Token
 from farm.errors import NotAllowed
 from farm.settings import NAMESPACE
@@ -60,12 +60,12 @@ def authenticate(
     namespace.
     Without a configured token the app serves this machine only (`create_app`), and every caller is the administrator.
 
-    Raises Unauthenticated, and NotAllowed for a namespace that is not the token's.
+    Raises Unauthenticated, NotAllowed for a namespace that is not the token's, UsageError for one that cannot be.
     """
     expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
-        return Token(ADMINISTRATOR, Role.ADMIN, namespace or farm.settings.namespace or MAIN)
+        return Token(ADMINISTRATOR, Role.ADMIN, folder_name(namespace or farm.settings.namespace or MAIN))
     token = (
         (user_of(shown, farm.settings.proxy_secret.get_secret_value()) or farm.tokens.find(shown)) if shown else None
     )
@@ -79,7 +79,7 @@ def authenticate(
             f"this token is for the namespace {token.namespace}, not for {namespace}",
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
-    return replace(token, namespace=namespace or token.namespace)
+    return replace(token, namespace=folder_name(namespace or token.namespace))
 
 
 def shown_token(scope: Scope) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from typing_extensions import TypedDict
 
-from farm.errors import Conflict, StorageUnavailable
+from farm.errors import Conflict, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from farm.wire.program import Sidecar
@@ -46,6 +46,20 @@ def blob_key(digest: str) -> str:
 def upload_key(namespace: str, digest: str) -> str:
     """Object key under which the parts of a large blob are assembled, until its bytes are checked."""
     return f"{UPLOADS}{namespace}/{digest}"
+
+
+WORKERS_WRITE = frozenset({"artifacts", "references", "statements", "tuning"})
+"""Folders of a namespace in which workers may write: `ns/*/artifacts/*`, where `*` may be empty, or contain a `/`."""
+
+
+def folder_name(name: str) -> str:
+    """Return the name of a namespace or a stored manifest, which is a folder of its own.
+
+    Raises UsageError for one that the rights of workers would take for a folder of theirs.
+    """
+    if name in WORKERS_WRITE:
+        raise UsageError(f"{name} is the name of a folder of the farm in object storage", hint="choose another name")
+    return name
 
 
 def readable(namespace: str) -> list[str]:

@@ -19,7 +19,7 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import ArtifactStore, Object, readable
+from farm.artifacts.storage import ArtifactStore, Object, folder_name, readable
 from farm.errors import Conflict, NotFound
 
 PREFIX = "config/tokens/"
@@ -127,7 +127,7 @@ class Tokens:
         if name == ADMINISTRATOR or any(token.name == name for _, token in self._all()):
             raise Conflict(f"a token {name} exists already", hint="revoke it first, or choose another name")
         secret = f"farm_{secrets.token_urlsafe(32)}"
-        token = Token(name, role, namespace, max_cells, datetime.now(UTC).isoformat(timespec="seconds"))
+        token = Token(name, role, folder_name(namespace), max_cells, datetime.now(UTC).isoformat(timespec="seconds"))
         self._artifacts.put_object(_key(secret), json.dumps(token.as_dict()).encode(), create=True)
         return secret
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NotRequired
 from typing_extensions import TypedDict
 
 from farm.artifacts.ownership import lacking
-from farm.artifacts.storage import Object, rewrite
+from farm.artifacts.storage import Object, folder_name, rewrite
 from farm.artifacts.tokens import PERSON, Token
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotAllowed, NotFound, UsageError
 from farm.extras.triggers.triggers import (
@@ -77,7 +77,7 @@ class StoredManifests:
         Conflict if another version is the newest.
         """
         manifest = parse_manifest(content["manifest"], content.get("file") or "manifest")
-        if manifest.name != name:
+        if manifest.name != folder_name(name):
             raise UsageError(
                 f"the manifest's name is {manifest.name}, not {name}", hint="a manifest is stored under its own name"
             )

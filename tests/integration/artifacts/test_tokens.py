@@ -16,10 +16,11 @@ from securesystemslib.signer import CryptoSigner
 
 from farm.app import Farm
 from farm.artifacts import tokens as tokens_room
+from farm.artifacts.storage import WORKERS_WRITE
 from farm.builds.known_failures import today
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
-from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded
+from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded, UsageError
 from farm.extras.signing.roles import issue, lasts
 from farm.extras.signing.trust import clock
 from farm.extras.webhooks.hooks import Webhooks
@@ -30,6 +31,7 @@ from farm.tuning import text
 from farm.tuning.database import TuningDatabase, device_name
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, POOL, freeze_manifest, succeed, work
+from tests.support.places import ROOT
 
 OTHER = """\
 version: 1
@@ -270,6 +272,27 @@ def test_a_token_is_for_its_namespace_alone(url: str, client: FarmClient, frozen
         pytest.raises(NotAllowed, match="namespace pr, not for main"),
     ):
         fork.submit(frozen)
+
+
+def test_no_namespace_is_called_like_a_folder_in_which_workers_write(farm: Farm, url: str, client: FarmClient) -> None:
+    """Their rights are patterns (`ns/*/artifacts/*`): all of such a namespace would be theirs where `//` is one `/`."""
+    (rights,) = (
+        each["Resource"]
+        for each in json.loads((ROOT / "deploy/s3/worker.json").read_text())["Statement"]
+        if each["Action"] == ["s3:PutObject"]
+    )
+    folders = {path.split("/")[3] for path in rights if "/ns/*/" in path}
+    assert folders == WORKERS_WRITE
+    for name in folders:
+        with pytest.raises(UsageError, match=f"{name} is the name of a folder of the farm"):
+            client.tokens.create("stranger", "submitter", name)
+        # The administrator's own, and one of a release before.
+        with (
+            FarmClient(url, farm.settings.api_token.get_secret_value(), namespace=name) as admin,
+            pytest.raises(UsageError, match="choose another name"),
+        ):
+            admin.builds()
+    assert client.tokens.all() == []
 
 
 def test_a_token_of_the_settings_counts_also_for_the_farm_that_runs_here(

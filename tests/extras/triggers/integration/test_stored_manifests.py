@@ -55,6 +55,15 @@ def test_versions_are_kept_and_one_that_is_there_makes_no_other(
     assert len(list(farm.artifacts.list_objects(VERSIONS))) == 3
 
 
+def test_no_manifest_is_stored_under_the_name_of_a_folder_in_which_workers_write(
+    farm: Farm, client: FarmClient, frozen: Frozen
+) -> None:
+    """`ns/main/manifest-versions/artifacts/…` is `ns/*/artifacts/*`, which workers may write."""
+    with pytest.raises(UsageError, match="artifacts is the name of a folder of the farm"):
+        client.manifests.push(changed(frozen, MANIFEST.replace("name: demo", "name: artifacts")))
+    assert list(farm.artifacts.list_objects(VERSIONS)) == []
+
+
 def test_a_push_can_be_conditional(client: FarmClient, frozen: Frozen, second: Frozen) -> None:
     with pytest.raises(Conflict, match="does not exist, not at version 3"):
         client.manifests.push(frozen, version=3)
