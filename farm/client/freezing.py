@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from farm import entry_points
 from farm.client.transfers import default_cache, note_use, trim
+from farm.client.transport import require_pace
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
@@ -366,15 +367,14 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
         if request.url.scheme != "https":
             raise UsageError(f"{url} redirects to {request.url}, which is not https")
 
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [only_https], "response": [require_pace]}
     place.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     try:
         with (
             replacing(place) as part,
             part.open("wb") as stream,
-            httpx.Client(
-                transport=transport, follow_redirects=True, timeout=60, event_hooks={"request": [only_https]}
-            ) as client,
+            httpx.Client(transport=transport, follow_redirects=True, timeout=60, event_hooks=hooks) as client,
             client.stream("GET", url) as answer,
         ):
             if answer.status_code != httpx.codes.OK:

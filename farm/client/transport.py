@@ -54,6 +54,11 @@ DOWNLOADS_AT_ONCE = 8
 LAST_PORT = 65535
 """The system's resolver would ask a larger port by its last 16 bits, and somebody else may listen there."""
 
+LEAST = 64 << 10
+"""Bytes that an answer brings in each `MINUTE` of waiting for it: one in drops would never time out."""
+
+MINUTE = 60.0
+
 SMALL_ANSWER = 1 << 20
 """Bytes of what object storage says about an upload, or about an error."""
 
@@ -75,7 +80,7 @@ def _client(**options: Any) -> httpx.Client:
     import httpx
 
     try:
-        return httpx.Client(event_hooks={"response": [_require_one_coding]}, **options)
+        return httpx.Client(event_hooks={"response": [_require_one_coding, require_pace]}, **options)
     except ImportError:
         hint = "install socksio next to the farm, or unset ALL_PROXY"
         raise UsageError("a SOCKS proxy is set, and the package for it is missing", hint=hint) from None
@@ -87,6 +92,30 @@ def _require_one_coding(response: httpx.Response) -> None:
 
     if "," in response.headers.get("Content-Encoding", ""):
         raise httpx.DecodingError("it is compressed more than once", request=response.request)
+
+
+def require_pace(response: httpx.Response) -> None:
+    """Let the body of an answer raise httpx.ReadTimeout if it comes in drops, unless its request expects silence."""
+    import httpx
+
+    class Paced(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            came, waited, began = 0, 0.0, time.monotonic()
+            for data in cast("httpx.SyncByteStream", body):
+                came, waited = came + len(data), waited + time.monotonic() - began
+                if waited > MINUTE:
+                    if came < LEAST:
+                        raise httpx.ReadTimeout(f"{came} bytes in {waited:.0f} s", request=response.request)
+                    came, waited = 0, 0.0
+                yield data
+                began = time.monotonic()
+
+        def close(self) -> None:
+            cast("httpx.SyncByteStream", body).close()
+
+    body = response.stream
+    if not response.request.extensions.get("silent"):
+        response.stream = Paced()
 
 
 def import_httpx() -> None:
@@ -241,8 +270,9 @@ class Transport:
         """
         import httpx
 
+        options |= {"timeout": httpx.Timeout(10.0, read=timeout), "extensions": {"silent": True}}
         try:
-            with self._api.stream("GET", path, timeout=httpx.Timeout(10.0, read=timeout), **options) as response:
+            with self._api.stream("GET", path, **options) as response:
                 _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
                 yield _lines(response)
         except httpx.DecodingError:
@@ -365,7 +395,7 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     import httpx
 
     data = bytearray()
-    for chunk in response.iter_bytes(CHUNK):
+    for chunk in response.iter_bytes():
         data += chunk
         _require_short(len(data), limit, response)
     packing = (b"content-encoding", b"content-length", b"transfer-encoding")

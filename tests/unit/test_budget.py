@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2351,
     "builds": 3189,
     "cli": 5045,
-    "client": 4698,
+    "client": 4740,
     "compiling": 3409,
     "control": 641,
     "extras/ci": 600,

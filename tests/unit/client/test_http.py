@@ -16,10 +16,12 @@ from threading import Event, Thread
 import httpx
 import pytest
 
+from farm.client import transport
 from farm.client.large_answers import PIECE, LargeAnswers
 from farm.client.transport import Transport
 from farm.errors import FarmError, FarmFault, StorageUnavailable, UsageError
 
+DROPS = 5000
 DATA = bytes(range(256)) * (3 * PIECE // 256) + b"the end"
 
 
@@ -57,6 +59,19 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(frame.format(len(line), line).encode())
                 assert server.first_was_read.wait(5)
             return
+        if self.path.startswith("/drops"):
+            self.send_response(200 if "refused" not in self.path else 500)
+            self.send_header(
+                *("Content-Length", str(DROPS)) if "chunked" not in self.path else ("Transfer-Encoding", "chunked")
+            )
+            self.end_headers()
+            with suppress(OSError):
+                while server.drops < DROPS:
+                    self.wfile.write(b"1\r\n1\r\n" if "chunked" in self.path else b"1")
+                    server.drops += 1
+                    server.over.wait(0.0001)
+            self.close_connection = True
+            return
         _, _, asked = self.headers.get("Range", "").partition("=")
         start, _, last = asked.partition("-")
         data = DATA[int(start) : int(last) + 1] if asked else DATA
@@ -88,7 +103,7 @@ class Storage(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[int, str]] = []
-        self.first_was_read = Event()
+        self.first_was_read, self.over, self.drops = Event(), Event(), 0
 
     @property
     def url(self) -> str:
@@ -160,6 +175,22 @@ def test_an_answer_before_the_end_of_a_body_is_read(storage: Storage, client: Tr
     with pytest.raises(UsageError, match="answers 413"):
         farm.request("POST", "/v1/plan", json="x" * (16 << 20))
     farm.close()
+
+
+@pytest.mark.parametrize("path", ["/drops", "/drops/chunked", "/drops/refused"])
+def test_an_answer_that_comes_in_drops_is_left(
+    client: Transport, storage: Storage, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one comes before the time to read is up; here a minute is over with the first."""
+    monkeypatch.setattr(transport, "MINUTE", 0.0)
+    monkeypatch.setattr(transport, "RETRY_DELAYS", ())
+    farm = Transport(storage.url, "", namespace="", timeout=5)
+    with pytest.raises(FarmFault, match="bytes in 0 s"):
+        farm.request("GET", path)
+    farm.close()
+    with pytest.raises(StorageUnavailable, match="bytes in 0 s"):
+        read(client, storage.url + path)
+    assert storage.drops < DROPS
 
 
 @pytest.mark.parametrize("path", ["/lines/chunked", "/lines/closed"])
