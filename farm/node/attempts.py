@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Protocol
 
+from farm.artifacts.storage import MAIN
 from farm.compiling.alone import host_at, lock_place
 from farm.compiling.attempt import Attempt
 from farm.compiling.children import OnPhase
@@ -30,6 +31,16 @@ from farm.store import Claim, Renewal, Renewed, Store
 log = get_logger(__name__)
 
 _JOB = re.compile("j-[0-9a-f]{16}")
+
+_DOUBTS: dict[FailureKind | None, bytes] = {
+    FailureKind.TOOLCHAIN_MISMATCH: MISMATCH,
+    FailureKind.GPU_FAULT: FAULT,
+    FailureKind.GPU_LOST: FAULT,
+}
+"""What an attempt's end says of its node."""
+
+HEARD_AGAIN = 3600.0
+"""Seconds after which a namespace other than `main` has a node looked at again."""
 
 RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
@@ -69,6 +80,7 @@ class Attempts:
         self._leases = Leases(store, settings.renew_seconds)
         self._worker = worker
         self._node = node
+        self._heard: dict[str, float] = {}
         self._draining = threading.Event()
         self._may_consume = threading.Event()
         self._lifeline: socket.socket | None = None
@@ -126,11 +138,10 @@ class Attempts:
                 if self._draining.is_set():
                     lease.cancelled.set()
                 outcome = self._execute(attempt, lease)
-                if outcome.kind is FailureKind.TOOLCHAIN_MISMATCH:
-                    self._say(MISMATCH)
-                elif outcome.kind in (FailureKind.GPU_FAULT, FailureKind.GPU_LOST):
-                    self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
-                    self._say(FAULT)
+                if (doubt := _DOUBTS.get(outcome.kind)) and self._listens_to(attempt.namespace):
+                    if doubt == FAULT:
+                        self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
+                    self._say(doubt)
                 self._finish(attempt, outcome)
         finally:
             unbind()
@@ -216,6 +227,14 @@ class Attempts:
         """Report to the store and the supervisor that an attempt waits for object storage."""
         lease.wait_for_storage(kept=kept)
         self._say(AWAY)
+
+    def _listens_to(self, namespace: str) -> bool:
+        """Whether an attempt's end counts against this node: outside `main` its compiler may say what it likes."""
+        now = time.monotonic()
+        listens = namespace == MAIN or now >= self._heard.get(namespace, now)
+        if listens:
+            self._heard[namespace] = now + HEARD_AGAIN
+        return listens
 
     def _say(self, word: bytes) -> None:
         """Send a message to the supervisor. If its buffer is full, drop it: it is sent again soon."""

@@ -434,7 +434,7 @@ class Worker:
         if self._process and self._process.met(MISMATCH):
             log.error("worker rests", worker=self._id, reason=MISMATCHED)
             self._doubt = self._doubt or MISMATCHED
-            self._probes.begin_row()
+            self._probes.hurry()  # No fence: the pauses stay as they are.
         if self._process and self._process.met(FAULT):
             log.error("worker rests", worker=self._id, reason=FAULTED)
             self._doubt = self._doubt or FAULTED

@@ -38,7 +38,7 @@ LINES = {
     "matrix": 1630,
     "metrics": 230,
     "models": 800,
-    "node": 4020,
+    "node": 4040,
     "pages": 3222,
     "results": 1910,
     "runner": 7432,

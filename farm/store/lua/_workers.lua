@@ -96,6 +96,8 @@ end
 
 -- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the
 -- same trouble then: what failed everywhere for a while, such as object storage, was not a node's doing.
+-- Outside `main` a compiler may be hostile, and fail on one node alone: a namespace counts again a day after its jobs
+-- had fenced the node.
 local function note_success(job)
   local record = NODE .. job.node
   call("HDEL", record, "row")
@@ -104,7 +106,9 @@ local function note_success(job)
     local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
     local kind = over and over["end"] == "failed" and over.outcome.kind
     if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
-       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE then
+       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE
+       and (job.namespace == "main"
+            or tonumber(call("HGET", NODE .. start.node, "heard:" .. job.namespace) or 0) < NOW - COUNTS) then
       local blamed = NODE .. start.node .. ":blamed"
       call("ZADD", blamed, NOW, job.id)
       call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
@@ -112,6 +116,7 @@ local function note_success(job)
       local jobs = call("ZCARD", blamed)
       if jobs >= FENCING then
         fence(start.node, jobs .. " jobs failed on it and then succeeded elsewhere, the last by " .. kind)
+        call("HSET", NODE .. start.node, "heard:" .. job.namespace, NOW)
       end
     end
   end

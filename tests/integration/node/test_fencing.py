@@ -71,6 +71,25 @@ def test_three_jobs_that_succeed_elsewhere_fence_a_node(store: Store) -> None:
     assert fenced(store, "good") == ""
 
 
+def test_a_namespace_of_strangers_fences_a_node_once_a_day(store: Store) -> None:
+    """Its compilers may fail where they like, and succeed on their second try."""
+    two_nodes(store)
+
+    def three_jobs(namespace: str) -> str:
+        for _ in range(3):
+            submit(store, new_cell(namespace=namespace), namespace=namespace)
+            fail_on(store, "bad-1", "bad")
+            succeed_on_good(store)
+        return fenced(store, "bad")
+
+    assert three_jobs("forks").startswith("3 jobs failed on it")
+    assert store.workers.unfence("bad")
+    assert three_jobs("forks") == ""
+    for namespace in ("others", "main", "main"):
+        assert three_jobs(namespace).startswith("3 jobs failed on it"), namespace
+        assert store.workers.unfence("bad")
+
+
 def test_one_job_alone_fences_nobody(store: Store) -> None:
     two_nodes(store)
     submit(store, new_cell())
@@ -331,6 +350,25 @@ def test_a_card_is_probed_after_a_fault_before_its_next_job(
         wait_until(lambda: not store.workers.list()[0]["resting"], message="the probe passed")
         assert fenced(store, "n1") == ""
         assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+
+
+def test_strangers_do_not_have_a_card_probed_for_each_of_their_jobs(
+    farm_settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    """A fault is read in what a compiler prints: each would keep the worker from its next job until the probe ended."""
+    wrong = tmp_path / "wrong"
+    wrong.touch()
+    probes = wrong.with_suffix(".asked")
+    script = [{"do": "fail-on", "node": "n1", "kind": "gpu_fault"}, {"do": "succeed"}]
+    with control_plane(farm_settings, store) as reports, running_worker(farm_settings, store, "n1", wrong=wrong):
+        wait_until(lambda: not store.workers.list()[0]["resting"])
+        asked = [len(probes.read_text().splitlines())]
+        for _ in range(3):
+            for namespace, kind in (("forks", script), ("main", None)):
+                build = submit(store, new_cell(namespace=namespace, script=kind), namespace=namespace)
+                reports.wait(build)
+            asked.append(len(probes.read_text().splitlines()))
+    assert asked == [asked[0], *[asked[0] + 1] * 3]
 
 
 def test_a_fence_outlives_the_loss_of_the_store(farm_settings: Settings, store: Store, tmp_path: Path) -> None:
