@@ -105,7 +105,7 @@ def freeze(
 
     `gates` are laid over those of the manifest (`farm.manifest.parsing.read_gates` makes them). `pythons` names the
     interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
-    `untrusted` manifest runs no code and names no file outside its folder (`farm.client.freezing`).
+    `untrusted` manifest runs no code, names no file outside its folder and no host inside a network.
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest.
     """
@@ -123,7 +123,7 @@ def freeze(
     if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
     matrix = combine(read)
-    found = read_inputs(matrix, place, cache=cache, pythons=pythons).required()
+    found = read_inputs(matrix, place, cache=cache, pythons=pythons, untrusted=untrusted).required()
     if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
     submission: SubmissionDocument = {

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ def read_inputs(
     quick: bool = False,
     pythons: Mapping[str, str] | None = None,
     facts: Path | None = None,
+    untrusted: bool = False,
 ) -> FrozenInputs:
     """Read, check and hash the models and data that a matrix needs, and list what cannot be read.
 
@@ -88,11 +90,11 @@ def read_inputs(
 
     With `quick`, what takes a download, a conversion or a run of the user's code is left out. `pythons` names
     interpreters that have a converter (`ModelConverter.convert`). `facts` is a cache that knows what models and
-    data hold; default: `cache`.
+    data hold; default: `cache`. An `untrusted` manifest has files downloaded from public addresses alone.
     """
     cache = cache or default_cache()
     known = KnownFacts((facts or cache) / "facts")
-    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick=quick)
+    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick=quick, untrusted=untrusted)
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -113,9 +115,11 @@ class _ManifestReader:
         known: KnownFacts,
         *,
         quick: bool,
+        untrusted: bool,
     ) -> None:
         self.matrix, self.manifest, self.folder = matrix, matrix.manifest, folder
         self.cache, self.transport, self.pythons, self.known, self.quick = cache, transport, pythons, known, quick
+        self.untrusted = untrusted
         self.found = FrozenInputs()
         self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
         self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
@@ -297,7 +301,7 @@ class _ManifestReader:
                     note_use(self.cache, [cached])
                     if cached.is_file() or self.quick:
                         return cached if cached.is_file() else None
-                    return download(source.https, source.sha256, cached, self.transport)
+                    return download(source.https, source.sha256, cached, self.transport, public=self.untrusted)
         except UsageError as error:
             self.complain(error, (*place, source.kind))
         return None
@@ -356,8 +360,23 @@ def in_package(name: str) -> Path:
     raise UsageError(f"package `{package}` has no file `{inner}`", hint=hint)
 
 
-def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport | None = None) -> Path:
+def _is_public(host: str) -> bool:
+    from farm.addresses import address_of, is_public
+
+    try:
+        found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(is_public(address_of(str(each[4][0]))) for each in found)
+
+
+def download(
+    url: str, sha256: str, place: Path, transport: httpx.BaseTransport | None = None, *, public: bool = False
+) -> Path:
     """Bring a file to `place`, checked against its SHA-256 before it is there. Only https is followed.
+
+    `public`: only to hosts whose addresses are all public. One that leads elsewhere a moment later has no certificate
+    for the name that was checked.
 
     Raises UsageError that says whether the address, the answer or the content was wrong.
     """
@@ -366,6 +385,10 @@ def download(url: str, sha256: str, place: Path, transport: httpx.BaseTransport 
     def only_https(request: httpx.Request) -> None:
         if request.url.scheme != "https":
             raise UsageError(f"{url} redirects to {request.url}, which is not https")
+        if public and not _is_public(request.url.host):
+            raise UsageError(
+                f"{url} leads to {request.url.host}, which has no public address for a stranger's manifest"
+            )
 
     hooks: dict[str, list[Callable[..., Any]]] = {"request": [only_https], "response": [require_pace]}
     place.parent.mkdir(parents=True, exist_ok=True)

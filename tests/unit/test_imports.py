@@ -17,6 +17,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.runner": set(),
     # what every room may use
     "farm": set(),
+    "farm.addresses": set(),
     "farm.units": set(),
     "farm.errors": set(),
     "farm.entry_points": {"farm.errors"},
@@ -138,6 +139,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.client": {
         "farm",
+        "farm.addresses",
         "farm.artifacts",
         "farm.compiling",
         "farm.errors",
@@ -377,6 +379,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
     "farm.extras.webhooks": {
+        "farm.addresses",
         "farm.api",
         "farm.app",
         "farm.artifacts",

@@ -15,17 +15,13 @@ from typing import Any
 
 import httpcore
 
+from farm.addresses import address_of, is_public
+
 SECONDS = 20.0
 """Seconds that one request may take in all, from the connection to the answer's first line."""
 
 LARGEST_ANSWER = 64 << 10
 """Bytes that are read of an answer: its headers. Its body is not read."""
-
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-_NOT_PUBLIC = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("3fff::/20"))
-"""Site-local addresses and those for examples, which Python (before 3.13, the second) takes for global ones."""
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Refused(Exception):
@@ -66,24 +62,12 @@ def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[s
 
 def why_not(address: str, networks: Iterable[str], *, plain: bool) -> str:
     """Return why an address may not be called, or an empty text. `plain`: without TLS."""
-    found = _inner(ipaddress.ip_address(address))
+    found = address_of(address)
     if any(found in ipaddress.ip_network(network) for network in networks):
         return ""
-    special = found.is_multicast or found.is_reserved or any(found in network for network in _NOT_PUBLIC)
-    if special or not found.is_global:
+    if not is_public(found):
         return f"{address} is not a public address (the setting webhook_networks allows others)"
     return f"{address} would be called without TLS" if plain else ""
-
-
-def _inner(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, if it does."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    teredo = address.teredo
-    inner = address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
-    if inner is None and address in _TRANSLATED:
-        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return inner or address
 
 
 class _Pinned(httpcore.NetworkBackend):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from farm.client.client import freeze
-from farm.errors import ManifestError
+from farm.client.freezing import download
+from farm.errors import ManifestError, UsageError
 from tests.support.api_farm import MANIFEST, freeze_manifest
 
 
@@ -63,6 +65,29 @@ def test_models_elsewhere_packages_buckets_conversions_and_env_files_are_refused
     assert "not converted" in problems(folder, MANIFEST + "    format: torch\n")[0]
     env = "env: {HIPBLASLT_TUNING_OVERRIDE_FILE: {path: ../secret.npz}}\n"
     assert "outside its folder: ../secret.npz" in problems(folder, MANIFEST + env)[0]
+
+
+@pytest.mark.parametrize("host", ["localhost", "169.254.169.254", "[::ffff:10.0.0.1]", "nobody.invalid"])
+def test_it_has_nothing_fetched_from_inside_the_network(folder: Path, host: str) -> None:
+    """What answers there trusts who is inside; its status and its SHA-256 would be in the log of the pipeline."""
+    source = f"https: 'https://{host}/net.onnx', sha256: {'ab' * 32}"
+    (problem,) = problems(folder, MANIFEST.replace("path: net.onnx", source))
+    assert problem.endswith("which has no public address for a stranger's manifest")
+
+
+def test_a_public_host_leads_to_none_inside(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        return httpx.Response(302, headers={"Location": "https://10.0.0.1/net.onnx"})
+
+    web = httpx.MockTransport(answer)
+    with pytest.raises(UsageError, match=r"leads to 10\.0\.0\.1, which has no public address"):
+        download("https://8.8.8.8/net.onnx", "ab" * 32, tmp_path / "net.onnx", web, public=True)
+    with pytest.raises(UsageError, match="redirect"):
+        download("https://8.8.8.8/net.onnx", "ab" * 32, tmp_path / "net.onnx", web)
+    assert asked[:3] == ["8.8.8.8", "8.8.8.8", "10.0.0.1"]
 
 
 def test_it_starts_nothing_later_and_ends_nothing_of_others(folder: Path) -> None:
