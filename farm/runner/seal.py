@@ -71,7 +71,7 @@ _WITHOUT_EFFECT = {
 _WITHOUT_CALL = {"clone3": (435, 435)}
 """Answered as by a kernel that lacks the call: libraries then use `clone`, whose flags a filter can look at."""
 _LOOKED_AT = {
-    "socket": (41, 198), "prctl": (157, 167), "prlimit64": (302, 261), "clone": (56, 220),
+    "socket": (41, 198), "socketpair": (53, 199), "prctl": (157, 167), "prlimit64": (302, 261), "clone": (56, 220),
     "kill": (62, 129), "tgkill": (234, 131), "fcntl": (72, 25), "ioctl": (16, 29), "close_range": (436, 436),
     "open": (2, _NO_CALL), "openat": (257, 56),
 }  # fmt: skip
@@ -246,6 +246,8 @@ def _forbid_calls(*, local_sockets: bool, version: int) -> None:
     # the next look decides).
     looks = [
         ("socket", 0, equal, _AF_UNIX, allow if local_sockets else refuse, refuse),
+        # A pair holds megabytes that belong to no process.
+        ("socketpair", 0, equal, _AF_UNIX, allow if local_sockets else refuse, refuse),
         ("prctl", 0, equal, _PR_SET_DUMPABLE, refuse, allow),  # The guard must be able to look at the child.
         ("prlimit64", 0, equal, _SELF, allow, refuse),  # Only its own limits: lower ones could end another process.
         ("clone", 0, any_bit, _NAMESPACES, refuse, 0),

@@ -111,7 +111,7 @@ class Run:
     more_of_matrix = ""
     nobodys = "GPU-00000000-0000-0000-0000-000000000000"
     """The UUID of no card."""
-    open_to_all = ("listen on a local socket",)
+    open_to_all = ("listen on a local socket", "keep bytes in a pair of sockets")
     """What a hostile child may reach on a card: CUDA listens on a local socket."""
     needs_card: Mapping[str, str] = dict.fromkeys(
         ("foreign", "memory", "fallback", "hidden", "tensorrt", "illegal"), "needs a card and its libraries"

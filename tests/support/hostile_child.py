@@ -419,6 +419,7 @@ def do_reach(request, messages):
         "connect to a local socket": lambda: socket.socket(socket.AF_UNIX).connect(request["local"]),
         "send to a local socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", "nowhere"),
         "listen on a local socket": listen,
+        "keep bytes in a pair of sockets": fill_a_pair,
         "do so through another program": lambda: subprocess.run(
             [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {request['port']}))"],
             check=True,
@@ -433,6 +434,12 @@ def listen():
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0farm-test-{os.getpid()}")
         server.listen(1)
+
+
+def fill_a_pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        os.write(ours.fileno(), b"x")  # `send` is refused anyway.
 
 
 def attempt(probe):

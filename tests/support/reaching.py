@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.places import TESTS
 
 HOSTILE = TESTS / "support" / "hostile_child.py"
-PROBES = 22
+PROBES = 23
 
 
 def make_places(folder: Path) -> dict[str, Path]:
