@@ -122,12 +122,12 @@ def hash_file(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def read_plain(path: Path, limit: int) -> bytes:
+def read_plain(path: Path, limit: int, *, linked: bool = False) -> bytes:
     """Return the bytes of a regular file that others may replace at any moment: see `open_plain`.
 
     Raises NotPlain, with EFBIG for one of more than `limit` bytes and ENOENT for one that is not there; OSError.
     """
-    with open_plain(path, limit) as file:
+    with open_plain(path, limit, linked=linked) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise NotPlain(errno.EFBIG, f"more than {limit} bytes", str(path))

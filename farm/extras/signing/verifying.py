@@ -114,7 +114,7 @@ class Trust:
 def read_statements(path: Path) -> list[bytes]:
     """Return the bundles of a file; none if there is no such file. Raises Untrusted for one that is too large."""
     try:
-        return [line for line in read_plain(path, bundles.LARGEST * 4).splitlines() if line.strip()]
+        return [line for line in read_plain(path, bundles.LARGEST * 4, linked=True).splitlines() if line.strip()]
     except OSError as error:
         if error.errno == errno.ENOENT:
             return []
@@ -178,7 +178,7 @@ def _sidecar_of(path: Path) -> Path:
 def read_document(path: Path) -> bytes:
     """Return the bytes of a small file. Raises ArtifactGone."""
     try:
-        return read_plain(path, LARGEST_SIDECAR)
+        return read_plain(path, LARGEST_SIDECAR, linked=True)
     except OSError as error:
         raise ArtifactGone(f"cannot read {path}: {error.strerror or error}") from None
 
