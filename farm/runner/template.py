@@ -47,7 +47,8 @@ def serve(control: int, wish: ChildRequest, work: launcher.RequestWork | None) -
     """Import what children of a compiler import, then fork a launcher for each byte that comes, until the worker ends.
 
     Returns 1 if a fork would not be what a cold child is: if an import fails, a thread goes on, which could hold a
-    lock, or a device is open. Returns when the imported files change, too: a cold child then finds another toolchain.
+    lock, a device is open, or memory would be shared. Returns when the imported files change, too: a cold child then
+    finds another toolchain.
     """
     if wish.get("cpus"):
         os.sched_setaffinity(0, wish["cpus"])
@@ -61,7 +62,7 @@ def serve(control: int, wish: ChildRequest, work: launcher.RequestWork | None) -
     gc.collect()
     gc.freeze()
     files = _files()
-    if not _is_alone() or _has_device() or not all(map(sys.modules.__contains__, _named(wish))):
+    if not _is_alone() or _has_device() or _shares_memory() or not all(map(sys.modules.__contains__, _named(wish))):
         return 1
     seen = _states(files)
     worker = socket.socket(fileno=control)
@@ -143,6 +144,12 @@ def _has_device() -> bool:
         with suppress(FileNotFoundError):
             places.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115
     return any(place.startswith("/dev/") and place != os.devnull for place in places)
+
+
+def _shares_memory() -> bool:
+    """Whether its forks would write to the same memory: what one left there, another attempt's child would read."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
+        return any(line.split()[1][1::2] == "ws" for line in lines)
 
 
 def _files() -> list[str]:

@@ -110,12 +110,13 @@ def test_a_changed_toolchain_gets_another_template(own: Counted, tmp_path: Path)
     [
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "KEPT = open('/dev/zero', 'rb')",
+        "import mmap; KEPT = mmap.mmap(-1, 4096)",
         "import sys; sys.stderr.write('cannot'); raise ImportError",
     ],
-    ids=["thread", "device", "import"],
+    ids=["thread", "device", "memory", "import"],
 )
 def test_what_cannot_be_forked_starts_cold(own: Counted, tmp_path: Path, text: str) -> None:
-    """A thread that goes on may hold a lock, and a device works in one process."""
+    """A thread that goes on may hold a lock, a device works in one process, and shared memory is no wall."""
     folder = str(module(tmp_path / "one", text))
     assert hostile("answer", tmp_path, own, compiler="migraphx", search=[folder]).ok
     assert own.warm == [False]

@@ -41,7 +41,7 @@ LINES = {
     "node": 4040,
     "pages": 3222,
     "results": 1910,
-    "runner": 7432,
+    "runner": 7438,
     "serving": 460,
     "store": 1821,
     "targets": 1230,
