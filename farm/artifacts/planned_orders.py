@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterable
 
-from farm.artifacts.storage import ArtifactStore, build_key
+from farm.artifacts.storage import WORKERS_WRITE, ArtifactStore, build_key
 from farm.errors import Untrusted
 from farm.jobs.order import WorkOrder
 from farm.spec import canonical_json
@@ -24,6 +25,8 @@ _MOST_LISTS = 16
 """Lists that a process keeps in memory."""
 
 _lists: dict[str, frozenset[bytes]] = {}
+_change = threading.Lock()
+"""All attempts of a worker process share the lists."""
 
 
 def keep(artifacts: ArtifactStore, namespace: str, build_id: str, planned: Iterable[tuple[str, WorkOrder]]) -> None:
@@ -41,19 +44,26 @@ def require_planned(artifacts: ArtifactStore, namespace: str, build_id: str, key
     """Raise Untrusted for an order that is not in the list of its build. Raises as `get_object`."""
     place = _list_key(namespace, build_id)
     # By another name it would be a place where workers may write, such as below a namespace's artifacts.
-    named = re.fullmatch(TAG, namespace) and re.fullmatch(BUILD_ID, build_id)
-    if named and place not in _lists:
+    named = re.fullmatch(TAG, namespace) and namespace not in WORKERS_WRITE and re.fullmatch(BUILD_ID, build_id)
+    planned = _lists.get(place) if named else frozenset()
+    if planned is None:
         found = artifacts.get_object(place)
         data = found.data if found else b""
-        while len(_lists) >= _MOST_LISTS:
-            _lists.pop(next(iter(_lists)), None)
+        planned = frozenset(data[start : start + BYTES] for start in range(0, len(data), BYTES))
         if found:
-            _lists[place] = frozenset(data[start : start + BYTES] for start in range(0, len(data), BYTES))
-    if not named or _digest(namespace, key, order) not in _lists.get(place, ()):
+            _remember(place, planned)
+    if _digest(namespace, key, order) not in planned:
         raise Untrusted(
             f"the control plane has not planned this work order for build {build_id}",
             hint="who may write in Redis has changed it: look at the workers' users; submit again",
         )
+
+
+def _remember(place: str, planned: frozenset[bytes]) -> None:
+    with _change:
+        while len(_lists) >= _MOST_LISTS:
+            del _lists[next(iter(_lists))]
+        _lists[place] = planned
 
 
 def _list_key(namespace: str, build_id: str) -> str:

@@ -16,7 +16,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1907,
-    "artifacts": 2351,
+    "artifacts": 2361,
     "builds": 3189,
     "cli": 5045,
     "client": 4760,

@@ -41,9 +41,11 @@ def test_what_is_in_the_list_of_its_build_is_planned_and_what_differs_is_not(sto
             require_planned(store, *place)
 
 
-@pytest.mark.parametrize("place", [("main/artifacts", BUILD), ("main", f"{BUILD}/x"), ("main", "x")])
+@pytest.mark.parametrize(
+    "place", [("main/artifacts", BUILD), ("artifacts", BUILD), ("main", f"{BUILD}/x"), ("main", "x")]
+)
 def test_a_list_under_a_foreign_name_counts_for_nothing(store: S3Store, place: tuple[str, str]) -> None:
-    """Workers may write below a namespace's artifacts."""
+    """Workers may write below a namespace's artifacts, and `//artifacts` may be `/artifacts`."""
     keep(store, *place, [(KEY, ORDER)])
     with pytest.raises(Untrusted):
         require_planned(store, *place, KEY, ORDER)
@@ -63,3 +65,22 @@ def test_a_list_is_read_once_and_one_that_is_missing_again(store: S3Store) -> No
     with pytest.raises(Untrusted):
         require_planned(store, "main", BUILD, KEY, ORDER)
     require_planned(store, "main", f"b-{15:016x}", KEY, ORDER)
+
+
+def test_a_list_that_other_attempts_push_out_meanwhile_still_counts(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large order takes a while to hash, and all slots of a worker share the lists."""
+    keep(store, "main", BUILD, [(KEY, ORDER)])
+    require_planned(store, "main", BUILD, KEY, ORDER)
+    digest = planned_orders._digest
+
+    def meanwhile(*of: Any) -> bytes:
+        monkeypatch.setattr(planned_orders, "_digest", digest)
+        for number in range(16):
+            keep(store, "main", f"b-{number:016x}", [(KEY, ORDER)])
+            require_planned(store, "main", f"b-{number:016x}", KEY, ORDER)
+        return digest(*of)
+
+    monkeypatch.setattr(planned_orders, "_digest", meanwhile)
+    require_planned(store, "main", BUILD, KEY, ORDER)
