@@ -78,7 +78,7 @@ def _row(cell: JudgedCell) -> str:
     shared = " shared" if facts and facts["shared"] and facts["latency"] else ""
     columns = (
         _escaped(cell["identifier"]),
-        f"{state} as expected" if cell["as_expected"] else state,
+        _escaped(f"{state} as expected" if cell["as_expected"] else state),
         size(facts["program"]["size"]) if facts else "",
         duration(facts["latency"]) + shared if facts else "",
         "" if not errors else f"{worst:.1e}" if (worst := max(errors)) else "0",

@@ -38,6 +38,7 @@ def render(problems: Sequence[Problem], version: str = __version__) -> Mapping[s
 
 def _result(problem: Problem) -> Mapping[str, object]:
     text = problem.message + (f"\n{problem.hint}" if problem.hint else "")
+    text = text.replace("](", "] (")  # Else it would be a link.
     region = {"region": {"startLine": problem.line, "startColumn": max(1, problem.column)}} if problem.line else {}
     place = {"artifactLocation": {"uri": quote(PurePath(problem.file or "manifest").as_posix())}, **region}
     return {

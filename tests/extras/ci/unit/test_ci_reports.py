@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import xml.etree.ElementTree as ET
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import jsonschema
 import pytest
@@ -15,9 +22,13 @@ from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from farm.errors import Problem
-from farm.extras.ci import junit, line_annotations, markdown, open_metrics, sarif
+from farm.errors import Problem, UsageError
+from farm.extras.ci import ci_servers, junit, line_annotations, markdown, open_metrics, sarif
+from farm.inert import inert
+from farm.results.report import BuildView
 from farm.results.verdict import judge_cell, verdict_of
+from farm.wire.asked import BUILD_ID
+from farm.wire.checking import checked
 from tests.unit.results.test_gates import against, facts, planned
 from tests.unit.results.test_verdict import UNVERIFIED, expectation, failed, succeeded
 from tests.unit.results.test_verdict import planned as planned_cell
@@ -297,40 +308,112 @@ def test_sarif_has_no_more_results_than_github_takes() -> None:
 
 TEXTS = st.one_of(
     st.sampled_from([HOSTILE, "[a](javascript:x)", "<img src=x>", "http://x.example", "]]>", "&a;", "| a | b |", "```",
-                     'x"} 1\n# EOF\nfarm_x 1', "\\", "a\n\n# b", "![a](b)", "<https://x>", "www.x.example", "\x00"]),
+                     'x"} 1\n# EOF\nfarm_x 1', "\\", "a\n\n# b", "![a](b)", "<https://x>", "www.x.example", "\x00",
+                     "a\n::error::b", "x,line=9", "`x`", "%0A::error::x", "b-0123456789abcdef\nPATH=x", "a<<b"]),
     st.text(max_size=30),
 )  # fmt: skip
+CLOSED = ("id", "digest", "state", "measure")
+"""Fields that the client takes only as the farm writes them, or looks up."""
 
 
-def plain(**texts: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def plain() -> dict[str, Any]:
     failed = judge_cell(
-        {**planned(), "line": 1, "reason": texts["reason"]},
-        row_of(state="failed", kind="compiler_error", message=texts["message"], detail=texts["detail"], job="j"),
+        {**planned(), "line": 1, "reason": "salt"},
+        row_of(state="failed", kind="compiler_error", message="m", detail="d", job="j", worker="w"),
     )
-    passed = judge_cell(
-        {**planned(), "line": 2, "reason": "", "identifier": texts["name"]}, row_of(state="succeeded", facts=facts())
+    passed = judge_cell({**planned(), "line": 2, "reason": ""}, row_of(state="succeeded", facts=facts()))
+    warned = judge_cell(
+        {**planned(limits={"latency": 0.05}), "line": 3}, row_of("succeeded", facts=facts(**against(0.8, 0.79, 0.81)))
     )
-    found = [failed, passed]
-    return {**build(found), "labels": {"team": texts["label"]}}, found
+    found = [failed, passed, warned]
+    return {"build": {**build(found), "id": "b-0123456789abcdef"}, "cells": found}
 
 
-@settings(max_examples=60, deadline=None)
-@given(texts=st.fixed_dictionaries(dict.fromkeys(("reason", "message", "detail", "name", "label"), TEXTS)))
-def test_no_text_of_a_cell_is_more_than_text_in_a_report(texts: dict[str, str]) -> None:
-    of, found = plain(**texts)
-    report: Any = {"build": of, "cells": found}
+def filled(document: Any, text: str, field: str = "") -> Any:
+    """Return a document with this text as each of its texts, and as the name of each label and output."""
+    if isinstance(document, str):
+        return document if field in CLOSED else text
+    if isinstance(document, list):
+        return [filled(each, text, field) for each in document]
+    if isinstance(document, dict):
+        named = field in ("labels", "errors", "tolerance")
+        return {text if named else name: filled(value, text, name) for name, value in document.items()}
+    return document
+
+
+COMMAND = re.compile(r"::(?:error|warning)(?: ((?:file|line|title)=[^:,]*(?:,(?:line|title)=[^:,]*)*))?::.*")
+"""What GitHub reads as one command, with each property once."""
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS)
+def test_no_text_of_a_report_is_more_than_text(text: str) -> None:
+    report = filled(plain(), text)
     root = ET.fromstring(junit.render(report, LINK))
-    assert {each.tag for each in root.iter()} <= {
-        *("testsuites", "testsuite", "properties", "property", "testcase", "failure", "error", "skipped")
-    }
-    assert len(list(root.iter("testcase"))) == 2
+    for element in root.iter():
+        required, further, children = JUNIT[element.tag]
+        assert element.attrib.keys() <= required | further and {child.tag for child in element} <= children
+    assert len(list(root.iter("testcase"))) == 3
 
     tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(markdown.render(report, LINK))
     inline = [child for token in tokens for child in token.children or ()]
     assert {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "image", "fence"} == set()
     assert {child.attrGet("href") for child in inline if child.type == "link_open"} == {LINK}
-    assert sum(token.type == "tr_open" for token in tokens) == 3
+    assert sum(token.type == "tr_open" for token in tokens) == 4
+    heads = [inside.content for head, inside in pairwise(tokens) if head.type == "heading_open"]
+    assert all(each.startswith(("✅ passed: [", "❌ failed: [")) or " (" in each or each == "Cells" for each in heads)
 
-    families = list(text_string_to_metric_families(open_metrics.render(found)))
+    families = list(text_string_to_metric_families(open_metrics.render(report["cells"])))
     names = {sample.name for family in families for sample in family.samples}
-    assert names <= set(open_metrics._NUMBERS) and all(len(family.samples) <= 1 for family in families)
+    assert names <= set(open_metrics._NUMBERS) and all(len(family.samples) <= 2 for family in families)
+
+    commands = line_annotations.bounded(line_annotations.of_cells(report["cells"], "farm.yaml"), "in the summary")
+    assert len(commands) <= 3
+    for line in commands:
+        (shown,) = inert(line, command=True).splitlines()
+        found = COMMAND.fullmatch(shown)
+        assert found, shown
+        assert "file=farm.yaml," in str(found[1])
+    links: Any = line_annotations.gitlab_links(report["build"], report["cells"], LINK)
+    assert all(each["external_link"]["url"].startswith(LINK) for each in links["farm"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(message=TEXTS, hint=TEXTS, file=TEXTS)
+def test_no_text_of_a_manifest_is_a_link_or_a_place_in_sarif(message: str, hint: str, file: str) -> None:
+    document: Any = sarif.render([Problem(message, file, 1, 1, hint)], "1")
+    jsonschema.validate(document, SARIF, format_checker=jsonschema.FormatChecker())
+    (result,) = document["runs"][0]["results"]
+    assert not re.search(r"\]\(", result["message"]["text"])
+    uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert unquote(uri) == PurePath(file or "manifest").as_posix() and not urlsplit(uri).scheme
+
+
+BUILT: dict[str, Any] = {
+    "namespace": "main", "name": "n", "labels": {}, "state": "reported", "paused": None, "created_by": None,
+    "created_at": 1.0, "ended_at": 2.0, "verdict": None, "follows": None, "followed_by": None, "retries": None,
+    "counts": {}, "warnings": [],
+}  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.one_of(TEXTS, st.from_regex(BUILD_ID), TEXTS.map("b-0123456789abcdef{}".format)))
+def test_the_variables_of_a_pipeline_are_a_builds_id(text: str) -> None:
+    """As GitHub, GitLab (dotenv) and a shell read them: one variable, or the farm's answer is refused."""
+    try:
+        id_ = checked({**BUILT, "id": text}, BuildView, "a farm")["id"]
+    except UsageError:
+        return
+    report: Any = {**plain(), "build": {**plain()["build"], "id": id_}}
+    with (
+        TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+    ):
+        patch.chdir(folder)
+        for server in ({"GITHUB_ACTIONS": "true", "GITHUB_OUTPUT": "out"}, {"GITLAB_CI": "true"}):
+            ci_servers.publish(report, manifest=None, link=LINK, quiet=False, environ=server)
+        for file, name in (("out", "build"), ("farm-report/build.env", "FARM_BUILD")):
+            written = Path(file).read_text()
+            assert written.splitlines() == written.split() == shlex.split(written) == [f"{name}={id_}"]
