@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from farm.inert import inert
 
@@ -21,6 +21,8 @@ FOUND = 500
 """Lines that a search shows at most."""
 LONGEST = 4000
 """Characters of a line that are shown; the raw log has all."""
+STYLED = 20_000
+"""Changes of style that a page shows; its lines after these are plain. A page of nothing else took nine seconds."""
 
 FOLDED = 12
 """Lines of a stage that is worth folding."""
@@ -89,14 +91,9 @@ def page(text: str, *, start: int = 0, known: str = "") -> LogPage:
     end = min(len(lines), start + LINES - 1)
     styled = dict(_styled(lines, set(range(start, end + 1))))
     chosen = [LogLine(number, styled[number], number == wrong) for number in range(start, end + 1)]
-    return LogPage(
-        chosen,
-        len(lines),
-        wrong,
-        max(1, start - LINES) if start > 1 else 0,
-        end + 1 if end < len(lines) else 0,
-        0,
-    )
+    before = max(1, start - LINES) if start > 1 else 0
+    after = end + 1 if end < len(lines) else 0
+    return LogPage(chosen, len(lines), wrong, before, after, 0)
 
 
 def search(parts: Iterable[str], wanted: str) -> LogPage:
@@ -159,9 +156,12 @@ def _plain(line: str) -> str:
 def _styled(lines: Sequence[str], wanted: set[int]) -> Iterator[tuple[int, Markup]]:
     """Yield lines as markup; a colour that was turned on holds until it is turned off, over lines too."""
     active: list[str] = []
+    left = STYLED
     for number, line in enumerate(lines, 1):
         if number in wanted:
-            markup, active = _markup(line[:LONGEST], active)
+            shown = line[:LONGEST]
+            left -= shown.count("\x1b[")
+            markup, active = _markup(shown if left > 0 else _plain(shown), active)
             if len(line) > LONGEST:
                 markup += Markup('<span class="dim"> … {} characters more</span>').format(len(line) - LONGEST)
             yield number, markup
@@ -175,10 +175,8 @@ def _markup(line: str, active: list[str]) -> tuple[Markup, list[str]]:
     for found in [*_STYLE.finditer(line), None]:
         piece = inert(line[at : found.start() if found else len(line)])
         if piece:
-            wrap = (
-                Markup('<span class="{}">{}</span>').format(" ".join(active), piece) if active else Markup.escape(piece)
-            )
-            parts.append(wrap)
+            shown = Markup('<span class="{}">{}</span>').format(" ".join(active), piece) if active else escape(piece)
+            parts.append(shown)
         if found:
             active, at = _after(active, found[1]), found.end()
     return Markup("").join(parts), active
@@ -186,7 +184,8 @@ def _markup(line: str, active: list[str]) -> tuple[Markup, list[str]]:
 
 def _after(active: list[str], codes: str) -> list[str]:
     """Return the styles after a control sequence; what is not known changes nothing."""
-    for text in codes.split(";") if codes else ["0"]:
+    # No compiler sends more at once.
+    for text in codes[:40].split(";") if codes else ["0"]:
         code = int(text[:4]) if text else 0
         if code == 0:
             active = []
