@@ -56,6 +56,8 @@ class Variable(NamedTuple):
 
 def find_variable(variables: Mapping[str, Variable], name: str) -> Variable | None:
     """Return the first entry that matches a variable in a table of names and patterns."""
+    if not re.fullmatch("[A-Z0-9_]+", name):  # A pattern's star takes any text.
+        return None
     return next((found for pattern, found in variables.items() if fnmatchcase(name, pattern)), None)
 
 

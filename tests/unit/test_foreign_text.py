@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,16 +18,19 @@ from unittest.mock import patch
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from farm.artifacts import planned_orders
 from farm.artifacts.sidecar import read, serving_of
+from farm.artifacts.storage import Object
 from farm.cli import completion
 from farm.client.authoring import init_manifest
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
 from farm.compiling.answers import WrongAnswer, reader_of
-from farm.errors import ArtifactGone, FarmError, UsageError
+from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
 from farm.extras.packs.fetch import small_files, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.reproduce import reproduction
@@ -35,6 +40,8 @@ from farm.node.attempts import Attempts
 from farm.pages.usage import ways
 from farm.runner.documents import SessionChoice
 from farm.settings import load_settings
+from farm.targets.compilers import compilers
+from farm.targets.environment import MIGRAPHX_ENV
 from farm.wire.program import Sidecar
 from tests.support.tensors import tensor
 
@@ -53,6 +60,13 @@ DOCUMENT: dict[str, Any] = {
     "tuning": {"mode": "quick", "session": {"level": "basic", "threads": 2, "spinning": True,
                                             "cudnn_conv_algo_search": "HEURISTIC", "prefer_nhwc": "1"}},
 }  # fmt: skip
+MIGRAPHX: dict[str, Any] = {
+    **DOCUMENT, "identifier": "net/migraphx-gfx942/fp32/b1", "device": {"arch": "gfx942"}, "toolchain": "migraphx2.13",
+    "spec": {"compiler": {"name": "migraphx"}, "precision": "fp32", "options": {}, "device": {},
+             "model": {"format": "onnx", "digest": "b" * 64}},
+    "blobs": {"program": {"path": "net--migraphx-gfx942--fp32--b1.mxr", "digest": "c" * 64, "size": 1}},
+    "tuning": {"mode": "off"}, "offload_copy": True,
+}  # fmt: skip
 TEXTS = (
     ("identifier",), ("toolchain",), ("device", "arch"), ("namespace",), ("created",), ("blobs", "program", "path"),
     ("inputs", 0, "name"), ("inputs", 0, "dtype"), ("outputs", 0, "name"), ("spec", "precision"),
@@ -65,15 +79,15 @@ TEXTS = (
 HOSTILE = st.one_of(
     st.sampled_from(
         [CODE, '"""\nimport os\n"""', "'+exit()+'", "$(id)", "`id`", "x; id", "a\nb", '" } parameters { key: "', "{0}",
-         "{{7*7}}", "x\\", "*/ x", "x\r\ny", "-rf", "pack.json", "../x", "\u2028x", "\u202ex", "%0A", "x'y", "#x"]
+         "{{7*7}}", "x\\", "*/ x", "x\r\ny", "-rf", "pack.json", "../x", "../../x", "\u2028x", "\u202ex", "%0A", "x'y"]
     ),
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
     st.text(st.sampled_from("\"'\\\n\r`$;(){}[]#%<>&|*:,= xa0"), min_size=1, max_size=12),
 )  # fmt: skip
 
 
-def changed(place: tuple[str | int, ...], value: object) -> dict[str, Any]:
-    document = copy.deepcopy(DOCUMENT)
+def changed(place: tuple[str | int, ...], value: object, whole: dict[str, Any] = DOCUMENT) -> dict[str, Any]:
+    document = copy.deepcopy(whole)
     found: Any = document
     for part in place[:-1]:
         found = found[part]
@@ -119,6 +133,11 @@ def shell_shape(text: str) -> list[str]:
     return [re.sub(r"^(?:'[^']*'|\"'\"|[\w@%+=:,./-])+$", "word", token) for token in lexer]
 
 
+def cpp_shape(text: str) -> str:
+    """Return C++ without its strings, and words in capitals; a line break in a string is left as it is."""
+    return re.sub(r"\b[A-Z0-9_]+\b", "C", re.sub(r'"(?:[^"\\\n]|\\.)*"', "S", text))
+
+
 SHAPES = {".py": python_shape, ".pbtxt": protobuf_shape, ".sh": shell_shape}
 
 
@@ -134,9 +153,11 @@ def made_of(document: dict[str, Any]) -> Iterator[tuple[str, object]]:
         for name, data in files.items():
             yield name.rpartition("/")[2], SHAPES[name[name.rindex(".") :]](data.decode())
     for way in ways(found, "https://farm.example"):
-        if way.slug in ("python", "triton", "fetch", "curl"):
-            shape = {"python": python_shape, "triton": protobuf_shape}.get(way.slug, shell_shape)
-            yield way.slug, shape(way.text)
+        shape = {"python": python_shape, "triton": protobuf_shape, "cpp": cpp_shape}.get(way.slug, shell_shape)
+        yield (
+            f"{way.slug} of {'mxr' if found['blobs']['program']['path'].endswith('.mxr') else 'onnx'}",
+            shape(way.text),
+        )
 
 
 HARMLESS: list[tuple[tuple[str | int, ...], object]] = [
@@ -151,6 +172,12 @@ KNOWN: dict[str, list[object]] = {}
 for _place, _value in HARMLESS:
     for _name, _shape in made_of(changed(_place, _value) if _place else DOCUMENT):
         KNOWN.setdefault(_name, []).append(_shape)
+for _place, _value in [
+    *((("device", "arch"), arch) for arch in ("gfx942", "ref")),
+    (("blobs", "program", "path"), "net.onnx"), (("spec", "compiler", "name"), "another"),
+]:  # fmt: skip
+    for _name, _shape in made_of(changed(_place, _value, MIGRAPHX)):
+        KNOWN.setdefault(_name, []).append(_shape)
 
 
 @pytest.mark.parametrize("place", TEXTS, ids=lambda place: ".".join(map(str, place)))
@@ -158,11 +185,10 @@ for _place, _value in HARMLESS:
 @given(text=HOSTILE)
 def test_what_a_sidecar_says_becomes_no_code(place: tuple[str | int, ...], text: str) -> None:
     """Either the sidecar is refused, or what is made of it has a shape that it has for harmless ones."""
-    try:
-        found = dict(made_of(changed(place, text)))
-    except (FarmError, ValueError):
-        return
-    assert [name for name, shape in found.items() if shape not in KNOWN[name]] == []
+    for whole in (DOCUMENT, MIGRAPHX):
+        with suppress(FarmError, ValueError, KeyError):
+            found = dict(made_of(changed(place, text, whole)))
+            assert [name for name, shape in found.items() if shape not in KNOWN.get(name, [])] == []
 
 
 @pytest.mark.parametrize(
@@ -176,6 +202,29 @@ def test_no_program_has_the_name_of_a_file_that_the_farm_writes(tmp_path: Path, 
     with pytest.raises(ArtifactGone):
         write_artifact(lambda blob, place: place.write_bytes(b"{}") and None, cell, found, tmp_path, log=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.one_of(HOSTILE, *(HOSTILE.map(form.format) for form in ("{}.onnx", "net{}", "net.{}.onnx"))),
+    identifier=st.one_of(st.just("net/onnxruntime-cpu/fp32/b1"), HOSTILE, HOSTILE.map("net/{}".format)),
+)
+def test_a_fetched_file_has_a_name_that_only_artifacts_have(name: str, identifier: str) -> None:
+    found = sidecar(DOCUMENT)
+    found["blobs"]["program"]["path"] = name
+    cell: Any = {"identifier": identifier, "program": found["blobs"]["program"], "key": found["key"]}
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "out"
+        try:
+            write_artifact(lambda blob, path: path.write_bytes(b"{}") and None, cell, found, place, log=False)
+        except FarmError:
+            assert not place.exists() or list(place.iterdir()) == []
+            return
+        names = [path.name for path in Path(folder).rglob("*") if path != place]
+        assert [
+            each for each in names if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.onnx(\.artifact\.json)?", each)
+        ] == []
+        assert len(names) == len(list(place.iterdir())) == 2
 
 
 def test_a_pack_removes_nothing_that_its_index_does_not_know_by_its_bytes(tmp_path: Path) -> None:
@@ -209,15 +258,104 @@ def test_the_names_in_a_model_become_no_fields_of_a_manifest(name: str, dimensio
     assert entry["inputs"][name].keys() == {"shape"}
 
 
-@settings(max_examples=40, deadline=None)
-@given(text=HOSTILE, place=st.sampled_from(["identifier", "key", "farm"]))
-def test_a_work_order_is_written_down_under_names_of_a_farm_alone(text: str, place: str) -> None:
-    document = {"key": "a" * 64, "farm": "0.2.0", "order": {"identifier": "net/onnxruntime-cpu/fp32/b1"}}
-    (document["order"] if place == "identifier" else document)[place] = text
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:+-]*", text):
+FILE = {"path": "net.onnx", "digest": "d" * 64, "size": 1}
+ORDERED: dict[str, Any] = {
+    "key": "a" * 64, "farm": "0.2.0", "job": "j", "worker": "w", "reference": FILE, "previous": ["hang"],
+    "ended": {"kind": "hang", "message": "m", "detail": "d"},
+    "order": {"identifier": "net/onnxruntime-cpu/fp32/b1", "target": "onnxruntime/cpu", "pool": "p", "hit": False,
+              "model": {"format": "onnx", "files": [FILE]}, "calibration": FILE, "samples": None, "env": {"A": FILE},
+              "spec": {"env": {}, "precision": "fp32", "compiler": {"name": "onnxruntime"}}},
+}  # fmt: skip
+
+
+def texts_of(document: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of all texts in a document."""
+    if isinstance(document, str):
+        yield place
+    for name, value in document.items() if isinstance(document, dict) else ():
+        yield from texts_of(value, *place, name)
+    for at, value in enumerate(document if isinstance(document, list) else ()):
+        yield from texts_of(value, *place, at)
+
+
+def written(document: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return what `farm reproduce` writes of a work order outside of `inputs`, as whoever reads each file reads it."""
+    with patch.object(reproduction, "MODULES", ("spec.py",)):
+        reproduction.write(document, folder / "out", MachineFile(), lambda file, path: path.write_bytes(b"x"))
+    assert [path.name for path in folder.iterdir()] == ["out"]
+    found = {}
+    for path in (folder / "out").rglob("*"):
+        if path.is_file() and (name := str(path.relative_to(folder / "out"))).partition("/")[0] != "inputs":
+            found[name] = path.read_text()
+    readme = MarkdownIt("gfm-like", {"linkify": False}).parse(found["README.md"])
+    found["README.md"] = str([[token.type, *(each.type for each in token.children or ())] for token in readme])
+    for name in ("spec.json", "reproduction.json", "machine.json"):
+        found[name] = str(json.loads(found[name]).keys())
+    return found
+
+
+@cache
+def harmless() -> dict[str, str]:
+    with TemporaryDirectory() as folder:
+        return written(ORDERED, Path(folder))
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.sampled_from(list(texts_of(ORDERED))), text=HOSTILE)
+def test_a_work_order_is_written_down_as_files_of_a_farm_alone(place: tuple[str | int, ...], text: str) -> None:
+    """Either it is refused, or what people read, and what `run.sh` runs, is what it is for a harmless one."""
+    document = changed(place, text, ORDERED)
+    with TemporaryDirectory() as folder:
+        try:
+            found = written(document, Path(folder))
+        except (FarmError, ValueError, OSError):
+            return
+    assert found == harmless()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.one_of(HOSTILE, HOSTILE.map("MIOPEN_DEBUG_{}".format), st.sampled_from(list(MIGRAPHX_ENV))),
+    value=st.one_of(HOSTILE, st.sampled_from(["1", "0", "fast", "4"])),
+)
+def test_a_variable_of_a_cell_has_a_name_and_a_value_that_name_nothing_else(name: str, value: str) -> None:
+    """Neither loads code into what starts a child, nor names a file."""
+    if compilers()["migraphx"].env_problem(name, value):
         return
-    with TemporaryDirectory() as folder, pytest.raises(ValueError, match="which no farm gives"):
-        reproduction.write(document, Path(folder) / "out", MachineFile(), lambda file, path: None)
+    assert re.fullmatch("(MIGRAPHX|MIOPEN|HIPBLASLT)[A-Z0-9_]+", name) and not re.search(r"[\s/=$`]", value)
+
+
+class Kept:
+    """Objects in memory."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def put_object(self, key: str, data: bytes, **_: str) -> None:
+        self.objects[key] = data
+
+    def get_object(self, key: str) -> Object | None:
+        return Object(key, self.objects[key], "1") if key in self.objects else None
+
+
+@settings(max_examples=80, deadline=None)
+@given(place=st.sampled_from(list(texts_of(ORDERED["order"]))), text=HOSTILE, where=HOSTILE)
+def test_a_work_order_with_another_text_is_not_planned(place: tuple[str | int, ...], text: str, where: str) -> None:
+    kept: Any = Kept()
+    planned = ("main", "b-0123456789abcdef")
+    with patch.object(planned_orders, "_lists", {}):
+        planned_orders.keep(kept, *planned, [("a" * 64, ORDERED["order"])])
+        planned_orders.require_planned(kept, *planned, "a" * 64, ORDERED["order"])
+        order = changed(place, text, ORDERED["order"])
+        for namespace, build, key, asked in (
+            (*planned, "a" * 64, order),
+            (where, planned[1], "a" * 64, ORDERED["order"]),
+            (planned[0], where, "a" * 64, ORDERED["order"]),
+            (*planned, where, ORDERED["order"]),
+        ):
+            if (namespace, build, key, asked) != (*planned, "a" * 64, ORDERED["order"]):
+                with pytest.raises(Untrusted):
+                    planned_orders.require_planned(kept, namespace, build, key, asked)
 
 
 @settings(max_examples=100, deadline=None)
