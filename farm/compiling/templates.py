@@ -98,7 +98,7 @@ class Templates:
                 self._kept.pop(key).end()
 
     def _template(self, command: list[str], variables: dict[str, str]) -> _Template | None:
-        """Return the template for these, started if there is none; None if there are too many."""
+        """Return the template for these, started if there is none; None if it cannot start."""
         key = (*command, *sorted(variables.items()))
         with self._change:
             if (found := self._kept.get(key)) and found.is_over:
@@ -110,8 +110,10 @@ class Templates:
                     return None
                 self._kept.pop(oldest).end()
             if not found:
-                found = self._kept[key] = _Template(command, variables)
-            found.used = time.monotonic()
+                with suppress(OSError):  # Such as for more variables than a command line holds.
+                    found = self._kept[key] = _Template(command, variables)
+            if found:
+                found.used = time.monotonic()
             return found
 
 

@@ -123,6 +123,13 @@ def test_what_cannot_be_forked_starts_cold(own: Counted, tmp_path: Path, text: s
     assert not own.processes
 
 
+def test_more_variables_than_a_template_can_be_told_cost_no_attempt(own: Counted, tmp_path: Path) -> None:
+    """A manifest may set very many, and a template has them in its command line."""
+    many = {f"MIOPEN_DEBUG_{number}": "x" * 200 for number in range(700)}
+    assert hostile("answer", tmp_path, own, environment=many).ok
+    assert own.warm == [False]
+
+
 @needs_seal
 def test_a_warm_child_reaches_nothing_of_its_template(shared: Counted, tmp_path: Path) -> None:
     """Neither its memory, nor by a signal, nor through a descriptor."""

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3189,
     "cli": 5045,
     "client": 4760,
-    "compiling": 3409,
+    "compiling": 3411,
     "control": 641,
     "extras/ci": 600,
     "extras/convert": 540,
