@@ -114,7 +114,7 @@ def require_pace(response: httpx.Response) -> None:
             cast("httpx.SyncByteStream", body).close()
 
     body = response.stream
-    if not response.request.extensions.get("silent"):
+    if response.is_error or not response.request.extensions.get("silent"):
         response.stream = Paced()
 
 
