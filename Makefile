@@ -106,11 +106,14 @@ gpu-wheels:
 	$(PYTHON) $(GPU_PIP) download --only-binary :all: --dest $(WHEELS) --require-hashes -r deploy/locks/embedded-cuda.txt
 	$(PYTHON) $(GPU_PIP) download --only-binary :all: --dest $(WHEELS) $(GPU_NETS)
 
-$(VENV)-gpu/.installed: deploy/locks/embedded-cuda.txt
+$(VENV)-gpu/.installed: deploy/locks/embedded-cuda.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "farm needs Python 3.11 or newer with venv (Debian: apt install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)-gpu
 	$(VENV)-gpu/bin/python $(GPU_PIP) install $(if $(WHEELS),--no-index --find-links $(WHEELS)) --require-hashes -r $<
 	$(VENV)-gpu/bin/python $(GPU_PIP) install $(if $(WHEELS),--no-index --find-links $(WHEELS)) $(GPU_NETS)
+	# What is installed says which extensions there are; their code is that of the checkout.
+	$(MAKE) dist DIST=build/gpu
+	$(VENV)-gpu/bin/python $(GPU_PIP) install --no-deps --no-index build/gpu/*.whl
 	touch $@
 
 lint: $(VENV)/.dev

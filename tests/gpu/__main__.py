@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from tests.gpu.amd_stages import AmdRun, card_name
@@ -51,6 +52,8 @@ def main() -> int:
     wanted = [name for name in given.only.split(",") if name] or list(stages)
     if unknown := [name for name in wanted if name not in stages]:
         parser.error(f"no stage {', '.join(unknown)}: there are {', '.join(stages)}")
+    if not entry_points(group="farm.extensions"):
+        sys.exit("this Python has no extensions of the farm: install its wheel there (`make dist`)")
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="farm-gpu-", ignore_cleanup_errors=True) as work:
         run = (AmdRun if amd else Run)(
