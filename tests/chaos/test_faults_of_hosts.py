@@ -113,7 +113,7 @@ def told(pair: tuple[str, str], clients: dict[str, FarmClient], planes: dict[str
     A control plane that is cut off says so itself, and the other one says it of it.
     """
     server, host = pair
-    if server not in ("valkey", "storage"):
+    if server not in ("valkey", "storage") or host == "storage":
         return ""
     verb = "has been silent for" if server == "valkey" else "cannot reach object storage"
     whose = f"(process {planes[host]})" if host in SERVERS else f"node {host} "
