@@ -8,7 +8,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 # Hundreds of processes import the same sources; each would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels test-amd images manifests lint-deploy test-deploy chaos mutants gpu-test gpu-wheels amd-test lint bench schemas forms docs locks dist clean
+.PHONY: demo test test-guide test-pages pictures test-faults test-noise test-wheels test-amd test-units images manifests lint-deploy test-deploy chaos mutants gpu-test gpu-wheels amd-test lint bench schemas forms docs locks dist clean
 
 demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
@@ -68,6 +68,10 @@ lint-deploy: $(VENV)/.dev $(DEPLOY_TOOLS)/.installed
 # STOPS=50 it stops a worker so often.
 test-deploy: $(VENV)/.dev
 	$(RUN)/python -m pytest tests/deploy/test_compose.py --timeout 0 $(PYTEST)
+
+# The systemd units of this checkout, started by a systemd in namespaces; skipped without root and systemd.
+test-units: $(VENV)/.dev
+	$(RUN)/python -m pytest tests/deploy/test_units.py $(PYTEST)
 
 $(DEPLOY_TOOLS)/.installed: tests/deploy/install_tools.py $(VENV)/.dev
 	$(RUN)/python tests/deploy/install_tools.py $(DEPLOY_TOOLS)

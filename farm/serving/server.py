@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -205,8 +206,8 @@ class Listening(NamedTuple):
         if (self.certificate is None) != (self.key is None):
             raise UsageError("--certificate and --key are needed together", hint="name both files, in PEM form")
         for path in (self.certificate, self.key):
-            if path and not path.is_file():
-                raise UsageError(f"there is no file {path}")
+            if path and not (os.access(path, os.R_OK) and path.is_file()):
+                raise UsageError(f"there is no file {path} that this user may read")
         if not (self.is_loopback or self.certificate or self.proxy):
             raise UsageError(
                 f"{self.host} is not a loopback address, and there is no TLS: the network could read the tokens",
