@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import botocore.session
 import httpx._transports.default as transports
@@ -208,7 +209,15 @@ class WeedServer:
 
 @contextmanager
 def running_weed() -> Iterator[WeedServer]:
-    """Run a SeaweedFS, and remove all that tests put there."""
+    """Run a SeaweedFS, and remove all that tests put there.
+
+    With FARM_TEST_S3=http://KEY:SECRET@HOST:PORT tests take that server, to hold another one to the contract of storage
+    (`pytest tests/integration/artifacts`). Their buckets stay on it.
+    """
+    if other := urlsplit(os.environ.get("FARM_TEST_S3", "")).netloc:
+        keys, _, place = other.rpartition("@")
+        yield WeedServer(f"http://{place}", *keys.split(":"), ports={})
+        return
     with tempfile.TemporaryDirectory() as folder:
         access_key, secret_key = secrets.token_hex(8), secrets.token_hex(16)
         server = servers.start_weed(Path(folder), access_key, secret_key)

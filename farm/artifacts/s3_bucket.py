@@ -54,9 +54,10 @@ SILENT_SECONDS = 15
 
 RETRY_STATUS = frozenset({429, 500, 502, 503, 504})
 RETRY_CODES = frozenset(
-    {"SlowDown", "RequestTimeout", "InternalError", "ConditionalRequestConflict", "OperationAborted"}
+    {"SlowDown", "RequestTimeout", "InternalError"}
+    | {"ConditionalRequestConflict", "ConcurrentModification", "OperationAborted"}
 )
-"""Answers after which the same request may succeed; the last two are a 409 because of another write."""
+"""Answers after which the same request may succeed; the last three are a 409 because of another write."""
 
 NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
 """Codes that say nothing about the object, whatever their status."""
@@ -200,7 +201,7 @@ class Bucket:
             STORAGE_BYTES.labels("read").inc(len(data))
             return Object(key, data, answer["ETag"])
 
-        return self._unless_absent("read", key, read)
+        return self.unless_absent("read", key, read)
 
     def delete_object(self, key: str, *, if_match: str = "") -> None:
         """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
@@ -223,7 +224,7 @@ class Bucket:
             answer = self.s3.head_object(Bucket=self.name, Key=key)
             return ListedObject(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
 
-        return self._unless_absent("look at", key, head)
+        return self.unless_absent("look at", key, head)
 
     def list_objects(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects under a prefix, in order."""
@@ -380,7 +381,7 @@ class Bucket:
         def read() -> bytes:
             return self.s3.get_object(Bucket=self.name, Key=key, Range=f"bytes={start}-{end - 1}")["Body"].read()
 
-        found = self._unless_absent("read", key, read) if start < end else b""
+        found = self.unless_absent("read", key, read) if start < end else b""
         if found is None:
             raise ArtifactGone(f"there is no {self.place(key)}", hint="it was deleted, or never uploaded")
         return found
@@ -513,7 +514,8 @@ class Bucket:
                 time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, keeps no secret
                 pause = min(pause * 2, 5.0)
 
-    def _unless_absent(self, action: str, key: str, request: Callable[[], T]) -> T | None:
+    def unless_absent(self, action: str, key: str, request: Callable[[], T]) -> T | None:
+        """Send a request as `ask` does; None if what it asks for is not there."""
         try:
             return self.ask(action, key, request, final={404})
         except FinalStatus:
@@ -599,7 +601,7 @@ class Bucket:
             write()
             raise StorageUnavailable(
                 f"{self._endpoint} ignores `{condition}`: two workers would overwrite or delete each other's work",
-                hint="use a server with conditional writes and deletes: AWS S3, SeaweedFS, or a Ceph RGW that has both",
+                hint="use a server with conditional writes and deletes: AWS S3, SeaweedFS, or Ceph RGW from 20 on",
             )
 
 

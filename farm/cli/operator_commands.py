@@ -24,7 +24,7 @@ from farm import entry_points
 from farm.cli import completion, output, render
 from farm.cli.connection import connect
 from farm.cli.render import plural
-from farm.errors import ExitCode, FarmError, NotFound, StoreUnavailable, UsageError
+from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
 from farm.inert import one_line
 
 if TYPE_CHECKING:
@@ -328,6 +328,7 @@ def run_checks(*, fix: bool = False) -> list[Check]:
         "redis": _redis,
         **({"redis users": _redis_users} if fix else {}),
         "object storage": partial(_storage, fix=fix),
+        **({"bucket": _bucket} if settings.s3_bucket else {}),
         "seal": _seal,
         "memory limits": _memory_limits,
         "process limit": _process_limit,
@@ -439,6 +440,21 @@ def _storage(settings: Settings, *, fix: bool) -> Check:
     artifacts.check()
     where = settings.s3_endpoint or f"AWS {settings.s3_region}"
     return Check("object storage", "ok", f"bucket {settings.s3_bucket} at {where} honours conditional writes")
+
+
+def _bucket(settings: Settings) -> Check:
+    """Check that the bucket's own rules delete nothing that the farm keeps."""
+    from farm.app import Farm
+    from farm.artifacts.bucket_rules import rules
+
+    try:
+        found = list(rules(Farm(settings).artifacts.with_patience(0)))
+    except StorageUnavailable as error:
+        return Check("bucket", "absent", f"its rules are not known: {error.message}", "ask with its owner's keys")
+    if not found:
+        return Check("bucket", "ok", "no rule of its own touches what the farm keeps")
+    said, fix = "; ".join(one for one, _, _ in found), "; ".join(one for _, one, _ in found)
+    return Check("bucket", "broken" if any(bad for _, _, bad in found) else "absent", one_line(said), one_line(fix))
 
 
 def _embedded(name: str, server: str, package: str, program: str, setting: str) -> Check:

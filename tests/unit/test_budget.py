@@ -16,9 +16,9 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1907,
-    "artifacts": 2361,
+    "artifacts": 2420,
     "builds": 3189,
-    "cli": 5045,
+    "cli": 5065,
     "client": 4760,
     "compiling": 3411,
     "control": 641,

@@ -32,6 +32,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
+from farm.artifacts.bucket_rules import rules
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.s3_bucket import PART
 from farm.artifacts.storage import Published, blob_key, readable, rewrite, sidecar_key
@@ -623,7 +624,14 @@ def once(method: str, part: str, what: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    "what", [(409, "ConditionalRequestConflict"), (503, "SlowDown"), (500, "InternalError"), "drop"]
+    "what",
+    [
+        (409, "ConditionalRequestConflict"),
+        (409, "ConcurrentModification"),  # So Ceph calls it.
+        (503, "SlowDown"),
+        (500, "InternalError"),
+        "drop",
+    ],
 )
 def test_publishing_survives_an_answer_that_means_ask_again(store: S3Store, faults: Faults, what: Any) -> None:
     sidecar = make_sidecar(store)
@@ -790,6 +798,75 @@ def test_a_server_that_ignores_conditions_is_refused(store: S3Store, condition: 
     with pytest.raises(StorageUnavailable, match=re.escape(condition)):
         store.check()
     assert list(store.list_objects("")) == []
+
+
+SPARING: list[dict[str, Any]] = [
+    {"ID": "parts", "Filter": {"Prefix": ""}, "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 3}},
+    {"ID": "aside", "Filter": {"Prefix": "quarantine/"}, "Expiration": {"Days": 30}},
+    {"ID": "tagged", "Filter": {"Tag": {"Key": "mine", "Value": "yes"}}, "Expiration": {"Days": 30}},
+]
+
+
+def test_rules_of_the_bucket_that_lose_what_is_kept_are_named(
+    store: S3Store, s3_client: S3Client, s3_connection: dict[str, str]
+) -> None:
+    bucket = s3_connection["bucket"]
+
+    def ruled(*chosen: dict[str, Any]) -> list[tuple[str, bool]]:
+        given: Any = {"Rules": [{"Status": "Enabled", **rule} for rule in chosen]}
+        s3_client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=given)
+        return [(said, bad) for said, _, bad in rules(store)]
+
+    assert list(rules(store)) == []
+    assert ruled(*SPARING) == []
+    old = {"ID": "old", "Filter": {"Prefix": "blobs/sha256/"}, "Expiration": {"Days": 30}}
+    assert ruled(old) == [
+        ("the lifecycle rule old deletes objects under blobs/sha256/: artifacts, refs or tokens are lost", True)
+    ]
+    assert ruled({**old, "Status": "Disabled"}) == []
+    assert [said for said, _ in ruled({**old, "Filter": {"Prefix": ""}})] == [
+        "the lifecycle rule old deletes all objects: artifacts, refs or tokens are lost"
+    ]
+    s3_client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    kept = "versioning is enabled: what the farm deletes or replaces is kept, and takes room for ever"
+    assert ruled(SPARING[0]) == [(kept, False)]
+    assert ruled({"ID": "past", "Filter": {"Prefix": ""}, "NoncurrentVersionExpiration": {"NoncurrentDays": 7}}) == []
+    store.check()
+
+
+@pytest.mark.parametrize("moved", [{"Days": 90, "StorageClass": "GLACIER"}, {"Days": 90, "StorageClass": "GLACIER_IR"}])
+def test_a_rule_that_archives_what_is_read_is_named(store: S3Store, moved: dict[str, Any]) -> None:
+    """No server here has such classes: the answer is AWS's, by its documents."""
+
+    def answer(**_: Any) -> tuple[Any, Any]:
+        cold = {"ID": "cold", "Status": "Enabled", "Filter": {"Prefix": "ns/"}, "Transitions": [moved]}
+        return type("Answer", (), {"status_code": 200}), {"Rules": [cold]}
+
+    store.s3.meta.events.register("before-call.s3.GetBucketLifecycleConfiguration", answer)
+    said = [one for one, _, _ in rules(store)]
+    cold = "the lifecycle rule cold moves objects under ns/ to GLACIER, from where nothing can be read at once"
+    assert said == ([cold] if moved["StorageClass"] == "GLACIER" else [])
+
+
+def test_a_bucket_in_another_region_is_named(store: S3Store) -> None:
+    """boto3 finds the region by itself, and presigned addresses do not; AWS tells it in this header."""
+
+    def tell(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"] = "eu-central-1"
+
+    store.s3.meta.events.register("after-call.s3.HeadBucket", tell)
+    ((said, fix, bad),) = rules(store)
+    assert said == "the bucket is in eu-central-1, and s3_region is us-east-1: presigned addresses are refused"
+    assert (fix, bad) == ("set s3_region = eu-central-1", True)
+
+
+def test_a_store_in_another_region_works_and_signs_for_it(s3_connection: dict[str, str]) -> None:
+    store = S3Store(**s3_connection, region="eu-central-1")
+    store.check()
+    digest, _ = store.put_blob_bytes(b"far away")
+    address = store.presign_get(blob_key(digest))
+    assert "eu-central-1" in address
+    assert httpx.get(address, timeout=60).content == b"far away"
 
 
 def test_our_own_bucket_can_be_made_twice(s3_connection: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import junitparser
@@ -32,6 +32,9 @@ from farm.node.survey import Findings
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, commands, freeze_manifest, succeed, work
 from tests.support.helpers import in_a_thread, wait_until
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 
 @pytest.fixture
@@ -298,6 +301,56 @@ def test_doctor_makes_a_missing_bucket_if_asked_to(
         return str(check["state"])
 
     assert [storage(), storage("--fix"), storage("--fix"), storage()] == ["broken", "ok", "ok", "ok"]
+
+
+def test_doctor_refuses_a_server_without_conditional_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """LocalBucket creates conditionally, and replaces and deletes whatever was read: refs would lose moves."""
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+    (port,) = servers.free_ports(1)
+    command = [sys.executable, "-m", "localbucket", str(tmp_path / "data"), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path / "log"
+    server = servers.Server("localbucket", url, command, log, lambda: b"serving" in log.read_bytes(), patience=5)
+    server.spawn()
+    try:
+        assert server.wait_until_ready()
+        given = {"ENDPOINT": url, "BUCKET": "farm", "ACCESS_KEY": "any", "SECRET_KEY": "any"}
+        for name, value in given.items():
+            monkeypatch.setenv(f"FARM_S3_{name}", value)
+        assert main(["doctor", "--fix", "--json"]) == 6
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        storage, bucket = checks["object storage"], checks["bucket"]
+        ignored = "ignores `If-Match`: two workers would overwrite or delete each other's work"
+        assert (storage["state"], storage["found"]) == ("broken", f"{url} {ignored}")
+        assert storage["fix"].startswith("use a server with conditional writes and deletes: AWS S3, SeaweedFS")
+        assert bucket["state"] == "absent", "it has no lifecycle rules at all"
+    finally:
+        server.stop()
+
+
+def test_doctor_says_what_the_bucket_does_by_itself(
+    farm: Farm, s3_client: S3Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+    for name, value in farm.settings.environment().items():
+        if name.startswith("FARM_S3_") and value:
+            monkeypatch.setenv(name, value)
+
+    def found() -> tuple[str, str]:
+        main(["doctor", "--json"])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        return checks["bucket"]["state"], checks["bucket"]["fix"]
+
+    assert found() == ("ok", "")
+    name = farm.settings.s3_bucket
+    s3_client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    assert found() == ("absent", "add a lifecycle rule with NoncurrentVersionExpiration")
+    rule: Any = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": "ns/"}, "Expiration": {"Days": 30}}
+    s3_client.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [rule]})
+    assert found()[0] == "broken"
+    assert found()[1].startswith("remove the rule, or limit it to quarantine/")
 
 
 def test_doctor_makes_the_users_of_each_role_and_says_their_addresses_once(
