@@ -155,7 +155,7 @@ def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
         client.artifacts.download(blob, folder)
     note_use(default_cache(), [folder])
     trim(default_cache())
-    return BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
+    return _runnable(BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True))
 
 
 def _cache(sidecar: Sidecar) -> Path:
@@ -182,7 +182,20 @@ def _local(path: Path) -> list[BenchedProgram]:
     program = program or program_path(path, stored["path"], stored["digest"])
     if not program.is_file() or hash_file(program)[0] != stored["digest"]:
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
-    return [BenchedProgram(program, sidecar)]
+    return [_runnable(BenchedProgram(program, sidecar))]
+
+
+def _runnable(one: BenchedProgram) -> BenchedProgram:
+    """Refuse a program whose sidecar does not say how to run it: readers of sidecars leave specs unchecked."""
+    from farm.local.bench import program_of
+
+    try:
+        program_of(one.sidecar, one.program)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        why = f"has no {error}" if isinstance(error, KeyError) else f"is not one: {error!r:.200}"
+        text = f"{one.program.name} cannot be run: the spec in its sidecar {why}"
+        raise ArtifactGone(text, hint="fetch or make it again") from None
+    return one
 
 
 def _batch(sidecar: Sidecar) -> int:

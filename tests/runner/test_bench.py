@@ -147,6 +147,13 @@ def test_what_cannot_be_measured_says_what_can(run: Run, fast: Path, tmp_path: P
     code, _, err = run("bench", str(fast))
     assert code == 2
     assert "needs onnxruntime/gfx942; here is onnxruntime/cpu" in err
+    sidecar = json.loads(document.read_text())
+    for field, value, why in (("model", "onnx", "is not one"), ("verification", None, "has no 'verification'")):
+        spec = {name: given for name, given in sidecar["spec"].items() if name != field}
+        document.write_text(json.dumps({**sidecar, "spec": {**spec, field: value} if value is not None else spec}))
+        code, _, err = run("bench", str(fast))
+        assert code == 39, err
+        assert f"fast.onnx cannot be run: the spec in its sidecar {why}" in err
     fast.write_bytes(fast.read_bytes() + b"x")
     code, _, err = run("bench", str(fast))
     assert code == 39

@@ -18,7 +18,7 @@ LINES = {
     "api": 1907,
     "artifacts": 2420,
     "builds": 3189,
-    "cli": 5065,
+    "cli": 5074,
     "client": 4760,
     "compiling": 3411,
     "control": 641,
