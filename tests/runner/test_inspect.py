@@ -36,6 +36,8 @@ def test_the_file_says_what_migraphx_says(
     import migraphx
 
     program = migraphx.parse_onnx(str(model), map_input_dims=inputs)
+    if not hasattr(program, "get_main_module"):
+        pytest.skip("this migraphx module lists no instructions: it is one over the C API")
     if target:
         needs_target(target)
         program.compile(migraphx.get_target(target))

@@ -29,7 +29,7 @@ from farm.node.survey import Findings
 from farm.settings import load_settings
 from farm.spec import Device, cache_key
 from farm.targets.pools import Pool, Target
-from tests.support.compiling import MAGIKA, PNET
+from tests.support.compiling import MAGIKA, PNET, needs_target
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -267,6 +267,8 @@ def test_migraphx_compiles_here_and_its_options_reach_the_program(
 ) -> None:
     """The older spellings too; the program is JSON, and MIGraphX loads and runs it."""
     import migraphx
+
+    needs_target("cpu")
 
     monkeypatch.setenv("FARM_MIGRAPHX_PATH", str(Path(migraphx.__file__).resolve().parent))
     code, out, err = run(

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.compiling import needs_target
 from tests.support.places import ROOT
 
 SAMPLES = ROOT / "docs" / "samples"
@@ -72,6 +73,7 @@ def test_a_program_runs_by_migraphxs_driver(device: str, tmp_path: Path) -> None
     driver = shutil.which("migraphx-driver") or shutil.which("migraphx-driver", path=ROCM / "bin")
     if not driver:
         pytest.skip("needs migraphx-driver, on PATH or in ROCM")
+    needs_target(device)
     import migraphx
 
     program = migraphx.parse_onnx(str(model(tmp_path)))

@@ -20,7 +20,7 @@ from farm.tuning.database import ForOneRun, Restored
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import Search, slice_key
 from farm.tuning.tuner import Tuner
-from tests.support.compiling import PNET, inputs_of
+from tests.support.compiling import PNET, inputs_of, needs_target
 
 
 def compiled(folder: Path, compiler: str, debug: dict[str, Any], path: str = "") -> tuple[Steps, dict[str, Any], str]:
@@ -104,6 +104,8 @@ def test_where_the_untuned_program_wins_its_texts_are_kept(tmp_path: Path, monke
 @pytest.mark.migraphx
 def test_migraphx_traces_times_and_keeps_its_programs(tmp_path: Path) -> None:
     import migraphx
+
+    needs_target("cpu")
 
     path = str(Path(migraphx.__file__).resolve().parent)
     debug = {"log_level": "trace", "trace": ["passes"], "print": True, "timings": True}

@@ -3,9 +3,9 @@
 It has the names and signatures that `farm/runner/migraphx_*.py` call, so the farm's own worker uses a genuine compiler.
 Before the libraries are loaded it loads the stand-in for the HIP runtime, which lies next to it.
 
-What the C API lacks is not here: `get_onnx_operators`, `autocast_fp8`, `is_compiled`, `save_buffer`, operators;
-`to_gpu` and its like do nothing on the stand-in. Left out for now: TensorFlow, fp8, dynamic dimensions. A program's
-text is what the library prints to standard output.
+What the C API lacks is not here: `get_onnx_operators`, `autocast_fp8`, `is_compiled`, `save_buffer`, operators,
+instructions, the bounds of dynamic dimensions; `to_gpu` and its like do nothing on the stand-in. A program's text is
+what the library prints to standard output.
 """
 
 from __future__ import annotations
@@ -58,15 +58,30 @@ def _get(name: str, *arguments: Any, kind: Any = ctypes.c_void_p) -> Any:
     return found.value if hasattr(found, "value") else found
 
 
+def _array(sizes: Sequence[int]) -> tuple[Any, ctypes.c_size_t]:
+    return (ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes))
+
+
 def _pointer(value: int | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(value)
+
+
+class _DynamicDimension:
+    def __init__(self, min: int, max: int) -> None:
+        made = _get("dynamic_dimension_create_min_max", ctypes.c_size_t(min), ctypes.c_size_t(max))
+        self.handle = _pointer(made)
 
 
 class shape:
     """A shape; it is read at once, since it belongs to what it was taken from."""
 
-    def __init__(self, handle: ctypes.c_void_p) -> None:
-        """Read the shape behind a handle."""
+    dynamic_dimension = _DynamicDimension
+
+    def __init__(self, handle: ctypes.c_void_p | None = None, *, type: str = "", lens: Sequence[int] = ()) -> None:
+        """Read the shape behind a handle, or make one."""
+        if handle is None:
+            kind = _TYPES.index(type.removesuffix("_type"))
+            handle = _pointer(_get("shape_create", kind, *_array(lens)))
         self._type = _get("shape_type", handle, kind=ctypes.c_int)
         self._dynamic = _get("shape_dynamic", handle, kind=ctypes.c_bool)
         self._lens, self._strides = (
@@ -112,9 +127,7 @@ class argument:
     def __init__(self, array: Any, handle: int | None = None) -> None:
         """Point into an array; with `handle` it is a result of the library's."""
         if handle is None:
-            sizes = (ctypes.c_size_t * array.ndim)(*array.shape)
-            kind = _TYPES.index(_NUMPY[str(array.dtype)])
-            made = _get("shape_create", kind, sizes, ctypes.c_size_t(array.ndim))
+            made = _get("shape_create", _TYPES.index(_NUMPY[str(array.dtype)]), *_array(array.shape))
             handle = _get("argument_create", _pointer(made), _pointer(array.ctypes.data))
         self.array, self.handle = array, _pointer(handle)
 
@@ -137,6 +150,12 @@ class argument:
 _NUMPY = {"float32": "float", "float64": "double", "float16": "half", "bool": "bool"} | {
     name: name for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
+
+
+def argument_from_pointer(shape: shape, address: int) -> argument:
+    """Return an argument that points to an address."""
+    made = _get("shape_create", shape._type, *_array(shape.lens()))
+    return argument(None, _get("argument_create", _pointer(made), _pointer(address)))
 
 
 class _Target:
@@ -218,19 +237,43 @@ class program:
 
 def parse_onnx(
     filename: str,
+    default_dim_value: int = 0,
     map_input_dims: Mapping[str, Sequence[int]] = {},
     max_loop_iterations: int = 10,
     limit_max_iterations: int = 65535,
+    default_dyn_dim_value: _DynamicDimension | None = None,
 ) -> program:
     """parse_onnx(filename: str, default_dim_value: int = 0, map_input_dims: dict = {}, max_loop_iterations: int = 10,
     limit_max_iterations: int = 65535) -> migraphx.program"""
     options = _pointer(_get("onnx_options_create"))
+    if default_dyn_dim_value:
+        _call("onnx_options_set_default_dyn_dim_value", options, default_dyn_dim_value.handle)
+    if default_dim_value:
+        _call("onnx_options_set_default_dim_value", options, ctypes.c_size_t(default_dim_value))
     for name, sizes in map_input_dims.items():
-        array = (ctypes.c_size_t * len(sizes))(*sizes)
-        _call("onnx_options_set_input_parameter_shape", options, name.encode(), array, ctypes.c_size_t(len(sizes)))
+        _call("onnx_options_set_input_parameter_shape", options, name.encode(), *_array(sizes))
     _call("onnx_options_set_default_loop_iterations", options, ctypes.c_int64(max_loop_iterations))
     _call("onnx_options_set_limit_loop_iterations", options, ctypes.c_int64(limit_max_iterations))
     return program(_get("parse_onnx", filename.encode(), options))
+
+
+def parse_tf(
+    filename: str,
+    is_nhwc: bool = True,
+    batch_size: int = 1,
+    map_input_dims: Mapping[str, Sequence[int]] = {},
+    output_names: Sequence[str] = (),
+) -> program:
+    """parse_tf(filename: str, is_nhwc: bool = True, batch_size: int = 1, map_input_dims: dict = {},
+    output_names: list = []) -> migraphx.program"""
+    options = _pointer(_get("tf_options_create"))
+    _call("tf_options_set_nhwc", options, ctypes.c_bool(is_nhwc))
+    _call("tf_options_set_default_dim_value", options, ctypes.c_size_t(batch_size))
+    for name, sizes in map_input_dims.items():
+        _call("tf_options_set_input_parameter_shape", options, name.encode(), *_array(sizes))
+    names = (ctypes.c_char_p * len(output_names))(*(name.encode() for name in output_names))
+    _call("tf_options_set_output_names", options, names, ctypes.c_size_t(len(output_names)))
+    return program(_get("parse_tf", filename.encode(), options))
 
 
 def quantize_fp16(prog: program, ins_names: Sequence[str] = ("all",)) -> None:
@@ -260,12 +303,23 @@ def quantize_int8(
     options = _pointer(_get("quantize_int8_options_create"))
     for name in ins_names:
         _call("quantize_int8_options_add_op_name", options, name.encode())
+    _quantize("quantize_int8", prog, t, options, calibration)
+
+
+def quantize_fp8(prog: program, t: _Target, calibration: Sequence[Mapping[str, argument]] = ()) -> None:
+    """Quantize to fp8 what can be, by the ranges that the calibration data give; it runs the model."""
+    _quantize("quantize_fp8", prog, t, _pointer(_get("quantize_fp8_options_create")), calibration)
+
+
+def _quantize(
+    function: str, prog: program, t: _Target, options: ctypes.c_void_p, calibration: Sequence[Mapping[str, argument]]
+) -> None:
     for sample in calibration:
         given = _pointer(_get("program_parameters_create"))
         for name, value in sample.items():
             _call("program_parameters_add", given, name.encode(), value.handle)
-        _call("quantize_int8_options_add_calibration_data", options, given)
-    _call("quantize_int8", prog.handle, t.handle, options)
+        _call(f"{function}_options_add_calibration_data", options, given)
+    _call(function, prog.handle, t.handle, options)
 
 
 def save(p: program, filename: str, format: str = "msgpack") -> None:
