@@ -18,12 +18,14 @@ done
 mkdir dev/shm
 mount -t tmpfs none dev/shm
 ln -s /proc/self/fd dev/fd
+mkdir -p opt/rocm
+mount -t tmpfs none opt/rocm
 for part in sys dev opt; do
     if [ -d "$node/$part" ]; then cp -r "$node/$part/." $part/; fi
 done
 mount -t tmpfs none run
 mount -t tmpfs none tmp
-cp /etc/resolv.conf etc/resolv.conf 2>/dev/null || true
+for name in resolv.conf hosts; do cp /etc/$name etc/$name 2>/dev/null || true; done
 mount --bind "$repository" farm
 pivot_root . old
 cd /farm

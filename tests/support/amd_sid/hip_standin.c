@@ -2,7 +2,8 @@
 
    Loaded before libamdhip64 (RTLD_GLOBAL, or LD_PRELOAD). Memory of the GPU is a reserved range of this process's
    addresses, so copies work. Launches do nothing: results are whatever lies there. Events tell invented times, so a
-   search ends, and what it finds says nothing about a GPU.
+   search ends, and what it finds says nothing about a GPU. A kernel with the name `broken` ends the process in the words
+   of ROCm, as a write to nobody's address does.
 
    Which GPU it plays is in KFD's topology (/sys/class/kfd), where `ROCR_VISIBLE_DEVICES` (GPU-<unique_id>, or an index)
    chooses one. The features of an arch are those that its data-center cards are sold with.
@@ -194,7 +195,20 @@ hipError_t hipEventElapsedTime(float *milliseconds, hipEvent_t from, hipEvent_t 
 hipError_t hipModuleLoad(hipModule_t *module, const char *name) { *module = on_host(64); OK; }
 hipError_t hipModuleLoadData(hipModule_t *module, const void *image) { *module = on_host(64); OK; }
 hipError_t hipModuleLoadDataEx(hipModule_t *module, const void *image, unsigned count, hipJitOption *options, void **values) { *module = on_host(64); OK; }
-hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name) { *function = on_host(64); OK; }
+static char broken[64];
+hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name) {
+    *function = strcmp(name, "broken") ? on_host(64) : (void *)broken;
+    OK;
+}
+hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j, unsigned k,
+                                 unsigned shared, hipStream_t stream, void **given, void **more) {
+    if ((void *)function == broken) {
+        fprintf(stderr, "Memory access fault by GPU node-1 (Agent handle: 0x1) on address (nil). Reason: invented.\n");
+        abort();
+    }
+    OK;
+}
+hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t call, void *data) { call(data); OK; }
 hipError_t hipFuncGetAttribute(int *value, hipFunction_attribute which, hipFunction_t function) { *value = 1; OK; }
 hipError_t hipFuncGetAttributes(hipFuncAttributes *found, const void *function) { memset(found, 0, sizeof *found); found->maxThreadsPerBlock = 1024; OK; }
 hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *function, int size, size_t shared) { *count = 2; OK; }
