@@ -118,7 +118,8 @@ def cause_of(error: Exception) -> str:
     """Return what an error says; one that names only a field says more with its type."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return str(error) if isinstance(error, ValueError) else repr(error)
+    said = str(error) if isinstance(error, ValueError) else repr(error)
+    return said[:300]
 
 
 def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str, Measured]]:
