@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from farm.artifacts import planned_orders
-from farm.artifacts.sidecar import read, serving_of
+from farm.artifacts.sidecar import of_cell, read, serving_of
 from farm.artifacts.storage import Object
 from farm.cli import completion
 from farm.client.authoring import init_manifest
@@ -35,6 +35,7 @@ from farm.extras.packs.fetch import small_files, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.reproduce import reproduction
 from farm.extras.reproduce.reproduction import MachineFile
+from farm.local.servers import _quoted
 from farm.models.model import FrozenModel
 from farm.node.attempts import Attempts
 from farm.pages.usage import ways
@@ -189,6 +190,27 @@ def test_what_a_sidecar_says_becomes_no_code(place: tuple[str | int, ...], text:
         with suppress(FarmError, ValueError, KeyError):
             found = dict(made_of(changed(place, text, whole)))
             assert [name for name, shape in found.items() if shape not in KNOWN.get(name, [])] == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.one_of(HOSTILE, HOSTILE.map("net{}/onnxruntime-cuda/fp32/b1".format)))
+def test_the_name_of_a_pack_becomes_no_code(text: str) -> None:
+    """It is that of the cell in a ref, or in `pack.json`, which nobody signs and `farm verify` makes the files by."""
+    found = of_cell(sidecar(DOCUMENT), text)
+    for layout in (Layout.ONNXRUNTIME, Layout.TRITON):
+        with suppress(FarmError):
+            require_fit(layout, found)
+            for path, data in small_files(layout, found).items():
+                name = path.rpartition("/")[2]
+                assert SHAPES[name[name.rindex(".") :]](data.decode()) in KNOWN[name]
+
+
+@settings(max_examples=60, deadline=None)
+@given(folder=HOSTILE.filter(lambda text: "\0" not in text))
+def test_the_path_of_a_clone_becomes_no_setting_of_valkey(folder: str) -> None:
+    """As Valkey reads what is in quotes, which is as Python does: `farm up` puts its folder into the configuration."""
+    written = _quoted(folder)
+    assert ast.literal_eval(f"b{written}").decode() == folder and len(written.split()) == 1
 
 
 @pytest.mark.parametrize(
