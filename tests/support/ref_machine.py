@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -47,7 +47,7 @@ from farm.results.report import Report
 from farm.settings import Settings
 from tests.support.api_farm import freeze_manifest
 from tests.support.played import Made, Player, toolchain
-from tests.support.ref_rules import Log, Numbers, Program, Refs, programs
+from tests.support.ref_rules import Log, Numbers, Program, Refs, is_of, programs
 
 POOLS = [toolchain(version) for version in ("1.3.0", "1.30.0", "1.31.0")]
 """A name that begins as another does: `onnxruntime1.3` is not 1.30."""
@@ -154,18 +154,27 @@ class World:
         found = self.frozen[wish]
         return replace(found, submission={**found.submission, "build_id": new_build_id()})
 
-    def run(self, steps: int, *, farms: int, seed: int = 0) -> int:
+    def walk(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Let a farm take these steps."""
+        machine = type("Machine", (RefMachine,), {"world": self})()
+        try:
+            for step in steps:
+                machine.take(step)
+                machine.every_ref_is_as_the_rules_say()
+        finally:
+            machine.teardown()
+
+    def run(self, steps: int, *, farms: int, seed: int) -> int:
         """Let farms take so many steps each, the same ones for the same seed; return how many they took together."""
 
         class Machine(RefMachine):
             world = self
 
         run_state_machine_as_test(
-            hypothesis.seed(seed)(Machine) if seed else Machine,
+            hypothesis.seed(seed)(Machine),
             settings=hypothesis.settings(
                 max_examples=farms,
                 stateful_step_count=steps,
-                derandomize=not seed,
                 database=None,
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
@@ -207,6 +216,8 @@ WORK = {
     "fails": any_of(False, False, False, True),
     "seconds": any_of(10.0, 10.0, 20.0),
 }
+CALM: dict[str, Any] = {"error": 1e-7, "faster": False, "fails": False}
+"""Nothing happens to a program."""
 OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
     "build": (6, step("build", namespace=WHERE, wish=WISHES, **WORK)),
     "submit": (3, step("submit", namespace=WHERE, wish=WISHES)),
@@ -228,7 +239,8 @@ OFTEN: Mapping[str, tuple[int, st.SearchStrategy[Any]]] = {
     "roll_back": (5, step("roll_back", namespace=WHERE, ref=REF, named=any_of("", "", *NAMED))),
     "retry": (1, step("retry", which=WHICH, failed=st.booleans())),
     "acknowledge": (1, step("acknowledge", namespace=WHERE, batch=any_of(1, 8), kind=any_of("accuracy", "budget"))),
-    "insist": (5, step("insist", namespace=WHERE, word=any_of("tag", "tag", "acknowledge", ""))),
+    "insist": (5, step("insist", namespace=WHERE, word=any_of("tag", "promote", "acknowledge", ""))),
+    "tighten": (4, step("tighten", namespace=WHERE, at_once=st.booleans())),
     "wait": (1, step("wait", days=any_of(1, 31))),
     "collect": (1, step("collect")),
 }
@@ -269,7 +281,7 @@ class RefMachine(RuleBasedStateMachine):
         now = self.farm.store.now
         self.farm.store.now = lambda: now() + self.later  # type: ignore[method-assign]
         self.fleet(("1.3",))
-        self.build("main", Wish(), error=1e-7, faster=False, fails=False)
+        self.build("main", Wish(), **CALM)
         self.tag("main", "prod", "latest", 0, previous=False)
 
     def teardown(self) -> None:
@@ -279,6 +291,7 @@ class RefMachine(RuleBasedStateMachine):
     @rule(step=STEPS)
     def take(self, step: tuple[str, dict[str, Any]]) -> None:
         """Do one of the things below."""
+        type(self).steps += 1
         name, arguments = step
         getattr(self, name)(**arguments)
 
@@ -288,7 +301,9 @@ class RefMachine(RuleBasedStateMachine):
         """The worker has these toolchains from now on."""
         self.farm.store.workers.leave("w1")
         self.player.pools = []
-        self.player.join(*(pool for pool in POOLS if any(pool.begins(f"onnxruntime{each}") for each in versions)))
+        self.player.join(
+            *(pool for pool in POOLS if any(is_of(pool.toolchain, f"onnxruntime{each}") for each in versions))
+        )
 
     def says(self, order: Mapping[str, Any]) -> Made | FailureKind:
         """What comes of a job; the machine draws it before it lets the worker work."""
@@ -331,11 +346,11 @@ class RefMachine(RuleBasedStateMachine):
     def submit(self, namespace: str, wish: Wish) -> None:
         """Somebody submits a manifest."""
         live = [pool.toolchain for pool in self.player.pools]
-        if wish.toolchain and not any(pool.begins(wish.toolchain) for pool in self.player.pools):
+        if wish.toolchain and not any(is_of(each, wish.toolchain) for each in live):
             wish = replace(wish, toolchain="")
         if wish.baseline and not self.model.read(namespace, wish.baseline):
             wish = replace(wish, baseline="")
-        expected = next(pool.toolchain for pool in self.player.pools if pool.begins(wish.toolchain or pool.toolchain))
+        expected = next(each for each in live if is_of(each, wish.toolchain or each))
         if not wish.toolchain and len(live) > 1:
             expected = self.model.chosen(namespace, live)
         frozen = self.world.freeze(wish)
@@ -358,11 +373,11 @@ class RefMachine(RuleBasedStateMachine):
         self.submit(namespace, wish)
         self.do_all(**work)
 
-    def do_all(self, **work: Any) -> None:
-        """The farm does what waits, and ends what has ended."""
+    def do_all(self, which: int = -1, **work: Any) -> None:
+        """The farm does what waits, and ends what has ended, the last submission first."""
         self.work(**work)
         for _ in self.ended():
-            self.finish(0)
+            self.finish(which)
 
     def accepted(self, build_id: str, namespace: str, wish: Wish) -> Build:
         """Note a build that the farm has accepted."""
@@ -381,9 +396,10 @@ class RefMachine(RuleBasedStateMachine):
         return build
 
     def ended(self) -> list[str]:
-        """Return the builds that have ended and have no report yet."""
+        """Return the builds that have ended and have no report yet, the last submission at the end."""
         rows = self.farm.store.builds.unreported()
-        return [row["id"] for row in rows if row["id"] in self.open and row["state"] == "ended"]
+        found = [row["id"] for row in rows if row["id"] in self.open and row["state"] == "ended"]
+        return sorted(found, key=lambda each: self.open[each].moment)
 
     def finish(self, which: int) -> None:
         """The control plane finishes any of the builds that have ended."""
@@ -466,15 +482,39 @@ class RefMachine(RuleBasedStateMachine):
 
     def insist(self, namespace: str, word: str) -> None:
         """A gate refuses a new program; somebody builds it without the gate, perhaps lets it in, and builds again."""
-        commit, slow = 10 + len(self.finished), {"error": 1e-7, "faster": False, "fails": False, "seconds": 20.0}
-        for wish in (Wish(commit=commit, batches=(1,), budget=QUICK), Wish(commit=commit, batches=(1,))):
-            self.build(namespace, wish, **slow)
+        self.fleet(("1.30", "1.31"))
+        wish, slow = Wish(commit=self.new_commit, batches=(1,), toolchain="onnxruntime1.31"), {**CALM, "seconds": 20.0}
+        self.build(namespace, replace(wish, toolchain="onnxruntime1.30"), **CALM)
+        self.tag(namespace, "prod", "latest", 0, previous=False)
+        self.build(namespace, replace(wish, budget=QUICK), **slow)
+        self.build(namespace, wish, **slow)
         self.every_ref_is_as_the_rules_say()
         if word == "tag":
             self.tag(namespace, "v1", "build", -1, previous=False)
         elif word == "acknowledge":
             self.acknowledge(namespace, 1, "budget")
+        elif word == "promote":
+            self.shadow(namespace, "prod", wish.toolchain, is_promoted=True, **CALM)
         self.build(namespace, wish, **slow)
+
+    def tighten(self, namespace: str, at_once: bool) -> None:
+        """What more tuning makes faster is too rough for a stricter build; a later one does not let it in."""
+        loose = Wish(commit=self.new_commit, batches=(1,), background=True)
+        strict, faster = replace(loose, tolerance=STRICT), {**CALM, "faster": True}
+        if at_once:
+            self.submit(namespace, strict)
+            self.build(namespace, loose, **faster)
+            self.do_all(0, **faster)  # The strict one's follow-up ends first, and refuses.
+            self.every_ref_is_as_the_rules_say()
+        for wish in (loose, strict, loose):
+            self.build(namespace, wish, **faster)
+            self.do_all(**faster)
+            self.every_ref_is_as_the_rules_say()
+
+    @property
+    def new_commit(self) -> int:
+        """A commit that nobody has built."""
+        return 10 + len(self.finished)
 
     # --- people -------------------------------------------------------------------------------------------------
 
@@ -587,7 +627,6 @@ class RefMachine(RuleBasedStateMachine):
     @invariant()
     def every_ref_is_as_the_rules_say(self) -> None:
         """All that a ref names, as each namespace reads it; and where that changed, what readers fetch and load."""
-        type(self).steps += 1
         refs = ArtifactRefs(self.farm.artifacts)
         where = {place: refs.find(*place) for place in itertools.product(NAMESPACES, TAGS)}
         for (namespace, tag), ref in where.items():

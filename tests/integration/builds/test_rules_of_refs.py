@@ -1,0 +1,42 @@
+"""What every reader gets of refs, on a real farm, is what the rules of `docs/refs.md` say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from farm.settings import Settings
+from tests.support.ref_machine import CALM, Wish, World
+
+OLD, NEW = "onnxruntime1.3", "onnxruntime1.30"
+
+WALK: list[tuple[str, dict[str, Any]]] = [
+    ("fleet", {"versions": ("1.3", "1.30")}),
+    # A pull request reads what `main` has: its toolchain of two, and its baseline.
+    ("build", {"namespace": "pr", "wish": Wish(commit=2, batches=(1,), baseline="prod"), **CALM}),
+    # One toolchain's name begins as the other's does.
+    ("shadow", {"namespace": "main", "ref": "prod", "named": NEW, "is_promoted": True, **CALM}),
+    # Readers lost the old one by a submission, and get it again.
+    ("build", {"namespace": "main", "wish": Wish(toolchain=NEW), **CALM}),
+    ("tag", {"namespace": "main", "tag": "prod", "source": "latest", "which": 0, "previous": False}),
+    ("roll_back", {"namespace": "main", "ref": "prod", "named": ""}),
+    # The ref has what is promoted, but readers do not get it.
+    ("shadow", {"namespace": "main", "ref": "prod", "named": NEW, "is_promoted": True, **CALM}),
+    ("roll_back", {"namespace": "main", "ref": "prod", "named": OLD}),
+    # The build of the later submission ends first.
+    ("submit", {"namespace": "main", "wish": Wish(commit=3, batches=(1,), toolchain=NEW)}),
+    ("build", {"namespace": "main", "wish": Wish(commit=2, batches=(1,), toolchain=NEW), **CALM}),
+    # What was made first is submitted last.
+    ("build", {"namespace": "main", "wish": Wish(batches=(8,), toolchain=NEW), **CALM}),
+    ("tighten", {"namespace": "main", "at_once": True}),
+    ("insist", {"namespace": "main", "word": "promote"}),
+]
+
+
+def test_readers_get_what_the_rules_say_whatever_builds_and_people_do(
+    settings: Settings, api: tuple[FastAPI, str], s3_client: Any, tmp_path: Path
+) -> None:
+    """On one way past each fault that refs had; fault 41 takes ways at random."""
+    World(settings, *api, s3_client, tmp_path).walk(WALK)
