@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import compileall
 import gc
+import json
 import logging
 import os
 import secrets
@@ -246,6 +247,8 @@ def _share_volumes(server: servers.Server, ports: dict[str, int]) -> None:
     )
 
 
+WEED = "TESTS_WEED"
+"""The variable that names a SeaweedFS which runs already."""
 SHARED = pytest.StashKey[tuple[ExitStack, WeedServer]]()
 
 
@@ -268,7 +271,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def weed(request: pytest.FixtureRequest) -> Iterator[WeedServer]:
     """The session's SeaweedFS."""
     with ExitStack() as stack:
-        given = getattr(request.config, "workerinput", {}).get("weed")
+        given = getattr(request.config, "workerinput", {}).get("weed") or json.loads(os.environ.get(WEED, "null"))
         yield WeedServer(**given) if given else stack.enter_context(running_weed())
 
 

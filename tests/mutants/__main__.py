@@ -19,8 +19,10 @@ import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cache
 
+from tests.conftest import WEED, running_weed
 from tests.mutants.change import Change
 from tests.mutants.lua_changes import lua_changes
 from tests.mutants.places import EQUAL, KEPT, PICTURES, ROOT
@@ -84,8 +86,10 @@ def tried(changes: list[Change], by_line: TestsByLine, at_once: int) -> dict[Cha
     with ExitStack() as stack:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         sound: dict[str, bool] = {}
+        # Where SeaweedFS started for each, that would take most of the time.
+        environ = {WEED: json.dumps(asdict(stack.enter_context(running_weed())))}
         for _ in range(at_once):
-            copies.put(stack.enter_context(Copy.of(ROOT, sound)))
+            copies.put(stack.enter_context(Copy.of(ROOT, sound, environ)))
 
         def end(change: Change) -> End:
             tests = by_line.chosen(change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import resource
@@ -11,16 +12,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from tests.mutants.change import Change
 
 MEMORY = 8 << 30
 """Bytes that a change may take: a loop that never ends may fill a list."""
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Importing all this takes longer than most tests."""
+FORKS.set_forkserver_preload(
+    ["boto3", "celery", "fastapi", "httpx", "hypothesis", "jsonschema", "numpy", "onnx", "pytest", "redis", "uvicorn"]
+)
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -35,15 +44,16 @@ class End(NamedTuple):
 class Copy:
     """A copy of the tree, in which one change at a time is tried."""
 
-    def __init__(self, root: Path, sound: dict[str, bool]) -> None:
+    def __init__(self, root: Path, sound: dict[str, bool], environ: Mapping[str, str]) -> None:
         self._root = root
+        self._environ = environ
         self._times = count(int(time.time()) - 1_000_000)
         self._sound = sound
 
     @classmethod
     @contextmanager
-    def of(cls, tree: Path, sound: dict[str, bool]) -> Iterator[Copy]:
-        """Copy what git tracks, and what it would.
+    def of(cls, tree: Path, sound: dict[str, bool], environ: Mapping[str, str]) -> Iterator[Copy]:
+        """Copy what git tracks, and what it would. Its tests find the variables of `environ`.
 
         Copies share what they learn in `sound`: which tests pass alone when nothing is changed. One that does not
         says nothing about a change.
@@ -54,7 +64,7 @@ class Copy:
                 if name and (tree / name).is_file():
                     (Path(folder) / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(tree / name, Path(folder) / "tree" / name)
-            yield cls(Path(folder), sound)
+            yield cls(Path(folder), sound, environ)
 
     def tried(self, change: Change, tests: Sequence[str], seconds: float) -> End:
         """Run the tests on the changed tree until one fails; `seconds` is how long they take on the unchanged one."""
@@ -100,45 +110,40 @@ class Copy:
 
     def _run(self, tests: Sequence[str], limit: float) -> tuple[int | None, str]:
         """Return pytest's exit code, None if it took too long, and what it wrote."""
-        arguments = self._root / "tests.txt"
+        arguments, output, temporary = (self._root / name for name in ("tests.txt", "output.txt", "t"))
         arguments.write_text("\n".join(tests))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--tb=no",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:schemathesis",
-            f"@{arguments}",
-        ]
-        temporary = self._root / "t"
         temporary.mkdir(exist_ok=True)
-        process = subprocess.Popen(
-            command,
-            cwd=self._root / "tree",
-            env={**os.environ, "PYTHONPATH": str(self._root / "tree"), "TMPDIR": str(temporary), "COLUMNS": "400"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        environ = {**os.environ, **self._environ}
+        process = FORKS.Process(target=_pytest, args=(self._root / "tree", arguments, output, temporary, environ))
+        process.start()
+        assert process.pid
         try:
-            output, _ = process.communicate(timeout=limit)
-            return process.returncode, output
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=10)
-            return None, ""
+            process.join(limit)
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+                process.join(10)
+                return None, ""
+            return process.exitcode, output.read_text(errors="replace")
         finally:
             # The servers that it started end with it.
-            if process.poll() is None:
+            if process.is_alive():
                 os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                process.join()
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _pytest(tree: Path, tests: Path, output: Path, temporary: Path, environ: Mapping[str, str]) -> None:
+    """Run tests of a tree, in a process that has imported what no change is in."""
+    os.setsid()
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(tree)
+    os.environ |= {**environ, "PYTHONPATH": str(tree), "TMPDIR": str(temporary), "COLUMNS": "400"}
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    tempfile.tempdir = None
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("farm", "tests")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(tree))
+    options = ["-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:schemathesis", f"@{tests}"]
+    sys.exit(pytest.main(options))

@@ -121,7 +121,7 @@ def test_a_planted_change_is_killed_by_the_test_that_sees_it_and_only_by_that(
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     by_text = {change.difference(source)[1][2:]: change for change in python_changes("sums.py", source)}
     blind, broken, seeing = (f"test_sums.py::test_{name}" for name in ("blind", "broken", "larger"))
-    with Copy.of(tmp_path, {}) as copy:
+    with Copy.of(tmp_path, {}, {}) as copy:
         planted = by_text["return a if not (a > b) else b"]
         assert copy.tried(planted, [broken, seeing], 1) == ("killed", seeing)
         assert copy.tried(by_text["return a if a >= b else b"], [blind, seeing], 1) == ("survived", "")
