@@ -51,6 +51,7 @@ def test_what_was_measured_is_in_the_report(first: dict[str, Any]) -> None:
         if cell["state"] == "succeeded":
             facts = cell["facts"]
             assert facts["latency"] > 0
+            assert not facts["shared"], "each was measured alone, on however few cores"
             assert facts["errors"] or facts["equal"]
             assert (cell["precision"] == "int8") == bool(facts["quantized"])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.compiling import cgroups
+from farm.compiling.alone import SHORT
 from farm.jobs.state import PAUSED
 from farm.runner.seal import unsealable
 from tests.chaos.rig import Rig
@@ -82,12 +83,15 @@ def test_a_worker_with_a_paused_child_ends_as_any_other(
         lambda: "tuning" in [cell["phase"] for cell in rig.running(build)],
         message="the second one measures, so the first one is paused",
     )
-    wait_until(
+    (paused,) = wait_until(
         lambda: [cell for cell in rig.farm.build_reader.cells("main", build) if PAUSED in cell["waiting"]],
         message="and is shown to be",
     )
+    since, lease = rig.store.now() - SHORT, rig.raw.zscore("{farm}:leases", paused["job"])
     worker.supervisor.send_signal(number)
     wait_until(lambda: rig.store.workers.list()[0]["draining"])
+    wait_until(lambda: rig.raw.zscore("{farm}:leases", paused["job"]) > lease, message="its lease is renewed")
+    stood = rig.store.now() - since
     if patient:
         ends.touch()
     else:
@@ -102,3 +106,7 @@ def test_a_worker_with_a_paused_child_ends_as_any_other(
     for cell in cells:
         ends_of = [(attempt["end"], attempt["node"]) for attempt in rig.attempts(cell)]
         assert ends_of == [*before, ("succeeded", "n0" if patient else "n1")]
+        if patient and cell["job"] == paused["job"]:
+            (attempt,) = rig.attempts(cell)
+            took, facts = attempt["ended_at"] - attempt["started_at"], cell["facts"]
+            assert max(facts["seconds"], sum(attempt["phases"].values())) < took - stood, "estimates learn no pause"

@@ -74,6 +74,7 @@ def test_one_measures_at_a_time_while_all_others_pause(hosts: tuple[Host, Host],
     second.child.wish(alone=True)
     wait_until(lambda: second.heard == [PAUSE], message="it stands still while it waits")
     assert not second.measures
+    assert first.runs, "who measures is not paused by who waits"
     first.child.wish(alone=False)
     wait_until(lambda: second.measures)
     second.child.wish(alone=False)
