@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
-from farm.targets.pools import begins
+from farm.targets.pools import begins, version_of
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import Cells, SnapshotCell
@@ -177,7 +177,7 @@ def rolled_back(there: Cells, toolchain: str, moment: float) -> Cells:
     lost = [each for each in lost if there[each[1]].get("superseded")]
     if not (lost or has_it):
         raise LookupError(toolchain)
-    back = {_place(there[name]): name for (since, _), name in lost if toolchain or since == lost[-1][0][0]}
+    back = {_place(there[name]): name for (since, *_), name in lost if toolchain or since == lost[-1][0][0]}
     changed = _taken(there, [there[name] for name in back.values()], moment)
     return {**changed, **{name: _without_mark(there[name]) for name in back.values()}}
 
@@ -190,9 +190,12 @@ def brought(before: Cells, after: Cells) -> list[SnapshotCell]:
 # --- what readers get -----------------------------------------------------------------------------------------------
 
 
-def readers_order(cell: SnapshotCell) -> tuple[float, float]:
-    """Return the sort key by which readers get the last of several entries: what is not superseded, or was last."""
-    return cell.get("superseded", inf), cell["submitted"]
+def readers_order(cell: SnapshotCell) -> tuple[float, float, tuple[int, ...]]:
+    """Return the sort key by which readers get the last of several entries: what is not superseded, or was last.
+
+    One shadow build may have several toolchains, so of one moment it is the newest.
+    """
+    return cell.get("superseded", inf), cell["submitted"], version_of(cell["toolchain"])
 
 
 def last(cells: Iterable[SnapshotCell]) -> SnapshotCell:

@@ -206,13 +206,14 @@ class Refs:
         return found
 
     def family(self, namespace: str, tag: str) -> set[str]:
-        """Return the keys that readers get who fetch all shapes: those of one toolchain and model file."""
+        """Return the keys that readers get who fetch all shapes: those of one toolchain and model file, which came last."""
         members: dict[tuple[str, str], dict[str, float]] = {}
         for log in self.read(namespace, tag).values():
             event = programs(log)[holder(log)]
             assert event.program
             members.setdefault((event.toolchain, event.program.model), {})[event.program.key] = event.moment
-        return set(max(members.values(), key=lambda found: (max(found.values()), len(found))))
+        _, found = max(members.items(), key=lambda each: (max(each[1].values()), each[0][0], len(each[1])))
+        return set(found)
 
     def chosen(self, namespace: str, live: Iterable[str]) -> str:
         """Return the toolchain that a build takes of several with workers: of `prod`, else `latest`; "" if none is."""

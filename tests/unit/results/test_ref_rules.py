@@ -24,7 +24,15 @@ NAME = "net/onnxruntime-cpu/fp32/b1"
 
 
 def entry(key: str, submitted: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {"identifier": NAME, "device": "cpu", "key": key, "submitted": submitted, "manifest": "demo", **more}
+    return {
+        "identifier": NAME,
+        "device": "cpu",
+        "toolchain": "t1.0-aa",
+        "key": key,
+        "submitted": submitted,
+        "manifest": "demo",
+        **more,
+    }
 
 
 @pytest.mark.parametrize("warning", ["output `y` is off by 0.5", "not verified: no reference can run the model"])
@@ -149,6 +157,8 @@ def test_readers_get_the_last_of_several_and_one_family_of_a_model() -> None:
     assert last([lost, entry("d", 1.0, superseded=7.0)])["key"] == "d"
     assert given([lost, now, older])[NAME]["key"] == "b"
     assert given([lost]) == {}
+    of_one_moment = [entry("x", 2.0, toolchain="t1.30-aa"), entry("y", 2.0, toolchain="t1.3-bb")]
+    assert last(of_one_moment)["key"] == last(of_one_moment[::-1])["key"] == "x", "the newest toolchain's"
 
     def member(key: str, when: float, toolchain: str, model: str) -> Any:
         return entry(key, when, toolchain=toolchain), {"spec": {"model": {"digest": model}}}
