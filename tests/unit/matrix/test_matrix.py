@@ -791,6 +791,22 @@ def test_a_dynamic_dimension_is_a_range_in_the_spec() -> None:
     assert dynamic.key == cache_key(dynamic.spec) != static.key
 
 
+def test_the_first_pattern_that_fits_an_input_says_its_values() -> None:
+    inputs = "inputs: {x: {range: [0, 1]}, '*': {range: [0, 9]}}\n    "
+    assert one(manifest_text(model=inputs + ONE)).key == one(manifest_text(model=inputs.replace("9", "8") + ONE)).key
+    assert one(manifest_text(model=inputs + ONE)).key != one(manifest_text(model=inputs.replace("1]", "2]") + ONE)).key
+
+
+def test_a_worker_hears_how_a_model_was_converted_and_the_key_does_not() -> None:
+    conversion = {"from": "torch"}
+    converted = FrozenModel(**{**model(), "conversion": conversion})
+    plain, told = (one(manifest_text(model=ONE), {"net": each}) for each in (model(), converted))
+    assert plain.order and told.order
+    assert "conversion" not in plain.order["model"]
+    assert told.order["model"]["conversion"] == conversion
+    assert plain.key == told.key
+
+
 def test_a_sum_with_a_dynamic_dimension_moves_its_range() -> None:
     cell = one(manifest_text(model=IMAGE + "{batch: 1, size: {min: 8, max: 64, optimals: [32]}}"), {"net": image()})
     assert cell.spec["inputs"]["scale"]["shape"] == [1, {"min": 9, "max": 65, "optimals": [33]}]
