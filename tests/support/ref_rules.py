@@ -206,7 +206,7 @@ class Refs:
         return found
 
     def family(self, namespace: str, tag: str) -> set[str]:
-        """Return the keys that readers get who fetch all shapes: those of one toolchain and model file, which came last."""
+        """Return the keys that readers get who fetch all shapes: those of one toolchain and model, which came last."""
         members: dict[tuple[str, str], dict[str, float]] = {}
         for log in self.read(namespace, tag).values():
             event = programs(log)[holder(log)]
