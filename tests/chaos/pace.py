@@ -16,11 +16,11 @@ from tests.chaos.rig import Rig
 class Pace:
     """Seconds of undisturbed builds of one cell, from the submission to the report, on one farm with a free slot."""
 
-    def __init__(self, farm: Rig, client: FarmClient) -> None:
+    def __init__(self, farm: Rig, client: FarmClient, times: int = 4) -> None:
         self._farm = farm
         self._client = client
         self._seconds: list[float] = []
-        self.measure()
+        self.measure(times)
 
     @property
     def build(self) -> float:

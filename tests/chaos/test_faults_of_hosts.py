@@ -152,13 +152,13 @@ def test_the_host_of_the_primary_vanishes(
         client = farm.serve(redis_url=SecretStr(urls["farm-serve"]))
         url = SecretStr(urls["farm-worker"])
         farm.workers("n1", settings=farm.settings.model_copy(update={"redis_url": url}))
-        pace, gaps = Pace(farm, client), []
+        pace, gaps = Pace(farm, client, 1), []
         for _ in range(fault.count.times):
             wait_until(lambda: has_a_replica(urls["admin"]), timeout=60, message="there is another to take over")
             leading = primary(hosts, urls["admin"])
             (other,) = {"valkey1", "valkey2"} - {leading}
             farm.script({"": [{"seconds": 0.5}]})
-            build_id = farm.submit(client, CELLS // 2)
+            build_id = farm.submit(client, CELLS // 4)
             wait_until(lambda b=build_id: len(farm.running(b)) == 2, message="both slots are at work")
             since = farm.store.now()
             hosts.cuts |= {frozenset((leading, "farm")), frozenset((leading, other))}

@@ -395,7 +395,16 @@ def test_doctor_says_which_workers_the_farm_has(
     assert main(["ls", "workers"]) == 0
     assert capsys.readouterr().err == "node n1: its disk is slow\n"
     assert found() == ("broken", "node n1: its disk is slow")
-    for worker in ("w0", "w1"):
+    older = {"id": "w2", "node": "n2", "slots": 1, "pools": [], "versions": {"farm": "0.0.1"}}
+    farm.store.workers.register(older, ttl=60.0)
+    farm.store.workers.register({"id": "w3", "node": "n3", "slots": 1, "pools": []}, ttl=0.001)
+    wait_until(farm.store.workers.silent, message="n3 is missed")
+    said = found()[1]
+    assert "node n2 runs release 0.0.1 of the farm" in said
+    assert "upgrade control planes first, then workers" in said
+    assert "node n3 has been silent for" in said
+    assert "it is off, has another name now, or does not reach Redis" in said
+    for worker in ("w0", "w1", "w2", "w3"):
         farm.store.workers.leave(worker)
     assert found() == ("absent", "no worker is live: jobs wait")
 
