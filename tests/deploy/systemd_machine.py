@@ -85,7 +85,9 @@ class Machine:
 
     def __call__(self, *words: str, check: bool = True) -> str:
         """Return what a command printed."""
-        done = subprocess.run([*self._enter, *words], capture_output=True, text=True, check=False, timeout=120)
+        clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        command = [*self._enter, *words]
+        done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False, timeout=120)
         assert not check or done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 

@@ -140,7 +140,7 @@ def test_a_certificate_that_the_service_may_not_read_is_named(started: Started) 
     """As where mounts are not shared, which bring systemd's credentials: it was called a bug of the farm."""
     machine, _ = started
     closed = "/var/lib/farm/worker-cpu/farm.pem"
-    as_it = ("setpriv", "--reuid=farm-serve", "--regid=farm-serve", "--clear-groups", "env", "HOME=/tmp")
-    serve = ("/opt/farm/bin/farm", "serve", "--host", "0.0.0.0", "--certificate", closed, "--key", closed)
-    said = machine(*as_it, *serve, check=False)
+    serve = f"/opt/farm/bin/farm serve --host 0.0.0.0 --certificate {closed} --key {closed}"
+    as_it = "HOME=/tmp FARM_DATA_DIR=/tmp/serve setpriv --reuid=farm-serve --regid=farm-serve --clear-groups"
+    said = machine("bash", "-c", f"set -a; . /etc/farm/farm.env; . /etc/farm/serve.env; {as_it} {serve}", check=False)
     assert f"there is no file {closed} that this user may read" in said
