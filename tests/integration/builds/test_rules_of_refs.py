@@ -32,6 +32,10 @@ WALK: list[tuple[str, dict[str, Any]]] = [
     ("build", {"namespace": "main", "wish": Wish(batches=(8,), toolchain=NEW), **CALM}),
     ("tighten", {"namespace": "main", "at_once": True}),
     ("insist", {"namespace": "main", "word": "promote"}),
+    # A ref that is deleted begins its generations again, so the first shadow build's is there a second time.
+    ("forget", {"namespace": "main", "tag": "prod"}),
+    ("tag", {"namespace": "main", "tag": "prod", "source": "latest", "which": 0, "previous": False}),
+    ("promote", {"which": 0, "force": True}),
 ]
 
 
