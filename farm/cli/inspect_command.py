@@ -174,7 +174,7 @@ def describe(sidecar: Sidecar) -> list[str]:
     if sidecar["quantized"]:
         rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar["quantized"].items()))))
     if measured["latency"]:
-        tail = f", 99 % within {render.duration(measured['latency']['p99'])}" if measured["latency"]["p99"] else ""
+        tail = f", p99 {render.duration(measured['latency']['p99'])}" if measured["latency"]["p99"] else ""
         shared = ", not measured alone" if measured["shared"] else ""
         rows.append(("latency", f"{render.duration(measured['latency']['median'])}{tail}{shared}"))
     if sidecar["tuning"]["operations"] is not None:
@@ -239,7 +239,7 @@ def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str,
         rows.append(("gain", f"{measured['ratio']:.2f}x the untuned program ({low:.2f} to {high:.2f}){published}"))
     if alone := tuning["alone"]:
         low, high = alone["interval"]
-        text = f"{'yes' if tuning['carried'] else 'no'}: with empty databases {alone['ratio']:.2f}x its speed with them"
+        text = f"{'yes' if tuning['carried'] else 'no'}: without the databases {alone['ratio']:.2f}x the speed"
         rows.append(("carried", f"{text} ({low:.2f} to {high:.2f}), {tuning['written']} records written"))
     if against := measured["against"]:
         low, high = against["interval"]

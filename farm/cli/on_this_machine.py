@@ -61,14 +61,14 @@ def _teller() -> OnPhase:
 def latency(measured: MeasuredDocument) -> str:
     """Return a program's latency for people: median and tail."""
     found = measured["latency"]
-    spread = f"90 % within {render.duration(found['p90'])}, 99 % within {render.duration(found['p99'])}"
+    spread = f"p90 {render.duration(found['p90'])}, p99 {render.duration(found['p99'])}"
     return f"{render.duration(found['p50'])}, {spread}"
 
 
 def compared(comparison: ComparisonDocument) -> str:
     """Return a program's speed as a multiple of another's, for people."""
     ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
-    return f"{ratio}x its speed [{low}, {high}]: {comparison['verdict']}"
+    return f"{ratio}x the speed of the other [{low}, {high}]: {comparison['verdict']}"
 
 
 def _figures(comparison: ComparisonDocument) -> list[float]:

@@ -267,7 +267,7 @@ def create(
         secret = client.tokens.create(name, role, namespace, max_cells=max_cells)
     output.result({"name": name, "secret": secret}, secret, as_json=as_json)
     if not as_json:
-        output.note(f"this token makes its owner a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
+        output.note(f"whoever has this token is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
 @token.command()

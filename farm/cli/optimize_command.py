@@ -242,7 +242,7 @@ def _report_lines(found: Mapping[str, Any]) -> list[str]:
         rows.append(("accuracy", f"{passed}, {samples} against {accuracy['reference']}"))
     rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
     if accuracy["weak"]:
-        rows.append(("", "weak: the samples prove little, a constant answer would pass too; use --samples"))
+        rows.append(("", "weak: outputs hardly differ between samples, a constant would pass; vary the --samples"))
     rows.append(("latency", latency(after)))
     if before := found["before"]:
         rows.append(("", f"the model before ({before['target']}): {latency(before)}"))
@@ -276,5 +276,5 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
         return took
     medians = [render.duration(tuning[name]["median"]) for name in ("tuned", "baseline")]
     low, high = tuning["interval"]
-    gain = f"{tuning['ratio']:.2f}x its speed [{low:.2f}, {high:.2f}]"
+    gain = f"{tuning['ratio']:.2f}x the untuned speed [{low:.2f}, {high:.2f}]"
     return f"{took}: {medians[0]}, untuned {medians[1]}, {gain}; this is the {tuning['published']} program"

@@ -29,6 +29,9 @@ FIRST_NEWS = 2.0
 WORKER = 14
 """Columns that are left for the name of a worker."""
 
+READABLE = 6
+"""Characters of a part of a cell's name that still tell it from others."""
+
 WIDE = 70
 """Columns of a terminal from which on the live display names workers."""
 
@@ -86,9 +89,10 @@ class Screen:
         worker = max(1, options.max_width - others - name)
         for width in (name, *needed[1:4], *([worker] if wide else [])):
             grid.add_column(no_wrap=True, overflow="ellipsis", width=max(1, width))
+        same = [len(set(column)) == 1 for column in zip(*(row[0].split("/") for row in rows), strict=False)]
         for identifier, state, *rest in rows:
             texts = [Text(one_line(text)) for text in rest]
-            grid.add_row(Text(_cut(one_line(identifier), name)), Text(state, style=render.style(state)), *texts)
+            grid.add_row(Text(_cut(one_line(identifier), name, same)), Text(state, style=render.style(state)), *texts)
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
         goes_on = any(cell["state"] in ("running", "queued") for cell in cells)
@@ -96,12 +100,17 @@ class Screen:
         yield Text("; ".join([render.counts(cells) + hidden, *outlook]))
 
 
-def _cut(name: str, room: int) -> str:
-    """Return a cell's name that fits: the middle of its longest parts is left out, for cells differ in each part."""
+def _cut(name: str, room: int, same: Sequence[bool] = ()) -> str:
+    """Return a cell's name that fits: the middle of its longest parts is left out, for cells differ in each part.
+
+    If hardly anything would be left of them, those that are the `same` in all cells go.
+    """
     parts = name.split("/")
     longest = max(map(len, parts))
     while longest > 3 and sum(min(len(part), longest) for part in parts) + len(parts) - 1 > room:
         longest -= 1
+    if longest < READABLE and any(same) and not all(same) and len(same) == len(parts):
+        return _cut("/".join("…" if shared else part for part, shared in zip(parts, same, strict=True)), room)
     start, end = longest // 2, longest // 2 + 1 - longest
     return "/".join(part if len(part) <= longest else f"{part[:start]}…{part[end:]}" for part in parts)
 

@@ -448,7 +448,7 @@ def gains(cells: Sequence[JudgedCell]) -> list[str]:
             if not own.get("shared") and not fp32.get("shared")
         ]
         if speeds:
-            text += f", {median(speeds):.2f}x its speed"
+            text += f", {median(speeds):.2f}x the fp32 speed"
         if len(pairs) > 1:
             text += f" (median of {len(pairs)} cells)"
         if target == "onnxruntime/cpu" and precision in COMPUTES_IN_FP32:
@@ -531,7 +531,7 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
             "measure again when it is idle"
         )
     if any(each.get("weak") for each in facts):
-        lines.append("weak: the samples prove little, a constant answer would pass too; add `samples:` to the manifest")
+        lines.append("weak: outputs hardly differ between samples, a constant would pass; add more varied `samples:`")
     return lines
 
 

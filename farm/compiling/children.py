@@ -159,6 +159,8 @@ class Children:
         try:
             yield
         finally:
+            with self.log_path.open("a") as log:
+                log.write(f"-- {phase}: {self.seconds - start:.2f} s --\n")
             self.phases[phase] = round(self.phases.get(phase, 0) + self.seconds - start, 3)
 
     def ask(

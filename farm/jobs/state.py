@@ -233,7 +233,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
         gate=True,
     ),
     FailureKind.REGRESSION: Policy(
-        "the program is worse than its baseline", "see what changed; measure both again on an idle node", gate=True
+        "the program is worse than its baseline", "see what changed; else measure again on an idle node", gate=True
     ),
     FailureKind.BUDGET: Policy("the program is over its budget", "check the budget in the manifest", gate=True),
     FailureKind.UNDECIDED: Policy(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from operator import itemgetter
 from typing import NamedTuple
 
 from fastapi import APIRouter
@@ -28,6 +27,7 @@ from farm.pages.page_reading import StillReading
 from farm.pages.quantities import plural
 from farm.results.report import BuildView
 from farm.tuning.database import databases
+from farm.units import by_number
 
 router = APIRouter()
 
@@ -131,7 +131,7 @@ def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:
 def _programs(visit: Visit, tag: str) -> list[SnapshotCell]:
     refs = Refs(visit.farm.artifacts)
     snapshot = refs.read(refs.owner(visit.namespace, tag), tag)
-    return sorted(snapshot["cells"].values(), key=itemgetter("identifier")) if snapshot else []
+    return sorted(snapshot["cells"].values(), key=lambda cell: by_number(cell["identifier"])) if snapshot else []
 
 
 def _models_page(

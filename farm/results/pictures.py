@@ -38,7 +38,11 @@ def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str
     drawn = {name: sorted(points) for name, points in series.items() if points}
     for name, points in drawn.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=_literal(name))
-    axes.set_ylim(bottom=0)
+    heights = [y for points in drawn.values() for _, y in points if y > 0]
+    if heights and max(heights) > 20 * min(heights):
+        axes.set_yscale("log")  # One outlier would flatten all curves.
+    else:
+        axes.set_ylim(bottom=0)
     if len(drawn) > 1:
         axes.legend(frameon=False)
     return _written(figure, path)
@@ -80,7 +84,7 @@ def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(8.0, 4.5), layout="constrained")
         axes = figure.add_subplot()
-    axes.set_title(_literal(title), loc="left")
+    axes.set_title(_literal(title), loc="left", wrap=True)
     axes.set_xlabel(_literal(x))
     axes.set_ylabel(_literal(y))
     return figure, axes

@@ -232,6 +232,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.settings",
         "farm.spec",
         "farm.tuning",
+        "farm.units",
         "farm.wire",
     },
     "farm.serving": {

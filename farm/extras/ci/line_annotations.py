@@ -86,5 +86,5 @@ def _command(level: str, message: str, file: str = "", line: int = 0, **more: st
 
 
 def _escaped(text: str, *, property: bool = False) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    text = text.replace("\x1b", "").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if property else text

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.state import State
 from farm.results.report import JudgedCell
 
 _NUMBERS = {
@@ -19,12 +18,12 @@ _NUMBERS = {
 
 
 def render(cells: Sequence[JudgedCell]) -> str:
-    """Return the numbers of a build's cells that succeeded. They are for this report, not for scraping."""
+    """Return the numbers of a build's cells that have a program. They are for this report, not for scraping."""
     lines: list[str] = []
     found = [
         (cell["identifier"], _numbers(cell["facts"]))
         for cell in cells
-        if cell["state"] == State.SUCCEEDED and cell["facts"]
+        if cell["facts"]  # Also what a gate refused: its numbers are the ones to look at.
     ]
     for name, (number, what) in _NUMBERS.items():
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {what}"]

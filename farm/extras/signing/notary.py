@@ -134,7 +134,7 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
             when = f" on {statement.signed_on:%Y-%m-%d %H:%M} UTC" if statement.signed_on else ""
             found.append(f"{(statement.kind or statement.predicate_type)[:100]} by key `{bundle.keyid}`{when}")
     if not found:
-        return "by nobody: the key and the digests say what the bytes are, not who vouches for them"
+        return "nobody signed it: the digests prove which bytes these are, not who made them"
     check = f"`farm verify {made['blobs']['program']['path']}` checks them by your trust policy"
     return f"{'; '.join(found)}. That is what the statements say; {check}"
 

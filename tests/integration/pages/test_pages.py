@@ -385,7 +385,7 @@ def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> N
     assert ['id="across"' in page, page.count('scope="row"')] == [True, 2], "what is the same is left out"
     said = words(page)
     assert "2 cells are worse in the last build" in said and "▲ +49 %" in said
-    assert "1 cell the same in all builds and left out; 1 cell only in some and left out" in said
+    assert "Left out: 1 cell that is the same in all builds, 1 cell that only some builds have." in said
     (everything,) = re.findall(r'href="([^"]+)">Show all cells', page)
     assert browser.get(f"/ui/ns/main/across{html.unescape(everything)}").text.count('scope="row"') == 4
     third = browser.get("/ui/ns/main/compare", params={"left": ids[1], "right": ids[2], "third": ids[0]})
@@ -767,7 +767,11 @@ def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> No
     assert onnx["key"] in model and "onnxruntime/cpu fp32 b1 2.00 ms" in words(model)
     model = words(browser.get("/ui/ns/fork/models/net").text)
     assert "what latest of main names now" in model and "onnxruntime/cpu fp32 b1 2.00 ms" in model, "as `farm ls` says"
-    again = accept(farm, "nightly", [Cell("net")])
+    again = accept(farm, "nightly", [Cell("net"), Cell("net", shape="b10"), Cell("net", shape="b2")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(again)
+    shown = re.findall(r"onnxruntime/cpu fp32 (b\d+) ", words(browser.get("/ui/ns/main/models/net").text))
+    assert list(dict.fromkeys(shown)) == ["b1", "b2", "b10"]
     hit = words(browser.get(f"/ui/ns/main/builds/{again}/cells/net/onnxruntime-cpu/fp32/b1").text)
     assert "≡ hit 2.00 ms median" in hit and "Compiled 2026-11-21 00:00:00 UTC" in hit, "its times are of then"
     assert "latest" in browser.get("/ui/ns/main/storage").text

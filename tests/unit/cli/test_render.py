@@ -111,7 +111,7 @@ def test_worst_output_counts_and_unequal_integers_are_errors() -> None:
 
 def test_gains_say_what_a_precision_brings_and_why_not_more() -> None:
     fp16, int8 = render.gains(COMPILED)
-    assert fp16.startswith("fp16 on onnxruntime/cpu: 50% of the fp32 size, 0.96x its speed; ")
+    assert fp16.startswith("fp16 on onnxruntime/cpu: 50% of the fp32 size, 0.96x the fp32 speed; ")
     assert "casts to fp32" in fp16
     # It was measured during another attempt: no speed is claimed.
     assert int8 == "int8 on onnxruntime/cpu: 28% of the fp32 size"
@@ -122,7 +122,9 @@ def test_gains_take_the_median_of_several_models() -> None:
     cells += [
         cell("int8", model=name, facts=facts(size, 0.5, 0)) for name, size in zip("abc", (10, 25, 90), strict=True)
     ]
-    assert render.gains(cells) == ["int8 on onnxruntime/cpu: 25% of the fp32 size, 2.00x its speed (median of 3 cells)"]
+    assert render.gains(cells) == [
+        "int8 on onnxruntime/cpu: 25% of the fp32 size, 2.00x the fp32 speed (median of 3 cells)"
+    ]
 
 
 def test_remarks_are_explained_where_they_occur() -> None:
@@ -520,6 +522,17 @@ def test_the_live_display_cuts_long_names_where_cells_are_alike() -> None:
         shown = console.file.getvalue()
         assert re.findall(r"e-(\d)/on\S*/fp16/b(\d) +running", shown) == [("0", "0"), ("1", "1")]
         assert ("vm-cpu-" in shown) == (columns >= 80)
+
+
+def test_the_live_display_keeps_what_differs_where_there_is_hardly_room() -> None:
+    from rich.console import Console
+
+    screen = Screen()
+    names = [f"tinynet/onnxruntime-cpu/fp32/b{n}" for n in (1, 2, 16)]
+    screen.show([{**cell("fp32", "running", facts=None, phase="measuring"), "identifier": name} for name in names])
+    console = Console(width=40, height=10, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(screen)
+    assert re.findall(r"^(…\S+) +running", console.file.getvalue(), re.M) == ["…/…/…/b1", "…/…/…/b2", "…/…/…/b16"]
 
 
 def test_a_worker_that_starts_is_no_missing_worker() -> None:

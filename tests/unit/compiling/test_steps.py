@@ -15,7 +15,7 @@ from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Steps, pass_seconds
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
-from farm.jobs.state import AttemptLimits, FailureKind
+from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.settings import load_settings
 from farm.spec import program_extension, program_name
 
@@ -78,6 +78,14 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
     assert (record["measurements"]["conditions"], record["measurements"]["shared"]) == (looks, True)
     [line] = children.log_path.read_text().splitlines()
     assert line.startswith("after measuring: others use the GPU (processes: 2, memory: 6 MB)")
+
+
+def test_the_log_says_how_long_each_phase_took(tmp_path: Path) -> None:
+    children = Children(tmp_path, load_settings({}), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
+    with pytest.raises(StepEnded), children.phase(Phase.COMPILING):
+        raise StepEnded(None)
+    begins, ends = children.log_path.read_text().splitlines()
+    assert begins == "== compiling ==" and re.fullmatch(r"-- compiling: \d+\.\d\d s --", ends)
 
 
 def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) -> None:

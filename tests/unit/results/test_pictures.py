@@ -27,6 +27,18 @@ def test_names_are_drawn_as_they_stand() -> None:
     assert "$x^2$ <script>" in texts(picture)
 
 
+def test_one_outlier_does_not_flatten_the_curves() -> None:
+    even = curves(None, title="t", x="x", y="y", series={"a": [(50, 1.0), (99, 1.2)]})
+    steep = curves(None, title="t", x="x", y="y", series={"a": [(50, 1.0), (99, 38.0)]})
+    assert "1.2" in texts(even)
+    assert "10" in {text[:2] for text in texts(steep)} and "35" not in texts(steep), "powers of ten"
+
+
+def test_a_long_title_is_on_several_lines() -> None:
+    title = " ".join(["tinynet on onnxruntime/cpu fp32: throughput by batch"] * 3)
+    assert title not in texts(curves(None, title=title, x="x", y="y", series={"a": [(0, 1)]}))
+
+
 def test_the_same_picture_has_the_same_bytes() -> None:
     drawn = {curves(None, title="t", x="x", y="y", series={"a": [(0, 1), (1, 2)]}) for _ in range(2)}
     assert len(drawn) == 1

@@ -144,12 +144,13 @@ def test_metrics_are_openmetrics() -> None:
         elif not line.startswith(f"# HELP {name} "):
             assert re.fullmatch(rf'{name}\{{cell="[ -!#-\[\]-~]+"\}} [0-9.e+-]+', line), line
             samples[name] += 1
+    # Of every cell with a program, also of the 200 that a gate refused: those are looked at most.
     assert samples == {
-        "farm_cell_latency_seconds": 400,
-        "farm_cell_shared": 400,
-        "farm_cell_size_bytes": 400,
-        "farm_cell_error": 400,
-        "farm_cell_compile_seconds": 400,
+        "farm_cell_latency_seconds": 600,
+        "farm_cell_shared": 600,
+        "farm_cell_size_bytes": 600,
+        "farm_cell_error": 600,
+        "farm_cell_compile_seconds": 600,
     }
 
 
