@@ -370,14 +370,14 @@ class _Compile(NamedTuple):
 
 
 def outlook(
-    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: str = "", parallel: int = 0
+    cells: Iterable[EstimatedCell], pools: Iterable[PoolView], *, paused: str = "", parallel: int | None = None
 ) -> OutlookDocument:
     """Return when a build's live cells will be done, what they will cost, and what was spent so far.
 
     The slots of each pool take its compiles, the longest first, and each compile takes as long as its estimate expects.
     One factor makes a range of the result: no estimate knows of retries, or of slots that come and go.
 
-    `paused` is the build's id if it is paused, `parallel` how many of its jobs may run at once (0: no bound).
+    `paused` is the build's id if it is paused, `parallel` how many of its jobs may run at once (0 or None: no bound).
     """
     # Cells that share a job wait for it once.
     once = {cell.get("job") or cell.get("key") or position: cell for position, cell in enumerate(cells)}.values()
@@ -428,7 +428,7 @@ def _seconds(cell: EstimatedCell, name: Literal["elapsed", "spent"]) -> float:
     return seconds if isinstance(seconds, float | int) else 0.0
 
 
-def _slots(pool: PoolView | None, parallel: int) -> int:
+def _slots(pool: PoolView | None, parallel: int | None) -> int:
     """Return the number of slots that take its jobs now."""
     slots = pool["slots"] if pool and not pool.get("paused") else 0
     return min(slots, parallel or slots)

@@ -297,7 +297,7 @@ class BuildReader:
 
     def outlook(self, cells: Iterable[EstimatedCell], parallel: int | None, *, paused: str = "") -> OutlookDocument:
         """Return when the current workers are expected to finish these cells; `paused` is the build's id if it is."""
-        return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel or 0)
+        return outlook(cells, self._store.workers.pools(), paused=paused, parallel=parallel)
 
     def follower(self, build_id: str) -> str | None:
         """Return the id of a build's follow-up, if it was submitted."""

@@ -92,6 +92,7 @@ def test_pools_that_serve_alike_get_cells_by_their_slots_and_each_keeps_its_cell
     counts = Counter(given({"a": 1, "b": 3, "c": 0}))
     assert counts.keys() == {"a", "b"}
     assert counts["b"] == pytest.approx(300, abs=30)
+    assert Counter(given({"a": 1, "b": 1, "c": 1, "d": 1, "e": 4}))["e"] == pytest.approx(200, abs=30)
     alike = Counter(given({"a": 0, "b": 0}))
     assert alike["a"] == pytest.approx(200, abs=30), "nobody takes jobs now"
     assert set(given({"c": 0})) == {"c"}
