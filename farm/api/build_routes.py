@@ -149,15 +149,16 @@ def resume(build_id: BuildReference, caller: Submitter, farm: FarmDep) -> BuildV
 @router.post("/builds/{build_id}/retry/plan")
 def plan_retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> ShownPlan:
     """Return what a retry would do. Changes nothing."""
-    return farm.builds.plan_retry(caller.namespace, build_id, retry.build_id, failed=retry.failed)
+    return farm.builds.plan_retry(caller.namespace, build_id, retry.build_id, failed=retry.failed, only=retry.only)
 
 
 @router.post("/builds/{build_id}/retry", status_code=201)
 def retry(build_id: BuildReference, retry: schemas.Retry, caller: Submitter, farm: FarmDep) -> BuildView:
     """Accept a build with an ended build's cells as they were planned. Repeating it is harmless."""
     return farm.builds.retry(
-        caller.namespace, build_id, retry.build_id, failed=retry.failed, by=caller.name, max_cells=caller.max_cells
-    )
+        caller.namespace, build_id, retry.build_id,
+        failed=retry.failed, only=retry.only, by=caller.name, max_cells=caller.max_cells,
+    )  # fmt: skip
 
 
 @router.get("/builds/{build_id}/report", response_model=schemas.Document)

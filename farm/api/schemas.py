@@ -25,12 +25,13 @@ Label = Annotated[str, Field(max_length=256)]
 
 
 class Retry(BaseModel):
-    """The new build with the cells of an ended one; `failed`: only the cells that did not succeed."""
+    """The new build, of an ended one's cells; `failed`: those that did not succeed; `only`: that fit a pattern."""
 
     model_config = ConfigDict(extra="forbid")
 
     build_id: Annotated[str, Field(pattern=BUILD_ID)]
     failed: bool = False
+    only: Annotated[tuple[Label, ...], Field(max_length=100)] = ()
 
 
 class KnownFailure(BaseModel):

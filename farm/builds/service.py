@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import cast
 
 from farm.artifacts.ownership import lacking
@@ -188,9 +189,11 @@ class BuildService:
         planned = self._reader.read_plan(namespace, build_id)
         return {**self._reader.get(namespace, build_id), "plan": planned["build"].get("plan")}
 
-    def plan_retry(self, namespace: str, build_id: str, new_id: str, *, failed: bool) -> ShownPlan:
+    def plan_retry(
+        self, namespace: str, build_id: str, new_id: str, *, failed: bool, only: Sequence[str] = ()
+    ) -> ShownPlan:
         """Return what `retry` would do. Changes nothing. Raises as `retry`."""
-        document = self._plan_retry(namespace, build_id, new_id, failed=failed)
+        document = self._plan_retry(namespace, build_id, new_id, failed, only)
         return {
             "build_id": new_id,
             "name": document["build"]["name"],
@@ -201,12 +204,13 @@ class BuildService:
         }
 
     def retry(
-        self, namespace: str, build_id: str, new_id: str, *, failed: bool, by: str, max_cells: int = 0
-    ) -> BuildView:
+        self, namespace: str, build_id: str, new_id: str, *, failed: bool, only: Sequence[str] = (), by: str,
+        max_cells: int = 0,
+    ) -> BuildView:  # fmt: skip
         """Accept a build with an ended build's cells as they were planned, and return it. Repeating it is harmless.
 
-        `new_id` is the id of the new build; with `failed` it has only the cells that did not succeed. `max_cells` as in
-        `submit`.
+        `new_id` is the id of the new build; with `failed` it has only the cells that did not succeed, of which one
+        of the patterns in `only` fits the identifier (none: all). `max_cells` as in `submit`.
 
         Raises NotFound, Conflict for a build that has not ended, UsageError for inputs that are gone, QuotaExceeded.
         """
@@ -214,9 +218,9 @@ class BuildService:
             build_key(namespace, self._reader.resolve(namespace, build_id), "manifest.yaml")
         )
         text = manifest.data if manifest else b""
-        request = digest_of({"retry": True, "failed": failed})
+        request = digest_of({"retry": True, "failed": failed, **({"only": list(only)} if only else {})})
         if not self._admission.is_accepted(namespace, new_id, text, request):
-            document = self._plan_retry(namespace, build_id, new_id, failed=failed)
+            document = self._plan_retry(namespace, build_id, new_id, failed, only)
             self._acknowledged.attach(namespace, document["cells"])
             document["build"] |= {"created_by": by, "created_at": self._store.next_moment(), "request": request}
             self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
@@ -224,7 +228,9 @@ class BuildService:
             log.info("build retried", build=new_id, retries=document["build"]["retries"], by=by)
         return self._reader.get(namespace, new_id)
 
-    def _plan_retry(self, namespace: str, build_id: str, new_id: str, *, failed: bool) -> PlanDocument:
+    def _plan_retry(
+        self, namespace: str, build_id: str, new_id: str, failed: bool, only: Sequence[str]
+    ) -> PlanDocument:
         self._known.require_index(namespace)
         report = self._reader.report(namespace, build_id)
         build_id = report["build"]["id"]
@@ -232,6 +238,8 @@ class BuildService:
             raise Conflict(f"build {build_id} has not ended", hint="wait with `farm watch`, or `farm cancel` it")
         planned = self._reader.read_plan(namespace, build_id)
         wanted = unsuccessful(report) if failed else {cell["identifier"] for cell in planned["cells"]}
+        if only:
+            wanted = {name for name in wanted if any(fnmatchcase(name, pattern) for pattern in only)}
         cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
         if not cells:
             verdict = report["build"]["verdict"]

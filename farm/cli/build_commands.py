@@ -180,6 +180,9 @@ def submit(
 def retry(
     build: BuildId,
     failed: Annotated[bool, typer.Option("--failed", help="Only the cells that did not succeed.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, retry never asks.")] = False,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -197,14 +200,14 @@ def retry(
     wanted = wanted_reports(junit, summary)
     with connect() as client:
         before, new_id = client.find_build(build), new_build_id()
-        planned = client.plan_retry(before, failed=failed, new_id=new_id)
+        planned = client.plan_retry(before, failed=failed, only=only or (), new_id=new_id)
         if dry_run:
             show_plan(planned, as_json=as_json)
             return
         _say_plan(planned, quiet=as_json or detach)
         if sys.stdin.isatty() and not yes:
             typer.confirm("go on?", abort=True, err=True)
-        client.retry(before, failed=failed, new_id=new_id)
+        client.retry(before, failed=failed, only=only or (), new_id=new_id)
         say_build(new_id, quiet=as_json or detach)
         code = follow_to_verdict(client, new_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)

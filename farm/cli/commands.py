@@ -73,7 +73,7 @@ EXAMPLES = {
         "farm submit farm.yaml --baseline prod --gate latency=5%",
         'id=$(farm submit farm.yaml --detach) && farm watch "$id"',
     ),
-    "retry": ("farm retry @latest --failed",),
+    "retry": ("farm retry @latest --failed", "farm retry @latest --only 'resnet50/*/int8/*'"),
     "status": ("farm status", "farm status @latest", "farm status --label run=7"),
     "diff": ("farm diff run=6 run=7",),
     "history": ("farm history resnet50/migraphx-gfx942/fp16/b8",),

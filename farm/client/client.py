@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -367,23 +367,28 @@ class FarmClient:
 
         return self.transport.post(f"{_path(build_id)}/cancel", CancelledCells)["cancelled"]
 
-    def plan_retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> ShownPlan:
+    def plan_retry(
+        self, build_id: str, *, failed: bool = False, only: Sequence[str] = (), new_id: str = ""
+    ) -> ShownPlan:
         """Say what `retry` would do; as `plan`."""
         from farm.matrix.planned import ShownPlan
 
-        body = {"build_id": new_id or new_build_id(), "failed": failed}
+        body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
         return self.transport.post(f"{_path(build_id)}/retry/plan", ShownPlan, body, timeout=300.0)
 
-    def retry(self, build_id: str, *, failed: bool = False, new_id: str = "") -> SubmittedBuild:
+    def retry(
+        self, build_id: str, *, failed: bool = False, only: Sequence[str] = (), new_id: str = ""
+    ) -> SubmittedBuild:
         """Create a build with an ended build's cells as they were planned, and return it; what is published is a hit.
 
-        With `failed` it has only the cells that did not succeed. `new_id` is its id (`new_build_id`).
+        With `failed` it has only the cells that did not succeed, with `only` those whose identifiers fit one of these
+        patterns. `new_id` is its id (`new_build_id`).
 
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
         from farm.results.report import BuildView
 
-        body = {"build_id": new_id or new_build_id(), "failed": failed}
+        body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
         return SubmittedBuild(self, self.transport.post(f"{_path(build_id)}/retry", BuildView, body, timeout=300.0))
 
     def pause(self, build_id: str) -> BuildView:

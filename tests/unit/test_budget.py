@@ -15,11 +15,11 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1907,
+    "api": 1910,
     "artifacts": 2420,
-    "builds": 3189,
-    "cli": 5083,
-    "client": 4760,
+    "builds": 3197,
+    "cli": 5086,
+    "client": 4765,
     "compiling": 3413,
     "control": 641,
     "extras/ci": 600,

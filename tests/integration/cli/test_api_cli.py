@@ -200,6 +200,9 @@ def test_a_retry_tries_what_failed_again_in_a_new_build(
     # The whole build again, of which all is there by now; and nothing failed of the new one.
     assert main(["retry", old, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["build"]["counts"]["hits"] == 2
+    assert main(["retry", old, "--only", "net/*/fp16/*", "--json"]) == 0
+    assert [cell["precision"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["fp16"]
+    assert main(["retry", old, "--only", "nett/*"]) == 4
     assert main(["retry", str(new["id"]), "--failed"]) == 4
     assert "no cell of build" in capsys.readouterr().err
 
