@@ -44,7 +44,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-HINT = "`farm doctor` checks address, bucket and credentials"
+HINT = "check s3_endpoint, s3_bucket and the keys (`farm doctor`); `farm doctor --fix` makes a missing bucket"
 
 UNREACHABLE_SECONDS = 5.0
 """How long a request is repeated if no connection can be made: somebody may wait for the answer."""

@@ -32,6 +32,7 @@ STYLES = {
     "miss": "yellow",
     "cancelled": "yellow",
     "failed": "red",
+    "passed": "green",
     "FAIL": "red",
     "ok": "green",
 }
@@ -325,6 +326,8 @@ def builds(found: Sequence[BuildView]) -> Sequence[tuple[str, ...]]:
         follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
         labels = " ".join(f"{name}={one_line(value, 20)}" for name, value in build["labels"].items() if name != "ci")
         state = f"{build['state']}, paused" if build.get("paused") else build["state"]
+        if build["verdict"]:
+            state = "failed" if build["verdict"]["exit_code"] else "passed"
         submitted = when(build["created_at"])
         rows.append((build["id"], state, submitted, build["name"], labels, (ended or open_text) + follows))
     return rows

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Loaded:
 
     program: Any
     path: Path
-    sidecar: Sidecar
+    sidecar: Sidecar = field(repr=False)  # It takes pages.
     why: str
     next_best: str
 

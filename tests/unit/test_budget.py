@@ -18,7 +18,7 @@ LINES = {
     "api": 1910,
     "artifacts": 2420,
     "builds": 3197,
-    "cli": 5086,
+    "cli": 5089,
     "client": 4765,
     "compiling": 3413,
     "control": 641,

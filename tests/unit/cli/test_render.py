@@ -467,13 +467,15 @@ def test_builds_are_listed_with_time_and_labels(columns: int) -> None:
     build = {
         "id": "b-0123456789abcdef", "name": "nightly", "state": "reported", "paused": False, "created_at": 1.8e9,
         "labels": {"team": "x\ny", "commit": "0123456789abcdef0123456789abcdef01234567", "ci": "https://x"},
-        "counts": {}, "verdict": {"text": "6 of 6 cells succeeded"}, "follows": None, "retries": None,
+        "counts": {}, "verdict": {"text": "6 of 6 cells succeeded", "exit_code": 0}, "follows": None, "retries": None,
     }  # fmt: skip
     lines = plain(render.align(render.builds([build]), columns=columns))
     assert max(map(len, lines)) <= max(columns, 130)
     for words in ("2027-01-15 08:00", "nightly", "team=x y", "commit=0123456789abcdef012…", "6 of 6 cells succeeded"):
         assert words in " ".join(line.strip() for line in lines)
     assert "https" not in " ".join(lines)
+    red = {**build, "verdict": {"text": "5 of 6 cells succeeded", "exit_code": 3}}
+    assert [render.builds([each])[1][1] for each in (build, red)] == ["passed", "failed"]
     assert lines[0].split()[0] == "BUILD"
     assert len(lines) == 2 or columns < 200
 

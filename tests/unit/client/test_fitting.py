@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.sidecar import validate
 from farm.client.fetching import may_run
-from farm.client.loading import best_fit, why_not
+from farm.client.loading import Loaded, best_fit, why_not
 from farm.errors import NotFound
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
@@ -158,3 +159,8 @@ def test_programs_for_packs_are_for_packs_only() -> None:
         "net/onnxruntime-cpu/fp16/b8",
     ]
     assert [cell["shape"] for cell in may_run(cells, packed=True)] == ["b8.pack", "b8"]
+
+
+def test_a_loaded_program_is_shown_in_a_line() -> None:
+    shown = repr(Loaded("session", Path("net.onnx"), {"spec": "x" * 4000}, "for cpu", ""))  # type: ignore[typeddict-item]
+    assert "net.onnx" in shown and "for cpu" in shown and len(shown) < 200
