@@ -317,7 +317,7 @@ def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
     wait_until(lambda: fail_unserved(store, 0.3))
     cells_now = store.builds.cells(build_id)
     assert {(cell["state"], cell["kind"]) for cell in cells_now} == {("failed", "toolchain_mismatch")}
-    assert POOL.name in cells_now[0]["message"]
+    assert f"no worker has taken jobs of pool {POOL.name} for 0 s: " in cells_now[0]["message"], "0.3, in whole seconds"
 
 
 def test_jobs_of_a_pool_whose_only_worker_takes_none_fail_in_the_end(store: Store) -> None:
@@ -337,6 +337,7 @@ def test_jobs_of_a_pool_whose_only_worker_takes_none_fail_in_the_end(store: Stor
         reasons.append(cell["message"].partition(" s: ")[2])
         end()
         assert fail_unserved(store, 0.0) == 0, "the pool is served"
+    assert not store.workers.unfence("n1"), "it is not fenced any more"
     assert reasons == [
         "node n1 takes none: its health probe failed: it hangs",
         "node n1 takes none: its disk is full",
