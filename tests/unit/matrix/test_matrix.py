@@ -807,6 +807,11 @@ def test_a_worker_hears_how_a_model_was_converted_and_the_key_does_not() -> None
     assert plain.key == told.key
 
 
+@pytest.mark.parametrize("tuning", ["{mode: quick, background: quick}", "{mode: exhaustive, background: quick}"])
+def test_tuning_in_the_background_is_more_thorough_than_what_goes_before(tuning: str) -> None:
+    assert "finds nothing that `mode: " in refusal(manifest_text(f"tuning: {tuning}", model=ONE))
+
+
 def test_a_sum_with_a_dynamic_dimension_moves_its_range() -> None:
     cell = one(manifest_text(model=IMAGE + "{batch: 1, size: {min: 8, max: 64, optimals: [32]}}"), {"net": image()})
     assert cell.spec["inputs"]["scale"]["shape"] == [1, {"min": 9, "max": 65, "optimals": [33]}]
