@@ -80,12 +80,13 @@ def too_much(request, messages):
     return {}
 
 
-def illegal_amd():
+def illegal_amd(arch):
     """Build a broken kernel by hiprtc and run it: the runtime ends the process, or says what is wrong."""
     library, compiler = hip(), ctypes.CDLL(next(iter(rtc_names())))
     source, size = ctypes.c_void_p(), ctypes.c_size_t()
     compiler.hiprtcCreateProgram(ctypes.byref(source), BROKEN, b"broken.hip", 0, None, None)
-    if compiler.hiprtcCompileProgram(source, 0, None):
+    options = (ctypes.c_char_p * 1)(f"--offload-arch={arch}".encode())
+    if compiler.hiprtcCompileProgram(source, 1, options):
         raise RuntimeError("hiprtc does not compile the broken kernel")
     compiler.hiprtcGetCodeSize(source, ctypes.byref(size))
     code = ctypes.create_string_buffer(size.value)
@@ -132,7 +133,7 @@ def illegal(request, messages):
     """Load a kernel that is broken and run it; what the driver says of it is the error."""
     messages.phase("compiling", None, "a broken kernel")
     if request["maker"] == "amd":
-        illegal_amd()
+        illegal_amd(request["arch"])
         return {}
     cuda, module, kernel = driver(), ctypes.c_void_p(), ctypes.c_void_p()
     call(cuda.cuModuleLoadData(ctypes.byref(module), PTX))

@@ -44,6 +44,9 @@ def seen(found: dict[str, Any]) -> str:
         f"{len(found['probes']) - len(found['reached'])} of {len(found['probes'])} probes refused"
         if found.get("probes")
         else "",
+        f"done by {' and by '.join(map(str, found['seconds']))} cards"
+        if isinstance(found.get("seconds"), dict)
+        else "",
         f"ratio {found['ratio']}" if found.get("ratio") else "",
         "it broke" if "broke" in found else "",
     ]
@@ -84,7 +87,7 @@ def table(run: Run) -> str:
             "",
             f"One card took {ratio} times as long as a plain loop: {times['farm']} and {times['loop']} s.",
         ]
-    if scaling := run.found.get("scaling", {}).get("ratio"):
+    if (scaling := run.found.get("scaling", {}).get("ratio")) and run.measured:
         lines += ["", "Times the work of one card: " + ", ".join(f"{n} cards {r}" for n, r in scaling.items())]
     for name, found in run.found.items():
         if found.get("broke"):

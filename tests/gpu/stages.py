@@ -351,7 +351,7 @@ class Run:
                 wait_for_probe(client)
                 submitted = client.submit(freeze(manifest))["id"]
                 start = time.monotonic()
-                report = follow(client, submitted, 240)
+                report = follow(client, submitted, 240 * self.patience)
                 seconds[count] = round(time.monotonic() - start, 2)
                 assert succeeded(report) == len(report["cells"]), rows(report)
         ratio = {n: round(seconds[1] / s, 2) for n, s in seconds.items()}

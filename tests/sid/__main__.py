@@ -90,10 +90,11 @@ def main() -> int:
         return 0
     provider = install_provider(folder)
     print(f"the tree is ready after {time.monotonic() - started:.0f} s", flush=True)
-    variables = [f"FARM_TEST_ORT_MIGRAPHX={provider}"] if provider else []
+    variables = [f"{name}={SUPPORT}" for name in ("PYTHONPATH", "FARM_MIGRAPHX_PATH")] + ["ROCM=/usr"]
+    variables += [f"FARM_TEST_ORT_MIGRAPHX={provider}"] if provider else []
     command = ["-m", "pytest", "-o", f"cache_dir={CACHE}", "tests/sid", "-rs", "--timeout", "900", *rest]
     if given.rehearse:
-        variables += [f"{name}={SUPPORT}" for name in ("PYTHONPATH", "FARM_MIGRAPHX_PATH")] + [f"HIP_STANDIN={STANDIN}"]
+        variables.append(f"HIP_STANDIN={STANDIN}")
         command = ["-m", "tests.gpu", "--maker", "amd", "--rehearse", "--short", "--kills", "2"]
         command += ["--out", "docs/gpu/amd", *rest]
     done = enter(folder, "env", *variables, python, *command, seconds=None)
