@@ -361,7 +361,7 @@ def in_package(name: str) -> Path:
 
 
 def _is_public(host: str) -> bool:
-    from farm.addresses import address_of, is_public
+    from farm.wire.addresses import address_of, is_public
 
     try:
         found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)

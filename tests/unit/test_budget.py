@@ -33,7 +33,7 @@ LINES = {
     "extras/webhooks": 945,
     "jobs": 1034,
     "local": 1770,
-    "loose": 1873,
+    "loose": 1844,
     "manifest": 2190,
     "matrix": 1630,
     "metrics": 230,
@@ -47,7 +47,7 @@ LINES = {
     "targets": 1230,
     "tasks": 190,
     "tuning": 2630,
-    "wire": 375,
+    "wire": 404,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 

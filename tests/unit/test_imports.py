@@ -17,7 +17,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.runner": set(),
     # what every room may use
     "farm": set(),
-    "farm.addresses": set(),
+    "farm.wire.addresses": set(),
     "farm.units": set(),
     "farm.errors": set(),
     "farm.entry_points": {"farm.errors"},
@@ -139,7 +139,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.client": {
         "farm",
-        "farm.addresses",
+        "farm.wire.addresses",
         "farm.artifacts",
         "farm.compiling",
         "farm.errors",
@@ -380,7 +380,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
     "farm.extras.webhooks": {
-        "farm.addresses",
+        "farm.wire.addresses",
         "farm.api",
         "farm.app",
         "farm.artifacts",

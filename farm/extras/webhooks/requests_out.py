@@ -15,7 +15,7 @@ from typing import Any
 
 import httpcore
 
-from farm.addresses import address_of, is_public
+from farm.wire.addresses import address_of, is_public
 
 SECONDS = 20.0
 """Seconds that one request may take in all, from the connection to the answer's first line."""
