@@ -17,7 +17,6 @@ FLOORS: dict[str, set[str]] = {
     "farm.runner": set(),
     # what every room may use
     "farm": set(),
-    "farm.wire.addresses": set(),
     "farm.units": set(),
     "farm.errors": set(),
     "farm.entry_points": {"farm.errors"},
@@ -139,7 +138,6 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.client": {
         "farm",
-        "farm.wire.addresses",
         "farm.artifacts",
         "farm.compiling",
         "farm.errors",
@@ -380,7 +378,6 @@ FLOORS: dict[str, set[str]] = {
     },
     "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
     "farm.extras.webhooks": {
-        "farm.wire.addresses",
         "farm.api",
         "farm.app",
         "farm.artifacts",
