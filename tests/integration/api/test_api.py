@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -38,7 +39,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.matrix.cells import expand
 from farm.results.ref_rules import entries
-from farm.serving.application import create_app
+from farm.serving.application import HealthCheck, create_app
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
 
@@ -225,6 +226,27 @@ def test_health_says_which_server_is_away(settings: Settings) -> None:
         answer = httpx.get(f"{url}/v1/health", timeout=30)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert answer.json()["type"] == "urn:farm:error:StorageAway"
+
+
+def test_who_waited_for_health_gets_his_answer_also_if_the_next_one_asks_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between an answer and the one who waited for it, another caller begins the next question."""
+    check, wait, later = HealthCheck("the store", lambda: None), asyncio.wait, list[asyncio.Future[None]]()
+
+    async def late(*futures: Any, **options: Any) -> Any:
+        found = await wait(*futures, **options)
+        monkeypatch.setattr(asyncio, "wait", wait)
+        later.append(asyncio.ensure_future(check.answers()))
+        await asyncio.sleep(0)
+        return found
+
+    async def asked() -> None:
+        await check.answers()
+        await later[0]
+
+    monkeypatch.setattr(asyncio, "wait", late)
+    asyncio.run(asked())
 
 
 def test_who_asks_for_health_takes_no_thread_of_his_own(settings: Settings) -> None:
