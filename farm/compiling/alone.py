@@ -32,7 +32,7 @@ PATIENCE = 15.0
 STRETCH, REST = 10.0, 0.5
 """Children that were paused for so many seconds continue before the next measurement, for this share of the pause."""
 SHORT = 1.0
-"""Seconds for which a child stands still and nobody is told."""
+"""Seconds for which a child stands still before anybody hears of it."""
 LONGEST = 600.0
 """Seconds of the longest measurement, or queue, that children wait for: who has the turn may be stuck, or hostile."""
 

@@ -470,7 +470,7 @@ class Verification(TypedDict, total=False):
     unverified: Annotated[Mapping[Name, str], Default({})]
     """Outputs that were compared with nothing, and why."""
     doubted: Annotated[Mapping[Name, str], Default({})]
-    """Outputs of which the reference is not known to be right, and why: a difference proves nothing there."""
+    """Outputs whose reference is not known to be right, and why: a difference proves nothing there."""
     samples: Annotated[Count, Default(0)]
     runs: Annotated[Count, Default(0)]
     errors: Annotated[ByOutput, Default({})]

@@ -103,7 +103,7 @@ def _of_farm(settings: Settings, what: str, trust: Trust) -> dict[str, list[Trus
             tag = ref or "latest"
         else:
             tag = client.find_build(what) if what.startswith("@") or "=" in what else what
-            # A build is no ref: nobody signs which programs it has.
+            # A build is not a ref: nobody signs which programs it has.
             found = client.refs.unchecked(tag) if re.fullmatch("b-[0-9a-f]{1,16}", tag) else client.refs.get(tag)
             cells = {cell["identifier"]: cell["key"] for cell in found["cells"].values()}
         return {name: SignaturesApi.of(client).judged(key, trust, tag=tag) for name, key in cells.items()}
