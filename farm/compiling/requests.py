@@ -317,7 +317,4 @@ def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
 
 def _model(order: WorkOrder, path: Path) -> ModelFile:
     model = order["model"]
-    file: ModelFile = {"path": str(path), "format": model["format"], "outputs": model.get("outputs", [])}
-    if "names" in model:
-        file["names"] = model["names"]
-    return file
+    return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", []), "names": model["names"]}

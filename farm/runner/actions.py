@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,9 +82,6 @@ class CompilerModule(Protocol):
 
     def load_reference(self, request: Request) -> Program:
         """Load the original model to make reference outputs with."""
-
-    def output_ranks(self, request: Request) -> dict[str, int | None]:
-        """Return the ranks of the original model's outputs by name, if known."""
 
 
 _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler", "onnx": ".onnx_evaluator"}
@@ -219,10 +216,7 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
 
     messages.phase("verifying", 0.0, "reference outputs")
     check_model(request)
-    module = _reference_module(request)
-    ranks = module.output_ranks(request) if module else {}
-    random = _random_outputs(request) if module else {}
-    doubted = _doubted_outputs(request) if request["compiler"] == "onnx" else {}
+    ranks, random, doubted = _known_outputs(request)
     minimum = int(request.get("min_samples") or 8)
     source = request["samples"]
     if "generate" in source:
@@ -241,9 +235,9 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
     # What the user expects wins, also of a random output.
     wanted = [name for name in ranks if name in origin or name not in random]
     refused = str(request.get("unverified") or "")
-    if module and not refused and any(name not in origin for name in wanted):
+    if not refused and any(name not in origin for name in wanted):
         with _blamed_on_reference():
-            program = module.load_reference(request)
+            program = compiler_module(request).load_reference(request)
             for index, feeds in enumerate(runs):
                 messages.phase("verifying", index / len(runs), "reference outputs")
                 made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
@@ -276,38 +270,25 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
     }
 
 
-def _reference_module(request: Request) -> CompilerModule | None:
-    """Return the module that computes the right outputs, or knows their names; None if none are wanted."""
-    compiler = request["compiler"]
-    if compiler == "none":
-        return None
-    if compiler == "expected":
-        compiler = "migraphx" if request["model"]["format"] == "tf" else "onnx"
-    return compiler_module({**request, "compiler": compiler})
+def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str, str], dict[str, str]]:
+    """Return the ranks of the model's outputs by name, where known; those that depend on a random operator, with its
+    name; and those of which the onnx package's evaluator, if it is asked, is not known to be right, with the reason.
 
-
-def _random_outputs(request: Request) -> dict[str, str]:
-    """Return the outputs that depend on a random operator; none if this interpreter lacks onnx."""
-    from .onnx_graph import random_outputs
-
+    All are empty if no right outputs are wanted. Without onnx the names are known alone.
+    """
+    if request["compiler"] == "none":
+        return {}, {}, {}
     if request["model"]["format"] == "tf" or not find_spec("onnx"):
-        return {}
-    import onnx
-
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    return random_outputs(model)
-
-
-def _doubted_outputs(request: Request) -> dict[str, str]:
-    """Return the outputs of which the onnx package's evaluator is not known to be right, each with the reason."""
+        return dict.fromkeys(request["model"]["names"]), {}, {}
     import onnx
 
     from .onnx_evaluator import doubted_outputs
+    from .onnx_graph import output_ranks, random_outputs
 
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    return doubted_outputs(model)
+    doubted = doubted_outputs(model) if request["compiler"] == "onnx" else {}
+    return output_ranks(model), random_outputs(model), doubted
 
 
 @contextmanager

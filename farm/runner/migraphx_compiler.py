@@ -21,8 +21,6 @@ from .migraphx_module import migraphx_module, probe, takes
 from .mxr import dtype_name
 from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
-from .tf_check import check_tf
-from .wire import onnx_outputs
 
 if TYPE_CHECKING:
     from .documents import (
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     )
 
 
-__all__ = ["compile", "load", "load_reference", "output_ranks", "probe", "tune"]
+__all__ = ["compile", "load", "load_reference", "probe", "tune"]
 
 RECIPE = 1
 """Number of this module: it goes up when its conversion or quantization changes what comes out."""
@@ -440,12 +438,7 @@ def _output_parameters(program: Any) -> list[str]:
 
 def _model_outputs(request: Request) -> list[str]:
     """Return the names of the model's outputs in order; MIGraphX does not report them."""
-    if request.get("outputs"):
-        return list(request["outputs"])
-    path = request["model"]["path"]
-    if request["model"]["format"] == "tf":
-        return [str(output["name"]) for output in check_tf(path, request["model"].get("outputs") or ())["outputs"]]
-    return onnx_outputs(path)
+    return list(request.get("outputs") or request["model"]["names"])
 
 
 def _output_names(request: Request, count: int) -> list[str]:
@@ -558,11 +551,6 @@ def load_reference(request: Request) -> _MigraphxProgram:
     with blamed_on_compiler("MIGraphX ref cannot run the original model for reference"):
         program.compile(_target(migraphx, "ref"), fast_math=False)
     return _MigraphxProgram(migraphx, program, request)
-
-
-def output_ranks(request: Request) -> dict[str, int | None]:
-    """Return the original model's outputs; their ranks are not known before it is compiled."""
-    return dict.fromkeys(_model_outputs(request))
 
 
 def _argument(migraphx: Any, array: Any, shape: Any) -> Any:

@@ -56,15 +56,6 @@ def load_reference(request: Request) -> _Evaluated:
     return _Evaluated(request["model"]["path"])
 
 
-def output_ranks(request: Request) -> dict[str, int | None]:
-    """Return the ranks of the original model's outputs by name, where known."""
-    import onnx
-
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    return onnx_graph.output_ranks(model)
-
-
 LIST = Path(__file__).with_name("onnx_forms.json")
 
 

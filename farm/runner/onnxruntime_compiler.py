@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from . import onnx_graph, onnxruntime_sessions
+from . import onnxruntime_sessions
 from .child import find_module
 from .onnx_check import DTYPES
 from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
@@ -592,10 +592,3 @@ def load_reference(request: Request) -> SessionProgram:
     how = device_of(request).default(int(request.get("threads") or 1))
     refusal = "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)"
     return RuntimeDevice().load(request["model"]["path"], how, refusal)
-
-
-def output_ranks(request: Request) -> dict[str, int | None]:
-    """Return the ranks of the original model's outputs by name, where known."""
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = _loaded(request, load_external_data=False)
-    return onnx_graph.output_ranks(model)

@@ -64,7 +64,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
             "device": device,
             "threads": 1,
             "search": search(compiler),
-            "model": {"path": str(model), "format": "onnx", "outputs": []},
+            "model": {"path": str(model), "format": "onnx", "names": ["y"]},
             "inputs": {"x": {"dtype": "float32", "shape": [1, 3]}},
             "batch": None,
             "options": compilers()[compiler].filled({}, device),

@@ -579,7 +579,7 @@ class Run:
                 "threads": THREADS,
                 "search": list(self.search),
                 **({"gpu": uuid, "maker": self.maker} if self.gpu else {}),
-                "model": {"path": str(model), "format": "onnx", "outputs": []},
+                "model": {"path": str(model), "format": "onnx", "names": ["y"]},
                 "inputs": {"x": {"dtype": "float32", "shape": [1, 3, 128, 128]}},
                 "batch": None,
                 "options": compilers()[self.compiler].filled({}, self.device),

@@ -86,7 +86,11 @@ def requests(case: Any, folder: Path, onnx: Any) -> list[dict[str, Any]]:
         inputs, outputs = {}, {}
     meta = {"batch": 1, "samples": 1, "minimum": 1, "origin": {}}
     save_runs(str(folder / "reference.npz"), [inputs], [outputs], meta)
-    model = {"path": str(folder / "model.onnx"), "format": "onnx"}
+    model = {
+        "path": str(folder / "model.onnx"),
+        "format": "onnx",
+        "names": [value.name for value in case.model.graph.output],
+    }
     program = str(folder / "program")
     dtypes = {str(array.dtype) for array in (*inputs.values(), *outputs.values())}
     return [

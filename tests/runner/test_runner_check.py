@@ -98,7 +98,7 @@ def node_def(name: bytes, op: bytes, *inputs: bytes) -> bytes:
         (graph_def(node_def(b"a", b"Placeholder"))[:-3], "not a TensorFlow frozen graph"),
         (graph_def(node_def(b"a", b"Placeholder")), "no outputs"),
         (graph_def(node_def(b"a\0", b"Placeholder"), node_def(b"r", b"Relu", b"a\0")), "a zero byte in its name"),
-        (graph_def(node_def(b"a", b"Placeholder")) + b"\x22\x04\x0a\x02no", "not a TensorFlow frozen graph"),
+        (graph_def(node_def(b"a", b"Placeholder")) + b"\x22\x04\x0a\x02no", "no outputs"),
     ],
 )
 def test_malformed_tensorflow_graphs_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -118,9 +118,10 @@ def _message(*parts: tuple[int, bytes | int]) -> bytes:
     )
 
 
-def constant(*tensor: tuple[int, bytes | int], value: int = 1) -> bytes:
-    """A graph of one constant and a node that reads it; the constant's value comes `value` times."""
-    made = _message((1, b"value"), (2, _message(*[(8, _message(*tensor))] * value)))
+def constant(*tensor: tuple[int, bytes | int], value: int = 1, number: int | None = None) -> bytes:
+    """A graph of one constant and a node that reads it; its value comes `value` times, and then may be a `number`."""
+    values: list[tuple[int, bytes | int]] = [(8, _message(*tensor))] * value
+    made = _message((1, b"value"), (2, _message(*values, *([(3, number)] if number is not None else []))))
     return graph_def(_message((1, b"w"), (2, b"Const"), (5, made)), node_def(b"y", b"Identity", b"w"))
 
 
@@ -128,22 +129,28 @@ FLOATS = (1, 1)
 PAIR = (2, _message((2, _message((1, 2)))))
 
 
-def test_a_tensorflow_constant_has_each_of_its_parts_once(tmp_path: Path) -> None:
-    """Of two contents the check read the first, and protobuf, so MIGraphX, the last: 4 bytes for 4 MiB."""
+def test_a_tensorflow_constant_is_read_as_migraphx_reads_it(tmp_path: Path) -> None:
+    """Protobuf takes the last of two contents, and joins two shapes."""
     path = tmp_path / "model.pb"
-    path.write_bytes(constant(FLOATS, PAIR, (4, bytes(8))))
-    assert check_tf(path)["weight_dtypes"] == ["float32"]
-    path.write_bytes(constant(FLOATS, PAIR, (5, bytes(4)), (5, bytes(4))))
-    assert check_tf(path)["weight_dtypes"] == ["float32"], "numbers may come one by one"
-    for twice in (
-        constant(FLOATS, PAIR, (4, bytes(8)), (4, bytes(1))),
+    for sound in (
+        constant(FLOATS, PAIR, (4, bytes(8))),
+        constant(FLOATS, PAIR, (4, bytes(1)), (4, bytes(8))),
         constant(FLOATS, PAIR, PAIR, (4, bytes(16))),
-        constant(FLOATS, FLOATS, PAIR, (4, bytes(8))),
+        constant(FLOATS, PAIR, (5, bytes(4)), (5, bytes(4))),
+    ):
+        path.write_bytes(sound)
+        assert check_tf(path)["weight_dtypes"] == ["float32"]
+    for cut in (
+        constant(FLOATS, PAIR, (4, bytes(8)), (4, bytes(1))),
+        constant(FLOATS, PAIR, PAIR, (4, bytes(8))),
         constant(FLOATS, PAIR, (4, bytes(8)), value=2),
     ):
-        path.write_bytes(twice)
-        with pytest.raises(BadModel, match="twice"):
+        path.write_bytes(cut)
+        with pytest.raises(BadModel, match="its shape needs"):
             check_tf(path)
+    path.write_bytes(constant(FLOATS, PAIR, (4, bytes(8)), number=7))
+    with pytest.raises(BadModel, match="has no value"):
+        check_tf(path)
 
 
 def test_tensorflow_graph_is_described(tmp_path: Path) -> None:

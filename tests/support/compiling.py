@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from farm.compiling.child_process import ChildEnd, ChildLimits, run_child
 from farm.compiling.failures import Failure, classify
 from farm.compiling.templates import Templates
+from farm.models.model import check_here
+from farm.runner.onnx_check import BadModel
 from farm.targets.compilers import compilers, default_equal_share, default_tolerance
 
 
@@ -100,7 +103,12 @@ class Case:
             "device": self.device,
             "threads": 1,
             "search": self.search,
-            "model": {"path": str(self.path), "format": self.format, "outputs": list(self.outputs)},
+            "model": {
+                "path": str(self.path),
+                "format": self.format,
+                "outputs": list(self.outputs),
+                "names": self._names(),
+            },
             "inputs": self.inputs,
             "batch": self.batch,
             "options": compilers()[self.compiler].filled(self.options, self.device),
@@ -122,6 +130,12 @@ class Case:
             raise Refused(end, failure)
         assert end.result is not None
         return end.result
+
+    def _names(self) -> list[str]:
+        """The names of the model's outputs, as a work order has them; none of a model that no farm accepts."""
+        with suppress(BadModel):
+            return [output["name"] for output in check_here(self.path, self.format, self.outputs)["outputs"]]
+        return []
 
     def check(self) -> dict[str, Any]:
         return self.run("check")

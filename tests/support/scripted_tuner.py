@@ -239,7 +239,7 @@ def tuner_for(
     order = {
         "identifier": f"{name}/migraphx-gfx942/fp16/b1",
         "target": "migraphx/gfx942",
-        "model": {"format": "onnx"},
+        "model": {"format": "onnx", "names": ["y"]},
         "spec": {**SPEC, "tuning": {"mode": mode}},
     }
     search = Search(ScriptedSteps(order, children), database(artifacts, mode), session=name, **options)

@@ -29,6 +29,10 @@ def compiled(folder: Path, compiler: str, debug: dict[str, Any], path: str = "")
     return steps, steps.compile(PNET, None), steps.children.log_path.read_text()
 
 
+OUTPUTS = ["conv2d_4", "softmax"]
+"""Of the model that is compiled here."""
+
+
 def steps_of(
     folder: Path, compiler: str, debug: dict[str, Any], path: str = "", *, mode: str = "off"
 ) -> tuple[Steps, dict[str, Any]]:
@@ -46,7 +50,12 @@ def steps_of(
         "calibration": None,
         "env": {},
     }
-    order = {"identifier": "net", "target": f"{compiler}/cpu", "spec": spec, "model": {"format": "onnx"}}
+    order = {
+        "identifier": "net",
+        "target": f"{compiler}/cpu",
+        "spec": spec,
+        "model": {"format": "onnx", "names": OUTPUTS},
+    }
     limits = AttemptLimits(time=120.0, memory=0)
     machine = MachineFile(migraphx_path=path)
     folder.mkdir(exist_ok=True)

@@ -506,7 +506,11 @@ def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, sm
     farm = Farm(settings.model_copy(update={"data_dir": small_disk}))
     digest, size = farm.artifacts.put_blob_bytes(bytes(32 << 20))
     file = {"path": "model.onnx", "digest": digest, "size": size}
-    order = {"identifier": "net/onnxruntime-cpu/fp32/b1", "model": {"files": [file], "format": "onnx"}, "env": {}}
+    order = {
+        "identifier": "net/onnxruntime-cpu/fp32/b1",
+        "model": {"files": [file], "format": "onnx", "names": ["y"]},
+        "env": {},
+    }
     spec = {"compiler": {"name": "onnxruntime"}, "options": {}, "tuning": {"mode": "off"}, "env": {}, "toolchain": ""}
     attempt = Attempt(
         "j-1", 1, "1-t", {**order, "spec": spec}, AttemptLimits(time=60.0, memory=0), namespace="main", key="ab" * 32

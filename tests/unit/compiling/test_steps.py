@@ -118,7 +118,7 @@ def asking(
     monkeypatch.setattr(children, "ask", ask)
     whole = order("onnxruntime")
     whole["spec"] |= {"compiler": {"name": "migraphx"}, "precision": "fp32"}
-    whole["model"] = {"format": "onnx", "files": []}
+    whole["model"] = {"format": "onnx", "files": [], "names": ["y"]}
     return Steps({**whole, "identifier": "net/a/b", "target": "migraphx/cpu"}, children), asked
 
 
