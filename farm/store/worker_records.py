@@ -61,6 +61,7 @@ class WorkerRecords:
             pools=json.dumps(pools),
             resting=resting,
             fenced=fenced,
+            locks=worker.get("locks", ""),
         )
 
     def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "", warning: str = "") -> Beat:
@@ -130,11 +131,9 @@ class WorkerRecords:
 
     def is_split(self, locks: str) -> bool:
         """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
-        ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
-        documents = self._link.ask_many(["HGET", ("worker", worker_id), "document"] for worker_id in ids)
-        others = {json.loads(document).get("locks", "") for document in documents if document}
-        kernel = locks.partition(" ")[0]
-        return any(other != locks and other.partition(" ")[0] == kernel for other in others if other)
+        known = self._link.ask("HGETALL", ("worker", "locks", locks.partition(" ")[0]))
+        others = [worker_id for worker_id, other in known.items() if other != locks]
+        return any(self._link.ask_many(["EXISTS", ("worker", worker_id)] for worker_id in others))
 
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""

@@ -175,8 +175,12 @@ local function place(job, where, cells)
   if job.where == "running" then
     call("ZREM", FARM .. "leases", job.id)
     call("ZREM", FARM .. "kept", job.id)
+    call("SREM", WORKER .. job.worker .. ":running", job.id)
   end
-  if where == "running" then call("ZADD", FARM .. "leases", NOW + LEASE, job.id) end
+  if where == "running" then
+    call("ZADD", FARM .. "leases", NOW + LEASE, job.id)
+    call("SADD", WORKER .. job.worker .. ":running", job.id)
+  end
   for _, cell in ipairs(cells) do
     if where == "handed" and cell.live then
       call("SADD", BUILD .. cell.build .. ":flying", job.id)

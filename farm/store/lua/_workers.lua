@@ -18,13 +18,26 @@ local function note_busy(worker)
   if call("EXISTS", record) == 1 then call("HSET", record, "busy_at", NOW) end
 end
 
--- The jobs whose attempts a worker runs.
-local function running_of(worker)
+-- The jobs whose attempts a worker runs; `also_kept`: with those whose finished program is on its node's disk.
+local function running_of(worker, also_kept)
   local found = {}
-  for _, id in ipairs(call("ZRANGE", FARM .. "leases", 0, -1)) do
-    if call("HGET", JOB .. id, "worker") == worker then found[#found + 1] = read(id) end
+  for _, id in ipairs(call("SMEMBERS", WORKER .. worker .. ":running")) do
+    local job = read(id)
+    if job and job.where == "running" and job.worker == worker then
+      if also_kept or not job.kept then found[#found + 1] = job end
+    else
+      call("SREM", WORKER .. worker .. ":running", id)  -- A process of an earlier release took it away.
+    end
   end
   return found
+end
+
+-- A worker is live, and has these lock files: workers of one kernel that have others cannot be asked to pause.
+local function note_locks(worker, locks, ttl)
+  local kernel = locks:match("^%S+")
+  if not kernel then return end
+  call("HSET", WORKER .. "locks:" .. kernel, worker, locks)
+  call("PEXPIRE", WORKER .. "locks:" .. kernel, ttl)
 end
 
 -- Why a worker on a node takes no jobs for now, or "".

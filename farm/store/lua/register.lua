@@ -1,10 +1,11 @@
 -- Register a worker, again or for the first time; its pools are kept for good.
--- keys: worker:<worker> with :last, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed
--- arguments: worker, node, slots, ttl, document, pools, resting, fenced
+-- keys: worker:<worker> with :last, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed,
+--   worker:locks:<kernel>
+-- arguments: worker, node, slots, ttl, document, pools, resting, fenced, locks
 --   ttl: milliseconds for which it counts as live without a heartbeat; document: JSON; pools: JSON list of [name,
 --   JSON];
 --   resting: why it takes no jobs yet, "" = it takes jobs; fenced: why its node is fenced as far as the worker knows,
---   or ""
+--   or ""; locks: its kernel and where its lock files are there, or ""
 -- answer: 1
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
@@ -14,9 +15,10 @@ for _, pool in ipairs(cjson.decode(pools)) do
   wake(pool[1])
 end
 call("HSET", WORKER .. worker, "node", node, "slots", slots, "ttl", ttl, "document", document,
-     "pools", cjson.encode(names), "registered_at", NOW, "resting", resting)
+     "pools", cjson.encode(names), "registered_at", NOW, "resting", resting, "locks", locks)
 call("PEXPIRE", WORKER .. worker, ttl)
 note_heard(worker, node)
+note_locks(worker, locks, ttl)
 call("ZADD", FARM .. "workers", NOW + ttl, worker)
 -- Redis may have lost the fence with its data. If the fence was lifted since the worker's last heartbeat, it stays
 -- lifted.

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -155,6 +155,36 @@ def test_a_worker_between_two_long_jobs_does_not_idle(store: Store, raw: redis.R
     assert (beat.running, beat.unclaimed < HOUR) == (0, True)
     an_hour_later(raw)
     assert store.workers.heartbeat("w1").unclaimed >= HOUR, "it leaves a job lying"
+
+
+def test_what_a_worker_asks_costs_the_server_no_more_in_a_large_fleet(store: Store, raw: redis.Redis) -> None:
+    def cost(ask: Callable[[], object]) -> int:
+        """Commands that the server runs for it, also within scripts; others ask now and then."""
+        before, after = [], []
+        for _ in range(3):
+            before.append(raw.info("stats")["total_commands_processed"])
+            ask()
+            after.append(raw.info("stats")["total_commands_processed"])
+        return min(late - early for early, late in zip(before, after, strict=True))
+
+    def costs() -> list[int]:
+        return [
+            cost(lambda: store.workers.heartbeat("w1")),
+            cost(lambda: store.workers.is_split("kernel-1 1:2")),
+        ]
+
+    def fleet(numbers: range) -> None:
+        for number in numbers:
+            name = f"w{number}"
+            worker = {"id": name, "node": name, "slots": 1, "locks": f"kernel-{number} 1:2", "pools": [POOL.as_dict()]}
+            store.workers.register(worker, ttl=60)
+            submit(store, new_cell())
+            take(store, name, name)
+
+    fleet(range(1, 3))
+    alone = costs()
+    fleet(range(3, 40))
+    assert costs() == alone
 
 
 def test_workers_of_one_kernel_with_other_lock_files_are_known(store: Store) -> None:
