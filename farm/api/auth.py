@@ -66,20 +66,24 @@ def authenticate(
     shown = credentials.credentials if credentials else ""
     if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
         return Token(ADMINISTRATOR, Role.ADMIN, folder_name(namespace or farm.settings.namespace or MAIN))
-    token = (
-        (user_of(shown, farm.settings.proxy_secret.get_secret_value()) or farm.tokens.find(shown)) if shown else None
-    )
+    secret = farm.settings.proxy_secret.get_secret_value()
+    token = (user_of(shown, secret) or farm.tokens.find(shown)) if shown else None
     if token is None:
-        raise Unauthenticated(
-            "this farm does not know this token" if shown else "a token is needed",
-            hint="set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one",
-        )
+        raise unknown(shown)
     if token.role < Role.ADMIN and namespace not in (None, token.namespace):
         raise NotAllowed(
             f"this token is for the namespace {token.namespace}, not for {namespace}",
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
     return replace(token, namespace=folder_name(namespace or token.namespace))
+
+
+def unknown(shown: str) -> Unauthenticated:
+    """Return the error for a token that the farm does not know, or for none."""
+    return Unauthenticated(
+        "this farm does not know this token" if shown else "a token is needed",
+        hint="set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one",
+    )
 
 
 def shown_token(scope: Scope) -> str:

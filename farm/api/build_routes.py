@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Annotated, TypeVar, cast
+from operator import itemgetter
+from typing import Annotated, TypeVar
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -104,7 +105,7 @@ def list_builds(
     after: Annotated[str, Query(max_length=64, description="Go on after this: `next` of the answer before.")] = "",
 ) -> Listed[BuildView]:
     """List the newest builds of the namespace, the newest first."""
-    return _page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), "id", after, limit)
+    return _page_of_rows(farm.build_reader.list(caller.namespace, NO_END, label=label), itemgetter("id"), after, limit)
 
 
 @router.get("/builds/{build_id}")
@@ -125,7 +126,7 @@ def cells(
     """Return a build's cells, judged, in the order of its manifest."""
     found = farm.build_reader.cells(caller.namespace, build_id)
     wanted = [cell for cell in found if state is None or cell["state"] in state]
-    return _page_of_rows(wanted, "identifier", after, limit or NO_END)
+    return _page_of_rows(wanted, itemgetter("identifier"), after, limit or NO_END)
 
 
 @router.post("/builds/{build_id}/cancel")
@@ -242,9 +243,8 @@ async def _events(
         if changes:
             items = await in_thread(lambda: list(changes.after(EVENT_WAIT)))
         else:
-            items = (await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT)))[
-                "items"
-            ]
+            read = await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT))
+            items = read["items"]
         for item in items:
             position = item.get("id") or position
             ended = item["type"] == "build" and item.get("state") == "reported"
@@ -262,20 +262,16 @@ async def _events(
         idle += not items
 
 
-def _page_of_rows(rows: Sequence[Row], name: str, after: str, limit: int) -> Listed[Row]:
-    """Return up to `limit` rows after the one whose field `name` is `after`. Raises UsageError if there is none.
+def _page_of_rows(rows: Sequence[Row], name: Callable[[Row], str], after: str, limit: int) -> Listed[Row]:
+    """Return up to `limit` rows after the one whose `name` is `after`. Raises UsageError if there is none.
 
     The place is the name of a row, so rows that come in front meanwhile move nothing.
     """
     start = 0
     if after:
-        start = next((place for place, row in enumerate(rows, 1) if _name(row, name) == after), -1)
+        start = next((place for place, row in enumerate(rows, 1) if name(row) == after), -1)
         if start < 0:
             raise UsageError(f"the list has no {after[:100]} any more", hint="begin again without `after`")
     shown = list(rows[start : start + limit])
     more = start + limit < len(rows)
-    return {"items": shown, "next": _name(shown[-1], name) if more else None}
-
-
-def _name(row: object, name: str) -> str:
-    return str(cast("dict[str, object]", row)[name])
+    return {"items": shown, "next": name(shown[-1]) if more else None}

@@ -15,13 +15,12 @@ from datetime import UTC, datetime
 
 import anyio
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import HTTPAuthorizationCredentials
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from farm.api.auth import authenticate, host_name, is_loopback, shown_token, sign_in, user_of
+from farm.api.auth import host_name, is_loopback, shown_token, sign_in, unknown, user_of
 from farm.api.problems import refusal
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
@@ -91,7 +90,7 @@ class Gate:
         self._farm = farm
         self._site = site
         self._turns = Turns(farm)
-        self._room = RoomForBodies(farm)
+        self._room = RoomForBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count a request, and time it by the pattern of its route, without `/v1`.
@@ -131,7 +130,7 @@ class Gate:
                 await self._compressed(scope, receive, send)
                 return
             caller = await self._turns.caller(scope)
-            async with self._room.of(scope):
+            async with self._room.of(scope, caller):
                 with_body = await whole_body(receive, caller)
                 if with_body:
                     async with self._turns.turn(scope, caller):
@@ -307,16 +306,14 @@ async def whole_body(receive: Receive, caller: str) -> Receive | None:
 
 
 class RoomForBodies:
-    """Checks the token before a large body is read, and bounds how many of them are in memory."""
+    """Takes large bodies only of callers that the farm knows, and bounds how many of them are in memory."""
 
-    def __init__(self, farm: Callable[[], Farm]) -> None:
-        """`farm` returns the farm that knows the tokens."""
-        self._farm = farm
-        self._sizes: Counter[tuple[str, str]] = Counter()
-        """Bytes of the large bodies that are in memory or on their way, by namespace and name of the token."""
+    def __init__(self) -> None:
+        self._sizes: Counter[str] = Counter()
+        """Bytes of the large bodies that are in memory or on their way, by caller."""
 
     @asynccontextmanager
-    async def of(self, scope: Scope) -> AsyncIterator[None]:
+    async def of(self, scope: Scope, caller: str) -> AsyncIterator[None]:
         """Hold the room of a request's body while it is answered.
 
         Raises Unauthenticated, FarmFault if there are too many, before anything of the body is read.
@@ -325,25 +322,16 @@ class RoomForBodies:
         if size <= SMALL_BODY:
             yield
             return
-        owner = await self._admitted(Headers(scope=scope), size)
+        if caller == STRANGERS:
+            raise unknown(shown_token(scope))
+        if self._sizes[caller] + size > BODIES_OF_ONE or self._sizes.total() + size > BODIES_OF_ALL:
+            raise FarmFault("too many large requests at once", hint="send them one after the other")
+        self._sizes[caller] += size
         try:
             yield
         finally:
-            self._sizes[owner] -= size
+            self._sizes[caller] -= size
             self._sizes += Counter()  # Forgets those who have none.
-
-    async def _admitted(self, headers: Headers, size: int) -> tuple[str, str]:
-        """Count a body, and return whose it is. Raises Unauthenticated, FarmFault if there are too many."""
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        credentials = HTTPAuthorizationCredentials(
-            scheme=scheme, credentials=shown if scheme.lower() == "bearer" else ""
-        )
-        caller = await run_in_threadpool(authenticate, self._farm(), credentials)
-        owner = caller.namespace, caller.name
-        if self._sizes[owner] + size > BODIES_OF_ONE or self._sizes.total() + size > BODIES_OF_ALL:
-            raise FarmFault("too many large requests at once", hint="send them one after the other")
-        self._sizes[owner] += size
-        return owner
 
 
 def _size(headers: Headers) -> int:

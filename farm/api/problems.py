@@ -55,17 +55,17 @@ def refusal(error: FarmError) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Make the app answer with Problem Details wherever it does not succeed."""
 
-    def farm_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, FarmError)
+    @app.exception_handler(FarmError)
+    def farm_error(_: Request, error: FarmError) -> JSONResponse:
         return refusal(error)
 
-    def invalid(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         wrong = UsageError("; ".join(_wrong(each) for each in error.errors()[:20]))
         return _answer({**problem(wrong), "status": 422})
 
-    def http(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    def http(_: Request, error: HTTPException) -> JSONResponse:
         document: ProblemDetails = {
             "type": "about:blank",
             "title": error.detail,
@@ -74,15 +74,11 @@ def install(app: FastAPI) -> None:
         }
         return _answer(document, dict(error.headers or {}))
 
+    @app.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         _log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
         bug = FarmFault("this is a bug in the farm", hint="the server's log has the details")
         return _answer({**problem(bug), "status": 500})
-
-    app.add_exception_handler(FarmError, farm_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
 
 
 def _answer(document: ProblemDetails, headers: dict[str, str] | None = None) -> JSONResponse:

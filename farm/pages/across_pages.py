@@ -6,20 +6,21 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from farm.api.schemas import BUILD_REFERENCE
-from farm.builds.known_failures import Acknowledged, today
+from farm.builds.known_failures import today
 from farm.builds.reading import is_aside
 from farm.builds.troubles import troubles
-from farm.errors import NotFound, UsageError
+from farm.errors import NotFound
 from farm.jobs.rows import PoolView
 from farm.pages.build_view import PAGE
 from farm.pages.comparison import MOST, ComparedBuilds
-from farm.pages.page_answers import BASE, Here, Text, Visit, url_with
+from farm.pages.page_answers import BASE, Here, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, StillReading
 from farm.pages.quantities import plural
 from farm.results.lines import BAND, Look
@@ -29,8 +30,8 @@ router = APIRouter()
 
 NAMES = 12
 """Names of builds on the page of what is important now."""
-SOON = 3
-"""Days before its last one on which an acknowledged failure is named."""
+SOON = timedelta(days=3)
+"""Before its last day, in which an acknowledged failure is named."""
 
 BuildReference = Annotated[str, Query(pattern=BUILD_REFERENCE)]
 
@@ -81,7 +82,7 @@ def builds_across(
         rows=found.rows(rows[:shown]),
         more=len(rows[shown:]),
         everything=bool(everything),
-        other=_toggled(visit.request, everything),
+        other=same_page(visit.request, all="" if everything else "yes"),
         text=text,
         band=BAND,
     )
@@ -100,7 +101,7 @@ def now(visit: Here) -> Response:
         news=news_of(visit, known),
         lines=lines,
         open=[build for build in known if build["state"] != "reported"][:NAMES],
-        ending=[entry for entry in entries if _ends_soon(entry)],
+        ending=[entry for entry in entries if entry["until"] <= str(today() + SOON)],
         entries=len(entries),
         pools=[pool for pool in visit.farm.store.workers.pools() if pool["waiting"]],
         troubles=troubles(visit.farm.store, visit.farm.settings),
@@ -126,19 +127,6 @@ def _newest(builds: Iterable[BuildView]) -> list[BuildView]:
         if build["state"] == "reported" and not is_aside(build):
             newest.setdefault(build["name"], build)
     return list(newest.values())
-
-
-def _ends_soon(entry: Acknowledged) -> bool:
-    left = (today().fromisoformat(entry["until"]) - today()).days
-    return left <= SOON
-
-
-def _toggled(request: Request, everything: str) -> str:
-    """Return the URL of the same builds with all cells, or with those that differ."""
-    if len(request.query_params.multi_items()) > 40:
-        raise UsageError("too many parameters")
-    pairs = [(name, value) for name, value in request.query_params.multi_items() if name != "all"]
-    return url_with(pairs if everything else [*pairs, ("all", "yes")])
 
 
 def stuck_pools(pools: Iterable[PoolView]) -> list[PoolView]:

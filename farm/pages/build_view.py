@@ -134,8 +134,7 @@ class ShownBuild:
     @cached_property
     def looks(self) -> Mapping[Look, int]:
         """How many cells look how, those that are looked at first in front."""
-        found = Counter(cell.look for cell in self.cells)
-        return {look: found[look] for look in ORDER if found[look]}
+        return dict(ranked(Counter(cell.look for cell in self.cells)))
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -234,28 +233,21 @@ def grouped(cells: Iterable[CellLine]) -> list[Group]:
 def matrix(cells: Iterable[CellLine]) -> Matrix:
     """Return cells as a matrix, in their order."""
     cells = list(cells)
-    columns = _columns(cells)
+    targets = Counter(target for target, _ in dict.fromkeys((cell.target, cell.precision) for cell in cells))
+    place = list(targets).index
+    columns = sorted(dict.fromkeys((cell.target, cell.precision) for cell in cells), key=lambda each: place(each[0]))
     rows: dict[tuple[str, str], dict[tuple[str, str], list[CellLine]]] = {}
     for cell in cells:
         places = rows.setdefault((cell.model, cell.shape), {})
         places.setdefault((cell.target, cell.precision), []).append(cell)
-    targets = Counter(target for target, _ in columns)
     return Matrix(
-        [(target, targets[target]) for target in dict.fromkeys(target for target, _ in columns)],
+        list(targets.items()),
         [precision for _, precision in columns],
         [
             MatrixRow(model, shape, [places.get(column, ()) for column in columns])
             for (model, shape), places in rows.items()
         ],
     )
-
-
-def _columns(cells: Sequence[CellLine]) -> list[tuple[str, str]]:
-    """Return targets with their precisions, each in the order in which they first appear."""
-    by_target: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        by_target.setdefault(cell.target, {})[cell.precision] = None
-    return [(target, precision) for target, precisions in by_target.items() for precision in precisions]
 
 
 def ranked(looks: Mapping[Look, int]) -> Iterator[tuple[Look, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode
@@ -80,12 +79,8 @@ class Visit:
 
     @property
     def builds(self) -> BuildPages:
-        """What reads builds for pages: one for each farm that the app serves."""
-        state = self.request.app.state
-        kept: tuple[Farm, BuildPages] | None = getattr(state, "build_pages", None)
-        if kept is None or kept[0] is not self.farm:
-            kept = state.build_pages = (self.farm, BuildPages(self.farm))
-        return kept[1]
+        """What reads builds for pages."""
+        return self.farm.part(BuildPages)
 
     def page(self, template: str, **context: Any) -> HTMLResponse:
         """Return a page, with what all pages show."""
@@ -103,9 +98,4 @@ Here = Annotated[Visit, Depends(visit)]
 def same_page(request: Request, **changes: str | int) -> str:
     """Return this page's URL with other parameters; an empty one is left out."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes]
-    return url_with([*kept, *((name, str(value)) for name, value in changes.items())])
-
-
-def url_with(parameters: Sequence[tuple[str, str]]) -> str:
-    """Return this page's URL with these parameters; an empty one is left out."""
-    return f"?{urlencode([(name, value) for name, value in parameters if value])}"
+    return f"?{urlencode([(name, value) for name, value in (*kept, *changes.items()) if value])}"

@@ -27,6 +27,9 @@ from farm.pages.page_reading import StillReading
 
 log = get_logger(__name__)
 
+TITLES = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 410: "Gone", 503: "The farm cannot say now"}
+"""Of pages about errors, by their status."""
+
 
 def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[Farm]]) -> FastAPI:
     """Return the app of the pages. The app that mounts it shares its state, which has the farm.
@@ -54,14 +57,16 @@ def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[
 
 
 def _add_errors(pages: FastAPI) -> None:
+    """Answer with a page wherever a request does not succeed."""
+
     def problem(request: Request, status: int, title: str, detail: str, hint: str = "") -> Response:
         caller = None
         with suppress(FarmError):
             caller = visitor(get_farm(request), request)
         return page_of(request, caller, "problem", status=status, title=title, detail=detail, hint=hint)
 
-    def still_reading(request: Request, error: Exception) -> Response:
-        assert isinstance(error, StillReading)
+    @pages.exception_handler(StillReading)
+    def still_reading(request: Request, error: StillReading) -> Response:
         namespace, build_id = error.key
         farm = get_farm(request)
         caller = visitor(farm, request, namespace)
@@ -70,48 +75,27 @@ def _add_errors(pages: FastAPI) -> None:
         answer.headers["Retry-After"] = "2"
         return answer
 
-    def farm_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, FarmError)
+    @pages.exception_handler(FarmError)
+    def farm_error(request: Request, error: FarmError) -> Response:
         if isinstance(error, Unauthenticated) and "text/html" in request.headers.get("accept", ""):
             here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
             return RedirectResponse(f"{BASE}/sign-in?next={quote(here)}", 303)
-        titles = {
-            401: "Sign in first",
-            403: "Not allowed",
-            404: "Not found",
-            410: "Gone",
-            503: "The farm cannot say now",
-        }
-        return problem(
-            request, error.http_status, titles.get(error.http_status, "Refused"), error.message, error.hint or ""
-        )
+        return problem(request, error.http_status, TITLES.get(error.http_status, "Refused"), error.message, error.hint)
 
-    def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @pages.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> Response:
         wrong = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors()[:5])
         return problem(request, 404, "Not found", f"there is no such page: {wrong}")
 
-    def http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @pages.exception_handler(HTTPException)
+    def http(request: Request, error: HTTPException) -> Response:
         return problem(request, error.status_code, str(error.detail), "there is no such page")
 
+    @pages.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> Response:
         log.error("page failed", path=request.url.path, exc_info=error)
-        return page_of(
-            request,
-            None,
-            "problem",
-            status=500,
-            title="A bug in the farm",
-            detail="this page could not be made",
-            hint="the server's log has the details",
-        )
-
-    pages.add_exception_handler(StillReading, still_reading)
-    pages.add_exception_handler(FarmError, farm_error)
-    pages.add_exception_handler(RequestValidationError, invalid)
-    pages.add_exception_handler(HTTPException, http)
-    pages.add_exception_handler(Exception, unexpected)
+        detail, hint = "this page could not be made", "the server's log has the details"
+        return page_of(request, None, "problem", status=500, title="A bug in the farm", detail=detail, hint=hint)
 
 
 # --- signing in -------------------------------------------------------------------------------------------------------
