@@ -42,65 +42,54 @@ class Listing(StrEnum):
 
 # --- fetch ------------------------------------------------------------------------------------------------------------
 
-ArtifactName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME[@REF]",
-        help="A model, or a cell as builds print it; REF: a tag or a build.",
-        autocompletion=completion.artifacts,
-    ),
-]
-Target = Annotated[
-    str,
-    typer.Option(
-        "--target",
-        "-t",
-        help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
-        autocompletion=completion.targets,
-    ),
-]
-Precision = Annotated[
-    str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=completion.precisions)
-]
-Shape = Annotated[
-    str | None,
-    typer.Option("--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=completion.shapes),
-]
-OutputFolder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")]
-ToolchainStart = Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")]
-WithLog = Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")]
-WithKernels = Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")]
-WithSample = Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")]
-WholeFamily = Annotated[bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
-]
-PackLayout = Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")]
-ServingPython = Annotated[
-    str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
-]
-AnyName = Annotated[
-    bool, typer.Option("--any-name", help="With a trust policy: also take what was signed under another model's name.")
-]
-
 
 def fetch(
-    name: ArtifactName,
-    target: Target = "",
-    precision: Precision = "",
-    shape: Shape = None,
-    folder: OutputFolder = Path(),
-    toolchain: ToolchainStart = "",
-    log: WithLog = False,
-    with_kernels: WithKernels = False,
-    sample: WithSample = False,
-    family: WholeFamily = False,
-    force: Force = False,
-    batch: BatchSize = None,
-    layout: PackLayout = Layout.PLAIN,
-    python: ServingPython = "",
-    any_name: AnyName = False,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[@REF]",
+            help="A model, or a cell as builds print it; REF: a tag or a build.",
+            autocompletion=completion.artifacts,
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
+            autocompletion=completion.targets,
+        ),
+    ] = "",
+    precision: Annotated[
+        str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=completion.precisions)
+    ] = "",
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=completion.shapes
+        ),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
+    toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")] = "",
+    log: Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
+    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")] = False,
+    family: Annotated[
+        bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")] = False,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
+    ] = None,
+    layout: Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")] = Layout.PLAIN,
+    python: Annotated[
+        str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
+    ] = "",
+    any_name: Annotated[
+        bool,
+        typer.Option("--any-name", help="With a trust policy: also take what was signed under another model's name."),
+    ] = False,
     source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
@@ -347,11 +336,11 @@ _HEADERS: dict[Listing, tuple[str, ...]] = {
 
 _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.ARTIFACTS: lambda cell: (
-        str(cell["identifier"]),
+        cell["identifier"],
         render.size(cell["program"]["size"]),
         render.when(cell.get("submitted")),
-        str(cell["toolchain"]),
-        str(cell["key"])[:12],
+        cell["toolchain"],
+        cell["key"][:12],
     ),
     Listing.REFS: lambda ref: (
         str(ref["tag"]),

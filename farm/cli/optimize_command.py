@@ -17,102 +17,83 @@ from farm.inert import one_line
 if TYPE_CHECKING:
     from farm.local.single_cell import Wanted
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
-ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
-]
-Target = Annotated[
-    str,
-    typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
-]
-Nchw = Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")]
-DisableFastMath = Annotated[
-    bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
-]
-OffloadCopyOff = Annotated[
-    bool,
-    typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
-]
-Fp32 = Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")]
-Tf32 = Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")]
-Fp16 = Annotated[bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")]
-Fp8 = Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")]
-Int8 = Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")]
-Calibration = Annotated[
-    str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
-]
-ExhaustiveTune = Annotated[bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")]
-InputShapes = Annotated[
-    list[str] | None,
-    typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
-]
-InputFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
-    ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch", min=1, metavar="N", help="Size of the open batch; default: 1.")
-]
-SamplePath = Annotated[
-    Path | None,
-    typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
-]
-Tolerance = Annotated[
-    float | None,
-    typer.Option("--tolerance", metavar="E", help="Largest accepted relative error; default: the precision's."),
-]
-MemoryLimit = Annotated[
-    str,
-    typer.Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."),
-]
-GpuMemoryLimit = Annotated[
-    str,
-    typer.Option(
-        "--gpu-memory-limit",
-        "--gpu_memory_limit",
-        metavar="SIZE",
-        help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
-    ),
-]
-Workspace = Annotated[str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")]
-JsonProgram = Annotated[bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")]
-OutputPath = Annotated[
-    str,
-    typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
-]
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
 
 def optimize(
-    model: ModelFile,
-    target: Target = "",
-    nchw: Nchw = False,
-    disable_fast_math: DisableFastMath = False,
-    offload_copy_off: OffloadCopyOff = False,
-    fp32: Fp32 = False,
-    tf32: Tf32 = False,
-    fp16: Fp16 = False,
-    bf16: Bf16 = False,
-    fp8: Fp8 = False,
-    int8: Int8 = False,
-    calibration: Calibration = "",
-    exhaustive_tune: ExhaustiveTune = False,
-    inputs: InputShapes = None,
-    input_files: InputFiles = None,
-    batch: BatchSize = None,
-    samples: SamplePath = None,
-    tolerance: Tolerance = None,
-    memory_limit: MemoryLimit = "",
-    gpu_memory_limit: GpuMemoryLimit = "",
-    workspace: Workspace = "",
-    json_program: JsonProgram = False,
-    output_path: OutputPath = "",
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
+    ],
+    target: Annotated[
+        str,
+        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
+    ] = "",
+    nchw: Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
+    disable_fast_math: Annotated[
+        bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
+    ] = False,
+    offload_copy_off: Annotated[
+        bool,
+        typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
+    ] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")] = False,
+    tf32: Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
+    fp16: Annotated[
+        bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")
+    ] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
+    calibration: Annotated[
+        str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
+    ] = "",
+    exhaustive_tune: Annotated[
+        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
+    ] = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
+    ] = None,
+    input_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, metavar="N", help="Size of the open batch; default: 1.")
+    ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", metavar="E", help="Largest accepted relative error; default: the precision's."),
+    ] = None,
+    memory_limit: Annotated[
+        str,
+        typer.Option(
+            "--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."
+        ),
+    ] = "",
+    gpu_memory_limit: Annotated[
+        str,
+        typer.Option(
+            "--gpu-memory-limit",
+            "--gpu_memory_limit",
+            metavar="SIZE",
+            help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
+        ),
+    ] = "",
+    workspace: Annotated[
+        str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")
+    ] = "",
+    json_program: Annotated[
+        bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
+    ] = False,
+    output_path: Annotated[
+        str,
+        typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
+    ] = "",
     as_json: output.Json = False,
 ) -> None:
     """Compile one model on this machine, and show what it gained.
@@ -126,8 +107,7 @@ def optimize(
     from farm.local.single_cell import Wanted
 
     flags = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
-    options: dict[str, bool | int | str] = {}
-    options |= {"fast_math": False} if disable_fast_math else {}
+    options: dict[str, bool | int | str] = {"fast_math": False} if disable_fast_math else {}
     options |= {"offload_copy": False} if offload_copy_off else {}
     options |= {"nhwc": False} if nchw else {}
     options |= {"format": "json"} if json_program else {}
