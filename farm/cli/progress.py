@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Union
 
 from farm.cli import output, render
@@ -178,7 +178,7 @@ def follow(client: FarmClient, build_id: str) -> Report:
             if followed is None or any(message is None or message["type"] != "cells" for message in messages):
                 if followed and None not in messages and followed.pause > 0:
                     time.sleep(followed.pause)
-                messages += _waiting(news)
+                messages += _next(news, 0)
                 report = client.report(build_id)
                 followed = Followed(report)
             else:
@@ -204,21 +204,11 @@ def _listen(client: FarmClient, build_id: str, news: queue.SimpleQueue[News]) ->
 
 def _next(news: queue.SimpleQueue[News], period: float | None) -> list[BuildChange | None]:
     """Return the news so far, after waiting up to `period` seconds for the first (None: for ever)."""
-    try:
-        first = news.get(timeout=period)
-    except queue.Empty:
-        return []
-    if isinstance(first, FarmError):
-        raise first
-    return [first, *_waiting(news)]
-
-
-def _waiting(news: queue.SimpleQueue[News]) -> list[BuildChange | None]:
-    """Return the news that wait."""
     found: list[BuildChange | None] = []
-    while not news.empty():
-        message = news.get()
-        if isinstance(message, FarmError):
-            raise message
-        found.append(message)
+    with suppress(queue.Empty):
+        while True:
+            message = news.get(timeout=0 if found else period)
+            if isinstance(message, FarmError):
+                raise message
+            found.append(message)
     return found
