@@ -197,22 +197,13 @@ def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
     """Return a table of what a cell did, the newest build first."""
     rows = [("ended (UTC)", "build", "state", "latency", "size", "error", "compile", "node", "toolchain")]
     for past in found:
-        values, error = past["values"], past["error"]
-        rows.append(
-            (
-                render.when(past["ended"]),
-                past["build"],
-                "hit"
-                if past["hit"] and not past["kind"]
-                else render.state(past["state"], past["kind"], past["expected"]),
-                render.duration(values.get("latency")) + (" shared" if values.get("shared") else ""),
-                render.size(values.get("size")),
-                "" if error is None else f"{error:.1e}",
-                render.duration(values.get("compile_time")),
-                past["node"],
-                past["toolchain"],
-            )
-        )
+        values, error = past["values"], "" if past["error"] is None else f"{past['error']:.1e}"
+        state = render.state(past["state"], past["kind"], past["expected"])
+        state = "hit" if past["hit"] and not past["kind"] else state
+        latency = render.duration(values.get("latency")) + (" shared" if values.get("shared") else "")
+        size, took = render.size(values.get("size")), render.duration(values.get("compile_time"))
+        place = render.when(past["ended"]), past["build"]
+        rows.append((*place, state, latency, size, error, took, past["node"], past["toolchain"]))
     return rows
 
 

@@ -23,7 +23,7 @@ from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, Usag
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.client.client import FarmClient, Frozen, SubmittedBuild
+    from farm.client.client import FarmClient, Frozen
     from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildView, Report
     from farm.settings import Settings
@@ -267,7 +267,8 @@ def status(
         raise UsageError("--picture draws one build's sweeps: name the build", hint="@latest is the newest")
     if label:
         read_labels([label])
-    check_folder(picture)
+    if picture:
+        check_folder(picture)
     with connect_or_start() as client:
         if not build:
             builds = client.builds(limit, label=label)
@@ -409,21 +410,7 @@ def _say_unfinished(client: FarmClient, but: str = "") -> None:
 
 
 def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
-    with output.if_interrupted("nothing was submitted; what was uploaded is not sent again"):
-        build, planned = _upload(client, frozen, quiet=quiet)
-    if build.get("plan") != planned.get("digest"):
-        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
-            output.note(line)
-    say_build(build.id, quiet=quiet)
-    output.note(f"page: {build.url}")
-    return build.id
-
-
-def _upload(client: FarmClient, frozen: Frozen, *, quiet: bool) -> tuple[SubmittedBuild, ShownPlan]:
-    """Show the plan, bring what the farm lacks, and create the build."""
-    planned = client.plan(frozen)
-    _say_plan(planned, quiet=quiet, starting=_starting(client, planned))
-
+    """Show the plan, bring what the farm lacks, and create the build; return its id."""
     said = 0
 
     def uploaded(sent: int, total: int) -> None:
@@ -432,7 +419,16 @@ def _upload(client: FarmClient, frozen: Frozen, *, quiet: bool) -> tuple[Submitt
             said = sent * 10 // total
             output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
 
-    return client.submit(frozen, plan=planned, progress=uploaded), planned
+    with output.if_interrupted("nothing was submitted; what was uploaded is not sent again"):
+        planned = client.plan(frozen)
+        _say_plan(planned, quiet=quiet, starting=_starting(client, planned))
+        build = client.submit(frozen, plan=planned, progress=uploaded)
+    if build.get("plan") != planned.get("digest"):
+        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
+            output.note(line)
+    say_build(build.id, quiet=quiet)
+    output.note(f"page: {build.url}")
+    return build.id
 
 
 def _starting(client: FarmClient, planned: ShownPlan) -> set[str]:
@@ -458,10 +454,12 @@ def say_build(build_id: str, *, quiet: bool) -> None:
 
 def follow_to_verdict(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool, as_json: bool) -> int:
     """Follow a build to its verdict, or leave it at once; return the exit code."""
-    if detach:
-        _detached(client.build(build_id), as_json=as_json)
-        return int(ExitCode.OK)
-    return _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
+    if not detach:
+        return _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
+    for line in () if as_json else (f"  follow:  farm watch {build_id}", f"  cancel:  farm cancel {build_id}"):
+        output.note(line)
+    output.result({"build": client.build(build_id)}, build_id, as_json=as_json)
+    return int(ExitCode.OK)
 
 
 def _watch(
@@ -521,13 +519,6 @@ def _goes_on(build_id: str) -> list[str]:
     ]
 
 
-def _detached(build: BuildView, *, as_json: bool) -> None:
-    if not as_json:
-        output.note(f"  follow:  farm watch {build['id']}")
-        output.note(f"  cancel:  farm cancel {build['id']}")
-    output.result({"build": build}, build["id"], as_json=as_json)
-
-
 def _freeze(
     manifest: Path,
     labels: list[str] | None = None,
@@ -573,11 +564,10 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
 def _draw(report: Report, file: Path) -> None:
     from farm.results.verdict import draw
 
+    build = report["build"]
     if not report.get("sweeps"):
-        raise NotFound(
-            f"build {report['build']['id']} has no batch sweep", hint="`sweep:` in the manifest asks for one"
-        )
-    drawn = draw(report["sweeps"], str(report["build"]["name"]))
+        raise NotFound(f"build {build['id']} has no batch sweep", hint="`sweep:` in the manifest asks for one")
+    drawn = draw(report["sweeps"], build["name"])
     with output.writing(file):
         file.write_bytes(drawn)
 
@@ -638,16 +628,15 @@ def publish_report(report: Report, wanted: WantedReports, *, link: str, quiet: b
             output.note(f"the verdict stands, but a report is missing: {error}")
 
 
-def check_folder(file: Path | None) -> None:
+def check_folder(file: Path) -> None:
     """Refuse a file that cannot be written before hours of work, not after."""
-    if file and file.is_dir():
+    if file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
-    if file and file.parent.is_dir() and not os.access(file if file.exists() else file.parent, os.W_OK):
+    if not file.parent.is_dir():
+        hint = "make the folder, or choose another"
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint=hint)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
-    if file and not file.parent.is_dir():
-        raise UsageError(
-            f"cannot write {file}: there is no folder {file.parent}", hint="make the folder, or choose another"
-        )
 
 
 def _pipelines() -> list[PipelineHooks]:

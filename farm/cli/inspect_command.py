@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from farm.inert import one_line
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.runner.documents import Verification
-    from farm.runner.mxr import ProgramContent
+    from farm.runner.mxr import ProgramContent, StoredPort
     from farm.wire.program import FoundDevice, Measurements, Port, Sidecar, TuningFacts
 
 
@@ -54,12 +54,9 @@ def inspect(
         if not program:
             _show_inspected(sidecar, None, as_json=as_json)
             return
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
-            _show_inspected(
-                sidecar, client.artifacts.download(sidecar["blobs"]["program"], Path(folder)), as_json=as_json
-            )
+            file = client.artifacts.download(sidecar["blobs"]["program"], Path(folder))
+            _show_inspected(sidecar, file, as_json=as_json)
 
 
 def key_of(client: FarmClient, what: str) -> str:
@@ -70,9 +67,7 @@ def key_of(client: FarmClient, what: str) -> str:
 
     name, ref = split_ref(what)
     cells = client.ls(ref or "latest") if "/" in name or re.fullmatch(r"[0-9a-f]{4,63}", name) else []
-    keys = sorted(
-        {str(cell["key"]) for cell in cells if cell["identifier"] == name or str(cell["key"]).startswith(name)}
-    )
+    keys = sorted({cell["key"] for cell in cells if cell["identifier"] == name or cell["key"].startswith(name)})
     if not keys:
         hint = "name a file, a cell, or the start of a cache key, as `farm ls --json` lists them"
         raise NotFound(f"no file {what}, and {ref or 'latest'} has no such cell or key", hint=hint)
@@ -191,11 +186,10 @@ def describe(sidecar: Sidecar) -> list[str]:
         rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
     for name, seconds in list(sidecar["passes"].items())[:PASS_ROWS]:
         rows.append(("pass", f"{render.duration(seconds)}  {name}"))
-    texts = {"before": blobs["before"], "after": blobs["after"]}
-    shown = "{}, {}; `farm fetch --log` downloads it"
-    rows += [
-        (f"text {when}", shown.format(blob["path"], render.size(blob["size"]))) for when, blob in texts.items() if blob
-    ]
+    for when, blob in (("before", blobs["before"]), ("after", blobs["after"])):
+        if blob:
+            how = f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
+            rows.append((f"text {when}", how))
     build = f", build {sidecar['build']}" if sidecar["build"] else ""
     rows.append(("made", f"{sidecar['created']} in {render.duration(sidecar['seconds'])}{build}"))
     return [sidecar["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
@@ -258,33 +252,23 @@ def describe_program(name: str, program: ProgramContent) -> list[str]:
     """Return the content of a program's file for people."""
     rows = [("format", f"{program['format']}, {render.size(program['size'])}")]
     if program["format"] == "onnx":
-        rows.append(
-            ("opset", ", ".join(f"{domain or 'ai.onnx'} {opset}" for domain, opset in program["opsets"].items()))
-        )
+        opsets = [f"{domain or 'ai.onnx'} {opset}" for domain, opset in program["opsets"].items()]
+        rows.append(("opset", ", ".join(opsets)))
     else:
         rows.append(("made by", f"MIGraphX {program['migraphx_version']}, file version {program['file_version']}"))
         copies = {True: ", copies its inputs and outputs", False: ", leaves copies to the caller", None: ""}
         state = f"{', '.join(program['targets'])}{copies[program['offload_copy']]}" if program["compiled"] else "none"
         rows.append(("compiled for", state))
-    rows += [("input", _tensor(port["name"], port["dtype"], port["shape"])) for port in program["inputs"]]
-    rows += [("output", _tensor(port.get("name", "-"), port["dtype"], port["shape"])) for port in program["outputs"]]
+    rows += [("input", _port(port)) for port in program["inputs"]]
+    rows += [("output", _port(port)) for port in program["outputs"]]
     weights = program["weights"]
     parts = ", ".join(f"{render.size(count)} {dtype}" for dtype, count in weights.items())
-    rows.append(
-        (
-            "weights",
-            f"{render.size(sum(weights.values()))}{f': {parts}' if len(weights) > 1 else ''}" if parts else "none",
-        )
-    )
+    total = f"{render.size(sum(weights.values()))}{f': {parts}' if len(weights) > 1 else ''}"
+    rows.append(("weights", total if weights else "none"))
     for code in program.get("code_objects", ()):
-        kernels = render.plural(code["count"], "code object")
+        kernels = f"{render.plural(code['count'], 'code object')} for {', '.join(code['arches'])}"
         waves = " and ".join(map(str, code["wave_sizes"]))
-        rows.append(
-            (
-                "kernels",
-                f"{kernels} for {', '.join(code['arches'])}{waves and f', wave{waves}'}, {render.size(code['size'])}",
-            )
-        )
+        rows.append(("kernels", f"{kernels}{waves and f', wave{waves}'}, {render.size(code['size'])}"))
     for solution in program.get("solutions", ()):
         rows.append(("library", f"{solution['operator']} solution {solution['solution']}, {solution['count']} times"))
     if program.get("trailing"):
@@ -297,10 +281,6 @@ def describe_program(name: str, program: ProgramContent) -> list[str]:
     return [name, *render.align([(one_line(what, 40), one_line(text)) for what, text in rows], "  ")]
 
 
-def _port(port: Port) -> str:
-    return _tensor(port["name"], port["dtype"], port["shape"])
-
-
-def _tensor(name: str, dtype: str, shape: Iterable[int | str | None] | None) -> str:
-    sizes = "of any shape" if shape is None else f"[{', '.join(map(str, shape))}]"
-    return f"{name}: {dtype} {sizes}"
+def _port(port: Port | StoredPort) -> str:
+    sizes = "of any shape" if port["shape"] is None else f"[{', '.join(map(str, port['shape']))}]"
+    return f"{port.get('name', '-')}: {port['dtype']} {sizes}"

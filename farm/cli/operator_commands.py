@@ -276,16 +276,9 @@ def ls(as_json: output.Json = False) -> None:
     with connect() as client:
         tokens = client.tokens.all()
     rows = [("NAME", "ROLE", "NAMESPACE", "MAX CELLS", "CREATED (UTC)")]
-    rows += [
-        (
-            each["name"],
-            each["role"],
-            each["namespace"],
-            str(each["max_cells"] or "none"),
-            render.minute(each["created"]),
-        )
-        for each in tokens
-    ]
+    for each in tokens:
+        cells, created = str(each["max_cells"] or "none"), render.minute(each["created"])
+        rows.append((each["name"], each["role"], each["namespace"], cells, created))
     output.table(rows, "no tokens yet: farm token create NAME --namespace NS", {"items": tokens}, as_json=as_json)
 
 
@@ -549,7 +542,7 @@ def _process_limit(settings: Settings) -> Check:
 
 def _disk_limit(settings: Settings) -> Check:
     """Check what one attempt may write; there is no quota, so the worker measures it while it grows."""
-    limit, free = settings.disk_limit, _free(settings)
+    limit, (_, free) = settings.disk_limit, _disk_place(settings)
     if not limit:
         return Check("disk limit", "absent", "none: one attempt may fill the disk", "set disk_limit")
     found = f"{limit / 1e9:g} GB for each attempt, checked once a second"
@@ -558,9 +551,11 @@ def _disk_limit(settings: Settings) -> Check:
     return Check("disk limit", "ok", found)
 
 
-def _free(settings: Settings) -> int:
+def _disk_place(settings: Settings) -> tuple[Path, int]:
+    """Return the folder in which data is or will be, and the free bytes of its disk."""
     folder = settings.data_dir.absolute()
-    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    return there, shutil.disk_usage(there).free
 
 
 def _memory(settings: Settings, slots: int) -> Check:
@@ -580,19 +575,16 @@ def _memory(settings: Settings, slots: int) -> Check:
 
 
 def _cgroup_limit() -> int | None:
-    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            return int(text)
-    return None
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    found = [path.read_text().strip() for path in limits if path.is_file()]
+    return next((int(text) for text in found if text.isdigit()), None)
 
 
 def _disk(settings: Settings) -> Check:
     from farm.node.health_probe import DiskWatch
 
-    folder = settings.data_dir.absolute()
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
-    found = f"{free / 1e9:.0f} GB free at {folder}"
+    there, free = _disk_place(settings)
+    found = f"{free / 1e9:.0f} GB free at {settings.data_dir.absolute()}"
     if not os.access(there, os.W_OK):
         return Check("disk", "broken", f"{there} is not writable", "set data_dir to a folder that is")
     if free < SCARCE:

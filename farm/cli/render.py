@@ -160,11 +160,8 @@ def plan(document: ShownPlan, starting: Collection[str] = ()) -> list[str]:
     """
     cells = document["cells"]
     counts = Counter(cell["state"] for cell in cells)
-    parts = [
-        plural(counts["hit"], "hit"),
-        plural(counts["miss"], "miss", "misses"),
-        *([f"{counts['joined']} joined"] if counts["joined"] else []),
-    ]
+    parts = [plural(counts["hit"], "hit"), plural(counts["miss"], "miss", "misses")]
+    parts += [f"{counts['joined']} joined"] if counts["joined"] else []
     lines = [f"{document['name']}: {plural(len(cells), 'cell')}, {', '.join(parts)}"]
     shown = [cell for cell in cells if cell["state"] != "hit" or cell["reason"]]
     lines += _first([(cell["state"], cell["identifier"], _why(cell)) for cell in shown])
@@ -257,7 +254,7 @@ def counts(cells: Iterable[JudgedCell]) -> str:
 
 def change(cell: JudgedCell) -> str:
     """Return the log line for a change of a cell's state."""
-    parts = [str(cell["identifier"]), _state(cell)]
+    parts = [cell["identifier"], _state(cell)]
     match cell["state"]:
         case "running":
             parts.append(f"on {cell['worker']}" if cell.get("worker") else "")
@@ -276,13 +273,13 @@ def activity(cell: JudgedCell) -> tuple[str, str, str, str, str]:
     phase = cell.get("phase") or "" if cell["state"] == "running" else ""
     if phase and cell.get("progress") is not None:
         phase = f"{phase} {cell['progress']:.0%}"
-    where = str(cell.get("worker") or "") if cell["state"] == "running" else ""
+    where = cell.get("worker") or "" if cell["state"] == "running" else ""
     if cell.get("phase") == "tuning" and where and cell.get("detail"):
         where += f"  {one_line(cell['detail'])}"
     if cell["state"] == "failed":
-        phase = str(cell.get("kind") or "")
+        phase = cell.get("kind") or ""
     elapsed = "hit" if cell.get("hit") else clock(cell["elapsed"]) if cell.get("elapsed") else ""
-    return str(cell["identifier"]), _state(cell), phase, elapsed, where
+    return cell["identifier"], _state(cell), phase, elapsed, where
 
 
 def under_way(cells: Iterable[JudgedCell]) -> list[str]:
@@ -300,16 +297,9 @@ def table(cells: Sequence[JudgedCell], columns: int = 0) -> list[str]:
     rows = [("cell", "state", "size", "latency", "error", "time")]
     for cell in cells:
         facts, sibling = cell.get("facts"), base.get(_sibling(cell))
-        rows.append(
-            (
-                str(cell["identifier"]),
-                _state(cell),
-                _size_column(facts, sibling),
-                _latency_column(facts, sibling),
-                _error_column(facts),
-                "hit" if cell.get("hit") else duration(cell.get("elapsed")),
-            )
-        )
+        gained = _size_column(facts, sibling), _latency_column(facts, sibling)
+        took = "hit" if cell.get("hit") else duration(cell.get("elapsed"))
+        rows.append((cell["identifier"], _state(cell), *gained, _error_column(facts), took))
     return align(rows, columns=columns)
 
 
@@ -405,7 +395,7 @@ def _error_column(facts: ArtifactFacts | None) -> str:
 
 
 def _sibling(cell: JudgedCell) -> tuple[str, str, str]:
-    return str(cell["model"]), str(cell["target"]), str(cell["shape"])
+    return cell["model"], cell["target"], cell["shape"]
 
 
 def _baselines(cells: Sequence[JudgedCell]) -> dict[tuple[str, str, str], ArtifactFacts]:
@@ -417,15 +407,8 @@ def family(index: Family) -> list[str]:
     """Return the members of a family from its index."""
     rows = [("shape", "program", "latency", "throughput")]
     for member in index["members"]:
-        shared = " shared" if member["shared"] and member["latency"] else ""
-        rows.append(
-            (
-                str(member["shape"]),
-                str(member["program"]),
-                duration(member["latency"]) + shared,
-                rate(member["throughput"]),
-            )
-        )
+        latency = duration(member["latency"]) + (" shared" if member["shared"] and member["latency"] else "")
+        rows.append((member["shape"], member["program"], latency, rate(member["throughput"])))
     return align(rows)
 
 
@@ -438,7 +421,7 @@ def gains(cells: Sequence[JudgedCell]) -> list[str]:
     for cell in cells:
         facts, sibling = cell.get("facts"), base.get(_sibling(cell))
         if facts and sibling and cell["precision"] != "fp32":
-            groups.setdefault((str(cell["precision"]), str(cell["target"])), []).append((facts, sibling))
+            groups.setdefault((cell["precision"], cell["target"]), []).append((facts, sibling))
     lines = []
     for (precision, target), pairs in groups.items():
         share = median(own["program"]["size"] / fp32["program"]["size"] for own, fp32 in pairs)
@@ -572,7 +555,7 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
         lines.append(f"{_styled('failed')} {cell['identifier']}{phase}: {cell['kind']} ({whose})")
         if cell.get("message"):
             lines.append(f"  {one_line(cell['message'])}")
-        details = [line for line in str(cell.get("detail") or "").splitlines() if line.strip()]
+        details = [line for line in (cell.get("detail") or "").splitlines() if line.strip()]
         lines += [f"  | {one_line(line)}" for line in details[:DETAIL_LINES]]
         if cell.get("advice"):
             lines.append(f"  try: {one_line(cell['advice'])}")
@@ -631,26 +614,22 @@ def outcome(report: Report, page: str = "", columns: int = 0) -> list[str]:
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(report["sweeps"]),
-        failures(cells, str(build["id"]), page),
+        failures(cells, build["id"], page),
         remarks(cells, report.get("changes")),
     ]
     verdict = build.get("verdict") or {"text": counts(cells)}
-    blocks.append(compared(build, cells))
-    blocks.append([f"{build['name']} {build['id']}: {verdict['text']}"])
+    blocks += [compared(build, cells), [f"{build['name']} {build['id']}: {verdict['text']}"]]
     if follower := build.get("followed_by"):
         blocks[-1].append(
             f"build {follower} follows: it tunes further while the farm runs and nothing else waits; "
             f"`farm status {follower}`"
         )
-    lines: list[str] = []
-    for block in filter(None, blocks):
-        lines += [*([""] if lines else []), *block]
-    return lines
+    return [line for block in blocks if block for line in ("", *block)][1:]
 
 
 def waiting(cells: Sequence[JudgedCell]) -> list[str]:
     """Return why cells wait, queued or running: one sentence per reason, with the jobs ahead as a range."""
-    queued = [str(cell.get("waiting") or "") for cell in cells if cell["state"] == "queued" or cell.get("waiting")]
+    queued = [cell.get("waiting") or "" for cell in cells if cell["state"] == "queued" or cell.get("waiting")]
     reasons: dict[str, list[int]] = {}
     for text in filter(None, queued):
         number = re.match(r"(\d+) jobs? (?=ahead)", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -263,7 +264,7 @@ def prune(
 
 def choose(items: Sequence[TuningDatabaseView], text: str) -> str:
     """Return the only database that matches a text: its whole name, or words that all occur in it."""
-    names = [str(item["name"]) for item in items]
+    names = [item["name"] for item in items]
     if text in names:
         return text
     words = text.split()
@@ -271,8 +272,9 @@ def choose(items: Sequence[TuningDatabaseView], text: str) -> str:
     # `quick` means `quick-enforce1` only if there is no `quick`.
     matching = [name for name in matching if name.rpartition("/")[2] in words] or matching
     held = [item["name"] for item in items if item["name"] in matching and _holds(item)]
-    if len(matching) == 1 or len(held) == 1:
-        return str(matching[0] if len(matching) == 1 else held[0])
+    for found in (matching, held):
+        if len(found) == 1:
+            return found[0]
     if not matching:
         raise NotFound(f"no tuning database matches {text!r}", hint="`farm tuning ls` lists them")
     raise UsageError(f"{text!r} matches {len(matching)} tuning databases", hint="\n".join(matching[:10]))
@@ -319,12 +321,10 @@ def _left_out(nulls: int, broken: int) -> str:
 def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:
     """Return the sums of all databases' sessions by date."""
     days: dict[str, dict[str, float]] = {}
-    for day in sorted((day for one in found for day in one["days"]), key=lambda day: str(day["date"])):
-        sums = days.setdefault(day["date"], dict.fromkeys(("known", "tuned", "seconds", "saved"), 0.0))
-        sums["known"] += day["known"]
-        sums["tuned"] += day["tuned"]
-        sums["seconds"] += day["seconds"]
-        sums["saved"] += day["saved"]
+    for day in sorted((day for one in found for day in one["days"]), key=itemgetter("date")):
+        work = {"known": day["known"], "tuned": day["tuned"], "seconds": day["seconds"], "saved": day["saved"]}
+        sums = days.get(day["date"], dict.fromkeys(work, 0.0))
+        days[day["date"]] = {name: sums[name] + count for name, count in work.items()}
     return days
 
 
