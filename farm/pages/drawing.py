@@ -5,15 +5,14 @@ What is drawn where is worked out here; `templates/drawings.html` has the shapes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import NamedTuple
 
 from markupsafe import Markup
 
-from farm.jobs.state import Phase
 from farm.pages.history_view import CellPast
+from farm.pages.job_view import AttemptLine
 from farm.pages.quantities import duration, latency
 from farm.pages.rendering import macro
 from farm.runner.documents import Latency
@@ -23,48 +22,13 @@ TALL = 280
 MARKED = 42
 """Room for the labels of marks, in three lines, above a drawing over time."""
 
-PHASES: Sequence[str] = [phase.value for phase in Phase]
-"""In the order in which an attempt goes through them."""
-REST = "rest"
-"""The time of an attempt outside of its phases."""
 
-
-class Part(NamedTuple):
-    """A phase of an attempt, in seconds since the job's first one."""
-
-    name: str
-    start: float
-    seconds: float
-
-    @property
-    def look(self) -> str:
-        """Its class in the style sheet."""
-        return self.name if self.name in (*PHASES, REST) else "other"
-
-
-class Bar(NamedTuple):
-    """One attempt: when it began and ended (seconds after the job's creation), and its phases in seconds."""
-
-    label: str
-    start: float
-    end: float
-    phases: Mapping[str, float]
-    failed: bool
-
-    def parts(self) -> Iterator[Part]:
-        """Yield its phases in their order, those that are not known here behind them, and the rest last."""
-        at, left = self.start, self.end - self.start - sum(seconds for seconds in self.phases.values() if seconds)
-        order = sorted(self.phases, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
-        for name, seconds in [*((name, self.phases[name]) for name in order), (REST, left)]:
-            if seconds and seconds > 0:
-                yield Part(name, at, seconds)
-                at += seconds
-
-
-def timeline(bars: Sequence[Bar]) -> Markup:
-    """Return the attempts of a job on one axis of time, each with its phases."""
-    total = max((bar.end for bar in bars), default=0.0) or 1.0
-    return macro("drawings", "timeline")(bars, total, _steps(total, total, duration))
+def timeline(attempts: Iterable[AttemptLine]) -> Markup:
+    """Return the attempts of a job on one axis of time, which begins with the first one, each with its phases."""
+    begun = [(at, one) for one in attempts if (at := one.row["started_at"])]
+    origin = min((at for at, _ in begun), default=0.0)
+    total = max((at - origin + (one.seconds or 0.0) for at, one in begun), default=0.0) or 1.0
+    return macro("drawings", "timeline")(begun, origin, total, _steps(total, total, duration))
 
 
 def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:

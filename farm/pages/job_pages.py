@@ -263,7 +263,7 @@ def job_page(visit: Visit, page: JobPage) -> Response:
         section="builds",
         page=page,
         cell=page.cell,
-        timeline=drawing.timeline(page.bars()),
+        timeline=drawing.timeline(page.attempts),
         runs=runs,
         spreads=drawing.spreads(runs),
         outputs=job_view.outputs_of(sidecar) if sidecar else [],

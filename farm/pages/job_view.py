@@ -7,12 +7,31 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from farm.jobs.rows import AttemptView, JobView
-from farm.pages.drawing import Bar
+from farm.jobs.state import Phase
 from farm.results.lines import CellLine
 from farm.runner.documents import Latency
 from farm.wire.program import Sidecar
 
 _NOTHING: Sequence[object] = (None, "", {}, [], ())
+
+
+PHASES: Sequence[str] = [phase.value for phase in Phase]
+"""In the order in which an attempt goes through them."""
+REST = "rest"
+"""The time of an attempt outside of its phases."""
+
+
+class AttemptPart(NamedTuple):
+    """A phase of an attempt, in seconds since the attempt began."""
+
+    name: str
+    start: float
+    seconds: float
+
+    @property
+    def look(self) -> str:
+        """Its class in the style sheet."""
+        return self.name if self.name in (*PHASES, REST) else "other"
 
 
 class AttemptLine(NamedTuple):
@@ -22,9 +41,23 @@ class AttemptLine(NamedTuple):
     seconds: float | None
 
     @property
+    def failed(self) -> bool:
+        """Whether it did not do what it should."""
+        return self.row["end"] in ("failed", "lost")
+
+    @property
     def rest(self) -> float:
         """The seconds outside of its phases: preparing, waiting for a device, cleaning up."""
         return max(0.0, (self.seconds or 0.0) - sum(self.row["phases"].values()))
+
+    def parts(self) -> Iterator[AttemptPart]:
+        """Yield its phases in their order, those that are not known here behind them, and the rest last."""
+        phases, at = self.row["phases"], 0.0
+        order = sorted(phases, key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+        for name, seconds in [*((name, phases[name]) for name in order), (REST, self.rest)]:
+            if seconds > 0:
+                yield AttemptPart(name, at, seconds)
+                at += seconds
 
 
 class OutputLine(NamedTuple):
@@ -69,21 +102,6 @@ class JobPage:
         """What its cache key is made of, as far as that is known."""
         spec = self.job["order"].get("spec") if self.job else self.sidecar["spec"] if self.sidecar else None
         return list(ingredients_of(spec or {}))
-
-    def bars(self) -> list[Bar]:
-        """Return the attempts on an axis that begins with the first one."""
-        begun = [(one, at) for one in self.attempts if (at := one.row["started_at"])]
-        origin = min((at for _, at in begun), default=0.0)
-        return [
-            Bar(
-                f"attempt {one.row['number']}",
-                at - origin,
-                at - origin + (one.seconds or 0.0),
-                one.row["phases"],
-                one.row["end"] in ("failed", "lost"),
-            )
-            for one, at in begun
-        ]
 
 
 def attempts_of(job: JobView, now: float) -> list[AttemptLine]:

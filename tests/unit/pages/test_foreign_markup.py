@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from farm.inert import inert
 from farm.pages import drawing, log_view, rendering
-from farm.pages.drawing import Bar
+from farm.pages.job_view import AttemptLine
 from tests.support.places import ROOT
 
 HOSTILE = st.lists(
@@ -87,8 +88,9 @@ def test_drawings_and_notes_hold_no_foreign_markup(text: str) -> None:
     latency = {"minimum": 1e-3, "median": 2e-3, "p90": 3e-3, "p99": 4e-3}
 
     def shapes(label: str) -> list[object]:
+        row: Any = {"number": 1, "started_at": 5.0, "end": "lost", "phases": {label or "x": 1.0, "compiling": 8.0}}
         drawn = (
-            drawing.timeline([Bar(label, 0.0, 9.0, {label or "x": 1.0, "compiling": 8.0}, True)]),
+            drawing.timeline([AttemptLine(row, 9.0)]),
             drawing.spreads([(label, latency)]),  # type: ignore[list-item]
             rendering.macro("drawings", "share")([("failed", 3)], label),
         )

@@ -11,9 +11,8 @@ from markupsafe import Markup
 from farm.pages import drawing, log_view, quantities, rendering, usage
 from farm.pages.build_view import CellFilter, ShownBuild, matrix, said
 from farm.pages.comparison import Across, across, compare
-from farm.pages.drawing import Bar
 from farm.pages.history_view import CellPast, past_of
-from farm.pages.job_view import ingredients_of
+from farm.pages.job_view import AttemptLine, ingredients_of
 from farm.results.lines import CellEnd, CellLine
 
 
@@ -387,9 +386,13 @@ def test_stages_without_the_error_are_folded() -> None:
 def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
     hostile = "<script>'\">"
     zeros = dict.fromkeys(("minimum", "median", "p90", "p99"), 0.0)
-    bars = [Bar(hostile, 0.0, 13.3, {hostile: 1.0, "compiling": 8.0}, True), Bar("attempt 2", 14.0, 14.0, {}, False)]
+    rows: list[Any] = [
+        {"number": 1, "started_at": 5.0, "end": "failed", "phases": {hostile: 1.0, "compiling": 8.0}},
+        {"number": 2, "started_at": 19.0, "end": None, "phases": {}},
+    ]
+    attempts = [AttemptLine(rows[0], 13.3), AttemptLine(rows[1], 0.0)]
     for drawn in (
-        drawing.timeline(bars),
+        drawing.timeline(attempts),
         drawing.timeline([]),
         drawing.spreads([(hostile, {"minimum": 1e-3, "median": 2e-3, "p90": 3e-3, "p99": 4e-3}), ("zero", zeros)]),
         rendering.macro("drawings", "share")([("compiled", 3), ("failed", 0)], hostile),
