@@ -10,8 +10,9 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 import anyio
 from fastapi.concurrency import run_in_threadpool
@@ -220,9 +221,8 @@ class Turns:
     def __init__(self, farm: Callable[[], Farm]) -> None:
         """`farm` returns the farm that knows the tokens."""
         self._farm = farm
-        self._turns: dict[str, anyio.Semaphore] = {}
-        """By caller; of those that have requests now."""
-        self._present: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
+        """By caller; of those that have requests now, which hold them."""
         self._rates = Rates()
 
     async def caller(self, scope: Scope) -> str:
@@ -238,33 +238,21 @@ class Turns:
         if not own or hmac.compare_digest(token.encode(), own.encode()):
             token = own  # Without one, every caller is this machine's administrator.
         elif not user_of(token, farm.settings.proxy_secret.get_secret_value()) and not farm.tokens.remembers(token):
-            async with self._turn("lookups", SOME):
+            async with self._places("lookups", SOME):
                 if not token or not await run_in_threadpool(farm.tokens.find, token):
                     return STRANGERS
         return token
 
-    @asynccontextmanager
-    async def turn(self, scope: Scope, caller: str) -> AsyncIterator[None]:
-        """Wait until it is a request's turn; streams have a bound and threads of their own."""
+    def turn(self, scope: Scope, caller: str) -> AbstractAsyncContextManager[object]:
+        """Return what waits until it is a request's turn; streams have a bound and threads of their own."""
         if EVENTS.search(scope["path"]):
-            yield
-        elif scope["path"] == SIGN_IN:  # Has a place that no other request takes.
-            async with self._turn(SIGN_IN, SOME):
-                yield
-        else:
-            async with self._turn(caller, SOME if caller == STRANGERS else TURNS):
-                yield
+            return nullcontext()
+        if scope["path"] == SIGN_IN:  # Has a place that no other request takes.
+            return self._places(SIGN_IN, SOME)
+        return self._places(caller, SOME if caller == STRANGERS else TURNS)
 
-    @asynccontextmanager
-    async def _turn(self, whose: str, most: int) -> AsyncIterator[None]:
-        self._present[whose] += 1
-        try:
-            async with self._turns.setdefault(whose, anyio.Semaphore(most)):
-                yield
-        finally:
-            self._present[whose] -= 1
-            if not self._present[whose]:
-                del self._present[whose], self._turns[whose]
+    def _places(self, whose: str, most: int) -> anyio.Semaphore:
+        return self._turns.setdefault(whose, anyio.Semaphore(most))
 
 
 def is_free(scope: Scope) -> bool:
