@@ -1,10 +1,12 @@
-"""What the farm costs: the quickstart matrix against a plain loop over the same children.
+"""What the farm costs: the quickstart matrix against one plain process, and a plain loop over the same children.
 
     python tests/benchmarks/overhead.py [RUNS]
 
-Both sides make every cell again, with one thread per child: the loop runs the reference, compile and evaluate children
-one after the other and keeps their files in a folder; the farm does it through API, store, broker, worker and object
-storage, with one slot and with two. Prints the medians and the ratios, and the loop with default threads.
+Each side makes every cell again, with one thread: the process takes the same steps without any child; the loop runs the
+reference, compile and evaluate children, started cold, one after the other and keeps their files in a folder; the farm
+does it through API, store, broker, worker and object storage, with one slot and with two. Prints medians and their
+ratios to the process, in all and without the seconds for which programs are measured, and the loop with default threads
+for children.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
-from tests.support.plain_loop import plain_loop, work_orders  # noqa: E402
+from tests.support.plain_loop import plain_loop, plain_process, work_orders  # noqa: E402
 
 MANIFEST = ROOT / "configs" / "manifests" / "quickstart.yaml"
 
@@ -63,7 +65,8 @@ def main(runs: int) -> None:
     """Measure each side `runs` times, in turn, and print medians and ratios."""
     subprocess.run([sys.executable, str(ROOT / "configs" / "demo_data.py"), str(ROOT / ".farm" / "demo")], check=True)
     frozen = freeze(MANIFEST)
-    seconds: dict[str, list[float]] = {"loop": [], "loop, default threads": [], "one slot": [], "two slots": []}
+    sides = ("one process", "loop", "loop, default threads", "one slot", "two slots")
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings()
         with farm_with(1, Path(folder) / "one") as one:
@@ -72,6 +75,7 @@ def main(runs: int) -> None:
             files = dict(frozen.files)
             for run in range(runs):
                 seconds["one slot"].append(through_farm(one, f"one-{run}")[0])
+                seconds["one process"].append(plain_process(orders, files, 1, settings.measure_seconds))
                 seconds["loop"].append(plain_loop(orders, files, 1, settings.measure_seconds))
         with farm_with(2, Path(folder) / "two") as two:
             through_farm(two, "warm")
@@ -80,15 +84,17 @@ def main(runs: int) -> None:
                 seconds["loop, default threads"].append(
                     plain_loop(orders, files, os.cpu_count() or 1, settings.measure_seconds)
                 )
-    loop = statistics.median(seconds["loop"])
+    measured = settings.measure_seconds * sum(cell["state"] == "succeeded" for cell in cells)
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians"
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians, "
+        f"of which {measured:.0f} s are measuring"
     )
+    process = statistics.median(seconds["one process"])
     for name, values in seconds.items():
         middle = statistics.median(values)
-        print(
-            f"{name:24} {middle:7.2f} s   {middle / loop:5.2f} x the loop   {json.dumps([round(v, 2) for v in values])}"
-        )
+        outside = (middle - measured) / (process - measured)
+        spread = json.dumps([round(value, 2) for value in values])
+        print(f"{name:24} {middle:7.2f} s   {middle / process:5.2f} x in all  {outside:5.2f} x outside   {spread}")
 
 
 if __name__ == "__main__":

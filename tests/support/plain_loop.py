@@ -1,10 +1,17 @@
-"""A plain loop over the children of a build's cells: what the farm is held against."""
+"""A plain loop over the children of a build's cells: what the farm is held against.
+
+`python -m tests.support.plain_loop` does the same steps in one process, without any child: the least they can take.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +20,14 @@ from farm.compiling.child_process import run_child
 from farm.compiling.failures import classify
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.compiling.slots import ANYWHERE, Slot
+from farm.runner.actions import run_action
+from farm.runner.protocol import Messages, RequestFailed
 from farm.spec import digest_of
 from farm.targets.compilers import compilers
+from tests.support.places import ROOT
+
+Step = Callable[[dict[str, Any]], Any]
+"""Does what a request asks for; None if it cannot be done."""
 
 
 def work_orders(client: FarmClient, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -36,16 +49,48 @@ def plain_loop(
 
     `search` and `python` are where their compiler is, as the worker's settings have it.
     """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def child(request: dict[str, Any]) -> Any:
+            end = run_child(request, log_path=folder / "log.txt", folder=folder, python=python)
+            return None if classify(end) else end.result
+
+        where = {"gpu": slot.gpu, "maker": slot.maker, "cpus": slot.cpus, "search": search}
+        return _steps(orders, files, {"threads": threads, **where}, measure_seconds, child)
+
+
+def plain_process(
+    orders: Sequence[dict[str, Any]], files: Mapping[str, Path], threads: int, measure_seconds: float
+) -> float:
+    """Return the seconds that one process takes for the same steps, from its start to its end."""
+    asked = {
+        "orders": orders,
+        "files": {digest: str(path) for digest, path in files.items()},
+        "threads": threads,
+        "measure_seconds": measure_seconds,
+    }
+    start = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "tests.support.plain_loop"]
+    subprocess.run(command, input=json.dumps(asked), text=True, env=environment, check=True)
+    return time.monotonic() - start
+
+
+def _steps(
+    orders: Sequence[dict[str, Any]],
+    files: Mapping[str, Path],
+    where: Mapping[str, Any],
+    measure_seconds: float,
+    step: Step,
+) -> float:
     start = time.monotonic()
     references: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        log = folder / "log.txt"
-        where = {"threads": threads, "gpu": slot.gpu, "maker": slot.maker, "cpus": slot.cpus, "search": search}
 
-        def child(request: dict[str, Any]) -> dict[str, Any] | None:
-            end = run_child({**request, **where}, log_path=log, folder=folder, python=python)
-            return None if classify(end) else end.result
+        def child(request: dict[str, Any]) -> Any:
+            return step({**request, **where})
 
         for number, order in enumerate(orders):
             model = files[order["model"]["files"][0]["digest"]]
@@ -60,3 +105,17 @@ def plain_loop(
                 sample = folder / f"{number}.npz"
                 child(evaluate_request(order, program, compiled, references[recipe], sample, measure_seconds))
     return time.monotonic() - start
+
+
+def _in_this_process(request: dict[str, Any]) -> Any:
+    with Path(os.devnull).open("wb") as nowhere:
+        try:
+            return run_action(request, Messages(nowhere.fileno()))
+        except RequestFailed:
+            return None
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    paths = {digest: Path(path) for digest, path in given["files"].items()}
+    _steps(given["orders"], paths, {"threads": given["threads"]}, given["measure_seconds"], _in_this_process)
