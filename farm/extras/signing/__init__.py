@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def _start(farm: Farm) -> None:
     """Read key and policy: a wrong one ends the start."""
-    if farm.settings.trust_policy or farm.settings.signing_key or farm.settings.timestamp_key:
+    if farm.settings.trust_policy:
         from farm.extras.signing.notary import Promotions
-        from farm.extras.signing.signing_keys import signers_of
 
         farm.part(Promotions.of)
+    if farm.settings.signing_key or farm.settings.timestamp_key:
+        from farm.extras.signing.signing_keys import signers_of
+
         signers_of(farm.settings)
 
 

@@ -64,45 +64,15 @@ class Notary:
         ]
         add(artifacts, sidecar["namespace"], sidecar["key"], said)
 
-    def attest_gates(
-        self, artifacts: ArtifactStore, namespace: str, build: str, found: Mapping[str, Any], gates: GatesFound
-    ) -> None:
-        """Sign and keep that a program (`found` are its facts) passed the gates of a build."""
-        named = {found["program"]["path"]: found["program"]["digest"]}
-        predicate = statements.gate_results(build, gates.tolerance, gates.rows, self.name)
-        add(artifacts, namespace, found["key"], [self.sign("test-results", named, predicate)])
-
-    def attest_promotion(
-        self, artifacts: ArtifactStore, namespace: str, tag: str, checked: CheckedCell, policy: str
-    ) -> None:
-        """Sign and keep that an artifact passed the checks of a policy (by its digest), and may have a tag."""
-        program = checked.cell["program"]
-        named = {program["path"]: program["digest"], statements.SIDECAR: checked.sidecar}
-        resource = statements.resource_of(namespace, tag)
-        predicate = statements.summary(self.name, resource, policy, checked.inputs, __version__, self.now())
-        add(artifacts, namespace, checked.cell["key"], [self.sign("summary", named, predicate)])
+    def promoted(self, subjects: Mapping[str, str], resource: str, policy: str, inputs: Sequence[str]) -> bytes:
+        """Return a statement, signed: what was checked by a policy, by its digest, may have the name of a ref."""
+        predicate = statements.summary(self.name, resource, policy, inputs, __version__, self.now())
+        return self.sign("summary", subjects, predicate)
 
     def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
         """Return a statement, signed."""
         text = statements.payload(kind, subjects, dict(predicate), self.now())
         return bundles.sign(text, bundles.IN_TOTO, self.signer)
-
-
-@dataclass(frozen=True, slots=True)
-class GatesFound:
-    """What the gates of a build made of a cell that passed."""
-
-    tolerance: Mapping[str, float]
-    rows: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedCell:
-    """A cell whose artifact passed: the SHA-256 of its sidecar, and of the bundles that count."""
-
-    cell: SnapshotCell
-    sidecar: str
-    inputs: Sequence[str]
 
 
 def attest_build(farm: Farm, report: Report) -> None:
@@ -112,8 +82,10 @@ def attest_build(farm: Farm, report: Report) -> None:
 
     def sign(cell: JudgedCell) -> None:
         if notary and (facts := cell["facts"]):
-            gates = GatesFound(cell["gate"]["tolerance"], cell.get("compared", []))
-            notary.attest_gates(farm.artifacts, build["namespace"], build["id"], facts, gates)
+            program, tolerance = facts["program"], cell["gate"]["tolerance"]
+            predicate = statements.gate_results(build["id"], tolerance, cell.get("compared", []), notary.name)
+            said = notary.sign("test-results", {program["path"]: program["digest"]}, predicate)
+            add(farm.artifacts, build["namespace"], facts["key"], [said])
 
     _all_at_once(sign, [cell for cell in report["cells"] if has_passed(cell)])
 
@@ -169,47 +141,46 @@ def _newest(given: Iterable[bytes]) -> list[bytes]:
     return [data for same, data in found.items() if same not in old]
 
 
+@dataclass(frozen=True, slots=True)
 class Promotions:
-    """Checks what a ref is to name, and signs that it passed. Without a policy every ref may name everything."""
+    """Checks what a ref is to name by a server's policy, and signs that it passed, if the server has a key."""
 
-    def __init__(self, artifacts: ArtifactStore, policy: TrustPolicy | None, notary: Notary | None) -> None:
-        self._artifacts = artifacts
-        self._policy = policy
-        self._notary = notary
+    artifacts: ArtifactStore
+    policy: TrustPolicy
+    notary: Notary | None
 
     @classmethod
     def of(cls, farm: Farm) -> Self:
-        """Return the promotions of a server. Raises UsageError for a bad key or policy."""
-        settings = farm.settings
-        policy = load_policy(Path(settings.trust_policy).expanduser()) if settings.trust_policy else None
-        return cls(farm.artifacts, policy, Notary.from_settings(settings))
+        """Return the promotions of a server that has a policy. Raises UsageError for a bad key or policy."""
+        policy = load_policy(Path(farm.settings.trust_policy).expanduser())
+        return cls(farm.artifacts, policy, Notary.from_settings(farm.settings))
 
     def check(self, namespace: str, tag: str, cells: Iterable[SnapshotCell]) -> Callable[[], object]:
         """Check the artifacts of cells before a tag names them; what is returned signs a summary of each afterwards.
 
         Raises Untrusted for the first that the server's policy refuses, ArtifactGone.
         """
-        policy, notary = self._policy, self._notary
-        if policy is None:
-            return lambda: None
-        checked = _all_at_once(lambda cell: self._checked(policy, namespace, cell), cells)
+        named = statements.resource_of(namespace, tag)
+        signs = _all_at_once(lambda cell: self._checked(namespace, named, cell), cells)
+        return lambda: _all_at_once(lambda sign: sign(), signs)
 
-        def sign(each: CheckedCell) -> None:
-            if notary:
-                notary.attest_promotion(self._artifacts, namespace, tag, each, policy.digest)
-
-        return lambda: _all_at_once(sign, checked)
-
-    def _checked(self, policy: TrustPolicy, namespace: str, cell: SnapshotCell) -> CheckedCell:
+    def _checked(self, namespace: str, resource: str, cell: SnapshotCell) -> Callable[[], object]:
         place = cell.get("sidecar") or sidecar_key(namespace, cell["key"])
-        found = self._artifacts.get_object(place)
+        found = self.artifacts.get_object(place)
         if found is None:
             raise ArtifactGone(f"{cell['identifier']}: its sidecar {place} is gone")
-        owner = place.split("/")[1]
+        owner, program = place.split("/")[1], cell["program"]
         digest = hashlib.sha256(found.data).hexdigest()
-        at_hand = AtHand(owner, cell["program"]["digest"], digest)
-        judged = judge(policy, at_hand, self._artifacts.statements([owner], cell["key"]), clock())
+        at_hand = AtHand(owner, program["digest"], digest)
+        judged = judge(self.policy, at_hand, self.artifacts.statements([owner], cell["key"]), clock())
         judged.require(cell["identifier"])
         others = [each for each in judged.accepted if each.statement.kind != "summary"]
         inputs = [hashlib.sha256(each.bundle).hexdigest() for each in others]
-        return CheckedCell(cell, digest, inputs)
+
+        def sign() -> None:
+            if self.notary:
+                subjects = {program["path"]: program["digest"], statements.SIDECAR: digest}
+                said = self.notary.promoted(subjects, resource, self.policy.digest, inputs)
+                add(self.artifacts, namespace, cell["key"], [said])
+
+        return sign

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm.artifacts.refs import RefCommit, RefView, SignedParts, parse_ref, ref_key, stored_ref, unsigned
 from farm.errors import Conflict, FarmError, FarmFault, NotAllowed
@@ -33,7 +33,7 @@ from farm.logging import get_logger
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
-    from tuf.api.metadata import DelegatedRole, Metadata, Role, Targets
+    from tuf.api.metadata import DelegatedRole, Role
 
     from farm.app import Farm
     from farm.settings import Settings
@@ -81,7 +81,7 @@ class Sealer:
         # Whatever signed it before stays named, since a reader who has seen it refuses a snapshot without it.
         meta = {f"{name}.json": MetaFile(number) for name, number in versions(commit.before).items()}
         meta["targets.json"] = MetaFile.from_data(self.roles.top.version, top, ["sha256"])
-        meta[f"{role.name}.json"] = MetaFile.from_data(_targets(data).signed.version, data, ["sha256"])
+        meta[f"{role.name}.json"] = MetaFile.from_data(Metadata.from_bytes(data).signed.version, data, ["sha256"])
         snapshot = Metadata(Snapshot(version, expires=lasts(DAY, now), meta=meta))
         snapshot.sign(self._key(root.roles["snapshot"], "server"))
         text = snapshot.to_bytes()
@@ -107,6 +107,7 @@ class Sealer:
     def _promoted(self, commit: RefCommit, path: str, role: DelegatedRole) -> tuple[RefView, bytes]:
         """Return the ref that a promoter signed, and his metadata."""
         from tuf.api.exceptions import RepositoryError
+        from tuf.api.metadata import Metadata
 
         ref, before = commit.after, commit.before
         try:
@@ -120,7 +121,7 @@ class Sealer:
             else:
                 hint = "`farm tag` with a promoter's key as `signing_key` moves or deletes it"
                 raise NotAllowed(f"{path} is signed by its promoters", hint=hint)
-            metadata = _targets(data)
+            metadata = Metadata[Any].from_bytes(data)
             self.roles.top.verify_delegate(role.name, metadata.signed_bytes, metadata.signatures)
             metadata.signed.targets[path].verify_length_and_hashes(target_of(ref))
             if metadata.signed.version < versions(before).get(role.name, 0):
@@ -128,13 +129,6 @@ class Sealer:
         except (RepositoryError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NotAllowed(f"{path} is not signed by one of its promoters: {error}") from None
         return ref, data
-
-
-def _targets(data: bytes) -> Metadata[Targets]:
-    from tuf.api.metadata import Metadata
-
-    found: Metadata[Targets] = Metadata.from_bytes(data)
-    return found
 
 
 def commit(farm: Farm, move: RefCommit) -> RefView | None:
@@ -189,7 +183,7 @@ class Renewals:
                 return False
             sealed = sealer.seal(move, now) if sealer else move.after
             if "signed" in sealed:
-                _warn(f"{namespace}/{tag}", _targets(sealed["signed"]["role"].encode()).signed.expires, now)
+                _warn(f"{namespace}/{tag}", _ends(sealed["signed"]["role"]), now)
             store.put_object(there.key, stored_ref(sealed), if_match=there.etag)
             remember(self._farm, namespace, sealed)
             return True
@@ -205,15 +199,19 @@ def _warn(what: str, ends: datetime, now: datetime) -> None:
         log.warning("what is signed ends soon: readers refuse it then", what=what, ends=ends.isoformat())
 
 
-def _is_as_it_should_be(ref: RefView, roles: Roles | None, now: datetime) -> bool:
+def _ends(metadata: str) -> datetime:
     from tuf.api.metadata import Metadata
 
+    ends: datetime = Metadata.from_bytes(metadata.encode()).signed.expires
+    return ends
+
+
+def _is_as_it_should_be(ref: RefView, roles: Roles | None, now: datetime) -> bool:
     signed = ref.get("signed")
     if roles is None or signed is None:
         return roles is None and signed is None
     try:
-        ends: datetime = Metadata.from_bytes(signed["timestamp"].encode()).signed.expires
         same = (signed["roots"], signed["targets"]) == (list(roles.roots), roles.targets)
-        return same and ends - now > RENEWED
+        return same and _ends(signed["timestamp"]) - now > RENEWED
     except Exception:  # Whatever is wrong with it, it is signed again.
         return False

@@ -24,37 +24,34 @@ def new_key(name: str, folder: Path) -> tuple[Path, Path, str]:
 
     Raises UsageError for an invalid name, and if one of the files exists: a lost key cannot be made again.
     """
-    from securesystemslib.signer import CryptoSigner
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise UsageError(f"{name!r} cannot name a key", hint="letters, digits, dot, dash and underscore")
     private, public = folder / f"{name}{PRIVATE}", folder / f"{name}{PUBLIC}"
-    signer = CryptoSigner.generate_ed25519()
+    key = Ed25519PrivateKey.generate()
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    shown = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, data, mode in ((private, signer.private_bytes, 0o600), (public, _pem(signer.public_key), 0o644)):
+        for path, data, mode in ((private, secret, 0o600), (public, shown, 0o644)):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
                 file.write(data)
     except FileExistsError as error:
         raise UsageError(f"{error.filename} exists", hint="choose another name") from None
     except OSError as error:
         raise UsageError(f"cannot write a key into {folder}: {error.strerror or error}") from None
-    return private, public, signer.public_key.keyid
+    return private, public, public_key(shown).keyid
 
 
 def load_signer(path: Path) -> CryptoSigner:
     """Return what signs with a private key. Raises UsageError if others can read its file, or it is not a key."""
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer import CryptoSigner
 
     try:
-        key = load_pem_private_key(read_private(path, _LARGEST), None)
-        if not isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey):
-            raise ValueError("not of a kind that signs")
-        return CryptoSigner(key)
+        return CryptoSigner(load_pem_private_key(read_private(path, _LARGEST), None))
     except PermissionError as error:
         hint = "it must be yours, and only readable for you: chmod 600"
         raise UsageError(f"the private key {path}: {error.strerror or error}", hint=hint) from None
@@ -81,24 +78,10 @@ def load_public(path: Path) -> SSlibKey:
 def public_key(pem: bytes) -> SSlibKey:
     """Return the public key of a PEM text. Raises ValueError, TypeError."""
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey
 
     try:
-        key = load_pem_public_key(pem)
+        return SSlibKey.from_crypto(load_pem_public_key(pem))
     except UnsupportedAlgorithm as error:
         raise ValueError(str(error)) from None
-    if not isinstance(key, Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey):
-        raise ValueError("not of a kind that signs")
-    return SSlibKey.from_crypto(key)
-
-
-def _pem(key: SSlibKey) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.keyval["public"]))
-    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

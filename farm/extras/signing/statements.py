@@ -185,7 +185,7 @@ def test_results(sidecar: Sidecar) -> Json:
     }
 
 
-def gate_results(build: str, tolerance: Mapping[str, float], gates: Sequence[Json], judge: str) -> Json:
+def gate_results(build: str, tolerance: Mapping[str, float], gates: Sequence[Any], judge: str) -> Json:
     """Return what the gates of a build made of a program that passed them; `gates` are their rows."""
     return {"gates": {"build": build, "result": "PASSED", "tolerance": dict(tolerance), "rows": list(gates)},
             "by": {"judge": judge}}  # fmt: skip

@@ -36,10 +36,11 @@ from farm.cli import main
 from farm.client.client import FarmClient
 from farm.client.storage_client import StorageClient
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, NotAllowed, NotFound, Untrusted, UsageError
-from farm.extras.signing.notary import CheckedCell, Notary
+from farm.extras.signing.notary import Notary, add
 from farm.extras.signing.roles import PLACE, Roles, next_version, publish, role_signed, target_of, withdraw
 from farm.extras.signing.sealing import Renewals, Sealer
 from farm.extras.signing.signing_keys import load_signer
+from farm.extras.signing.statements import SIDECAR, resource_of
 from farm.extras.signing.trust import clock, load_policy
 from farm.extras.signing.verifying import Trust
 from tests.support.api_farm import commands, finished, freeze_manifest, succeed, work
@@ -635,8 +636,9 @@ def test_the_guides_policy_takes_what_two_keys_sign_and_no_summary_of_a_worker(
     (cell,) = (cell for cell in client.ls("prod") if cell["model"] == "net")
     digest = hashlib.sha256(farm.artifacts.get_object(cell["sidecar"]).data).hexdigest()
     for key, passes in ((worker.signing_key, False), (farm.settings.signing_key, True)):
-        checked = CheckedCell(cell, digest, [])
-        Notary(load_signer(Path(key))).attest_promotion(farm.artifacts, "main", "prod", checked, "")
+        subjects = {cell["program"]["path"]: cell["program"]["digest"], SIDECAR: digest}
+        said = Notary(load_signer(Path(key))).promoted(subjects, resource_of("main", "prod"), "", [])
+        add(farm.artifacts, "main", cell["key"], [said])
         if passes:
             assert fetched("prod").exists()
         else:
