@@ -71,7 +71,7 @@ def _commit(farm: Farm, move: RefCommit) -> RefView | None:
 
 def _committed(farm: Farm, namespace: str, ref: RefView) -> None:
     """Remember what was signed of a ref, so that object storage cannot answer with an older one."""
-    from farm.extras.signing.remembering import remember
+    from farm.extras.signing.sealing import remember
 
     remember(farm, namespace, ref)
 
