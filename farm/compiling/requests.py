@@ -23,7 +23,7 @@ from farm.runner.documents import (
     TuningWish,
 )
 from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
-from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance
+from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance, filled
 
 
 class MadeProgram(NamedTuple):
@@ -204,6 +204,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
     compiler, _, device = str(order["target"]).partition("/")
+    known = compilers()[compiler]
     return _request(
         order,
         action="compile",
@@ -212,7 +213,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
-        quantization=compilers()[compiler].filled_quantization(spec["precision"], spec["quantization"], device),
+        quantization=filled(known.quantization_options(spec["precision"], device), spec["quantization"]),
         tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 
@@ -310,7 +311,7 @@ def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
         "device": device,
         "inputs": spec["inputs"],
         "batch": spec["batch"],
-        "options": compilers()[compiler].filled(spec["options"], device),
+        "options": filled(compilers()[compiler].options_of(device), spec["options"]),
         **fields,
     }
 

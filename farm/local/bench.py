@@ -19,7 +19,7 @@ from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, DataRecipe, Request
 from farm.runner.onnxruntime_sessions import device_of
-from farm.targets.compilers import compilers
+from farm.targets.compilers import compilers, filled
 
 FIRST_RUNS = 10
 ROUNDS = 40
@@ -95,7 +95,7 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
             "inputs": spec["inputs"],
             "batch": spec["batch"],
             "precision": spec["precision"],
-            "options": compilers()[spec["compiler"]["name"]].filled(spec["options"], device),
+            "options": filled(compilers()[spec["compiler"]["name"]].options_of(device), spec["options"]),
             "session": sidecar["tuning"].get("session"),
             "model": {"format": spec["model"]["format"]},
             "outputs": [output["name"] for output in sidecar["outputs"]],

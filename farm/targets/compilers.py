@@ -269,33 +269,17 @@ class Compiler:
             return ""
         return f"{precision} needs compute capability {lowest / 10}, and this card has {int(found[1]) / 10}"
 
-    def resolve_options(self, given: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
-        """Return the compile options of a device as a spec has them: defaults filled in, but for `newer` options.
-
-        Raises ValueError that names each unknown option and each wrong value.
-        """
-        return _resolve(self.options_of(device), given, f"{self.name} option")
-
-    def resolve_quantization(
-        self, precision: str, given: Mapping[str, OptionValue], device: str = ""
-    ) -> dict[str, OptionValue]:
-        """Return the quantization options of a precision as a spec has them, like `resolve_options`.
-
-        Raises ValueError that names each unknown option and each wrong value.
-        """
-        return _resolve(self.quantization_options(precision, device), given, f"quantization option of {precision}")
-
     def resolved(
         self, precision: str, given: Mapping[str, OptionValue], device: str
     ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
         """Return the compile and quantization options of a spec, each from those `given` for all that it has.
 
-        Raises ValueError that names each wrong value.
+        Defaults are filled in, but for `newer` options. Raises ValueError that names each wrong value.
         """
         quantizer = self.quantization_options(precision, device)
         return (
-            self.resolve_options({name: given[name] for name in given if name in self.options_of(device)}, device),
-            self.resolve_quantization(precision, {name: given[name] for name in given if name in quantizer}, device),
+            _resolve(self.options_of(device), given, f"{self.name} option"),
+            _resolve(quantizer, given, f"quantization option of {precision}"),
         )
 
     @property
@@ -315,17 +299,6 @@ class Compiler:
             return 0
         threads = options.get("threads", self.options["threads"].default)
         return threads if isinstance(threads, int) else 0
-
-    def filled(self, options: Mapping[str, OptionValue], device: str) -> dict[str, OptionValue]:
-        """Return the compile options of a spec with every default of a device filled in."""
-        return {name: options.get(name, option.default) for name, option in self.options_of(device).items()}
-
-    def filled_quantization(
-        self, precision: str, options: Mapping[str, OptionValue], device: str = ""
-    ) -> dict[str, OptionValue]:
-        """Return a spec's quantization options with every default filled in."""
-        known = self.quantization_options(precision, device)
-        return {name: options.get(name, item.default) for name, item in known.items()}
 
     def resolve_env(self, given: Mapping[str, object]) -> dict[str, str]:
         """Return the environment of a compile, each value in its one spelling; what says nothing is left out.
@@ -393,15 +366,16 @@ class Compiler:
         return tuple(sorted({name for part in parts for name in self.libraries.get(part, ())}))
 
 
+def filled(options: Mapping[str, Option], given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    """Return the options of a spec with every default filled in."""
+    return {name: given.get(name, option.default) for name, option in options.items()}
+
+
 def _resolve(options: Mapping[str, Option], given: Mapping[str, OptionValue], what: str) -> dict[str, OptionValue]:
-    problems = [
-        f"{what} `{name}` {options[name].problem(value)}" if name in options else f"no {what} `{name}`"
-        for name, value in given.items()
-        if name not in options or options[name].problem(value)
-    ]
-    if problems:
+    known = {name: value for name, value in given.items() if name in options}
+    if problems := [f"{what} `{name}` {why}" for name, value in known.items() if (why := options[name].problem(value))]:
         raise ValueError("; ".join(problems))
-    values = {name: _canonical(given.get(name, option.default)) for name, option in options.items()}
+    values = {name: _canonical(value) for name, value in filled(options, known).items()}
     return {
         name: value for name, value in values.items() if not (options[name].newer and value == options[name].default)
     }

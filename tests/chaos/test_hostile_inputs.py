@@ -20,7 +20,7 @@ from farm.compiling.child_process import ChildLimits, Seal, run_child
 from farm.compiling.failures import classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
-from farm.targets.compilers import compilers
+from farm.targets.compilers import compilers, filled
 from tests.chaos.report import Fault
 from tests.fuzz.readers import READERS
 from tests.fuzz.run import broken, try_readers
@@ -67,7 +67,7 @@ def ask(folder: Path, model: Path, compiler: str, device: str, **request: Any) -
             "model": {"path": str(model), "format": "onnx", "names": ["y"]},
             "inputs": {"x": {"dtype": "float32", "shape": [1, 3]}},
             "batch": None,
-            "options": compilers()[compiler].filled({}, device),
+            "options": filled(compilers()[compiler].options_of(device), {}),
             "precision": "fp32",
             "quantization": {},
             "tuning": {"mode": "off"},

@@ -152,7 +152,7 @@ def run(
                 "device": device,
                 "threads": 1,
                 "search": search(compiler),
-                "options": compilers()[compiler].resolve_options({}, device),
+                "options": compilers()[compiler].resolved("native", {}, device)[0],
                 "cases": lot,
             },
             log_path=folder / "log.txt",

@@ -39,7 +39,7 @@ def steps_of(
     """Return the steps of a small net for the CPU, and its spec."""
     spec = {
         "compiler": {"name": compiler},
-        "options": compilers()[compiler].resolve_options({}, "cpu"),
+        "options": compilers()[compiler].resolved("native", {}, "cpu")[0],
         "inputs": inputs_of(PNET, input_1=[1, 24, 24, 3]),
         "batch": 1,
         "toolchain": "onnxruntime",

@@ -1382,7 +1382,7 @@ def test_options_that_contradict_each_other_are_refused_where_they_stand(monkeyp
     def wrong(*_: Any) -> Any:
         raise ValueError("`level` and `threads` contradict each other")
 
-    monkeypatch.setattr("farm.targets.compilers.Compiler.resolve_options", wrong)
+    monkeypatch.setattr("farm.targets.compilers.Compiler.resolved", wrong)
     message = refusal(manifest_text("options: {level: tuned}"))
     assert "contradict each other" in message
     assert "farm.yaml:9:1" in message

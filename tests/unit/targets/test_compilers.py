@@ -17,6 +17,7 @@ from farm.targets.compilers import (
     compilers,
     default_equal_share,
     default_tolerance,
+    filled,
 )
 from farm.targets.pools import FEATURES
 from tests.support.places import ROOT
@@ -55,12 +56,12 @@ def test_devices_are_served_by_kind() -> None:
 
 
 def test_defaults_are_filled_in_and_mistakes_named() -> None:
-    assert ONNXRUNTIME.resolve_options({}, "cpu") == {"level": "standard"}
-    assert ONNXRUNTIME.resolve_quantization("int8", {"per_channel": True})["per_channel"] is True
-    with pytest.raises(ValueError, match=r"`level` must be one of standard, tuned.*no onnxruntime option `levl`"):
-        ONNXRUNTIME.resolve_options({"level": "turbo", "levl": 1}, "cpu")
+    assert ONNXRUNTIME.resolved("native", {}, "cpu")[0] == {"level": "standard"}
+    assert ONNXRUNTIME.resolved("int8", {"per_channel": True}, "")[1]["per_channel"] is True
+    with pytest.raises(ValueError, match="`level` must be one of standard, tuned"):
+        ONNXRUNTIME.resolved("native", {"level": "turbo"}, "cpu")[0]
     with pytest.raises(ValueError, match="must be true or false, not 1"):
-        MIGRAPHX.resolve_options({"fast_math": 1}, "gfx942")
+        MIGRAPHX.resolved("native", {"fast_math": 1}, "gfx942")[0]
 
 
 def test_debugging_is_variables_that_a_manifest_cannot_set_otherwise() -> None:
@@ -154,12 +155,14 @@ def test_every_feature_that_is_asked_for_has_a_release_and_a_description() -> No
 
 def test_options_that_came_later_are_not_in_the_spec_while_they_have_their_default() -> None:
     first = {"offload_copy": True, "fast_math": True, "nhwc": True, "max_loop_iterations": 10}
-    assert MIGRAPHX.resolve_options({}, "gfx942") == first
-    assert MIGRAPHX.resolve_options({"use_debug_symbols": False, "limit_max_iterations": 65535}, "gfx942") == first
-    assert MIGRAPHX.resolve_options({"use_debug_symbols": True}, "gfx942") == {**first, "use_debug_symbols": True}
-    assert MIGRAPHX.filled(first, "gfx942")["limit_max_iterations"] == 65535
-    assert MIGRAPHX.resolve_quantization("int8-fp16", {}) == {}
-    assert MIGRAPHX.resolve_quantization("fp16", {"fp16_operators": ["dot", "convolution", "dot"]}) == {
+    assert MIGRAPHX.resolved("native", {}, "gfx942")[0] == first
+    assert (
+        MIGRAPHX.resolved("native", {"use_debug_symbols": False, "limit_max_iterations": 65535}, "gfx942")[0] == first
+    )
+    assert MIGRAPHX.resolved("native", {"use_debug_symbols": True}, "gfx942")[0] == {**first, "use_debug_symbols": True}
+    assert filled(MIGRAPHX.options_of("gfx942"), first)["limit_max_iterations"] == 65535
+    assert MIGRAPHX.resolved("int8-fp16", {}, "")[1] == {}
+    assert MIGRAPHX.resolved("fp16", {"fp16_operators": ["dot", "convolution", "dot"]}, "")[1] == {
         "fp16_operators": ("convolution", "dot")
     }
 

@@ -61,11 +61,10 @@ def test_a_card_that_is_not_known_or_not_named_is_refused() -> None:
 
 
 def test_options_belong_to_devices_and_leave_the_keys_of_others_as_they_were() -> None:
-    assert ONNXRUNTIME.resolve_options({}, "cuda") == {}
-    assert ONNXRUNTIME.resolve_options({}, "cpu") == {"level": "standard"}
-    assert ONNXRUNTIME.resolve_options({"gpu_mem_limit": 1 << 30}, "cuda") == {"gpu_mem_limit": 1 << 30}
-    with pytest.raises(ValueError, match="no onnxruntime option `gpu_mem_limit`"):
-        ONNXRUNTIME.resolve_options({"gpu_mem_limit": 1 << 30}, "cpu")
+    assert ONNXRUNTIME.resolved("native", {}, "cuda")[0] == {}
+    assert ONNXRUNTIME.resolved("native", {}, "cpu")[0] == {"level": "standard"}
+    assert ONNXRUNTIME.resolved("native", {"gpu_mem_limit": 1 << 30}, "cuda")[0] == {"gpu_mem_limit": 1 << 30}
+    assert "gpu_mem_limit" not in ONNXRUNTIME.options_of("cpu")
     assert set(ONNXRUNTIME.precisions("cuda")) - set(ONNXRUNTIME.precisions("cpu")) == {"tf32"}
 
 
@@ -75,20 +74,19 @@ def test_tensorrt_is_a_device_of_its_own_with_its_own_options() -> None:
     assert choice.serves(tensorrt) and not choice.serves(H200)
     assert not understand_target("onnxruntime/cuda:h200").serves(tensorrt)
     assert tensorrt.name != H200.name
-    assert ONNXRUNTIME.resolve_options({}, "tensorrt") == {}, "defaults stay out of keys"
+    assert ONNXRUNTIME.resolved("native", {}, "tensorrt")[0] == {}, "defaults stay out of keys"
     asked = {"engine": False, "trt_max_workspace_size": 1 << 30, "gpu_mem_limit": 1 << 31}
-    assert ONNXRUNTIME.resolve_options(asked, "tensorrt") == asked
-    with pytest.raises(ValueError, match="no onnxruntime option `prefer_nhwc`"):
-        ONNXRUNTIME.resolve_options({"prefer_nhwc": True}, "tensorrt")
+    assert ONNXRUNTIME.resolved("native", asked, "tensorrt")[0] == asked
+    assert "prefer_nhwc" not in ONNXRUNTIME.options_of("tensorrt")
     with pytest.raises(ValueError, match=r"`trt_builder_optimization_level` must be one of 0, 1, 2, 3, 4, 5, not 9"):
-        ONNXRUNTIME.resolve_options({"trt_builder_optimization_level": 9}, "tensorrt")
+        ONNXRUNTIME.resolved("native", {"trt_builder_optimization_level": 9}, "tensorrt")[0]
 
 
 def test_tensorrt_quantizes_without_zero_points() -> None:
-    assert ONNXRUNTIME.resolve_quantization("int8", {}, "tensorrt")["activations"] == "int8"
-    assert ONNXRUNTIME.resolve_quantization("int8", {}, "cuda")["activations"] == "uint8"
+    assert ONNXRUNTIME.resolved("int8", {}, "tensorrt")[1]["activations"] == "int8"
+    assert ONNXRUNTIME.resolved("int8", {}, "cuda")[1]["activations"] == "uint8"
     with pytest.raises(ValueError, match="`activations` must be one of int8, not 'uint8'"):
-        ONNXRUNTIME.resolve_quantization("int8", {"activations": "uint8"}, "tensorrt")
+        ONNXRUNTIME.resolved("int8", {"activations": "uint8"}, "tensorrt")[1]
 
 
 @pytest.mark.parametrize(
