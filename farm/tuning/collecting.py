@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.logging import get_logger
-from farm.tuning.database import Learning, Restored
+from farm.tuning.database import Learning
 from farm.tuning.formats import CHILD_LIMIT, CHILD_RECORDS, Dropped, canonical, read_folder, write_folder
 from farm.tuning.records import (
     LARGEST_DATABASE,
@@ -29,15 +29,6 @@ from farm.tuning.records import (
 log = get_logger(__name__)
 
 
-def difference(before: Snapshot, folder: Path, source: RecordSource) -> tuple[Snapshot, Dropped]:
-    """Return the records that a folder's files have beyond `before`, and what was dropped in reading.
-
-    The files may be half written: what is whole in them counts now, the rest the next time.
-    """
-    found = read_folder(folder, source)
-    return found.snapshot.minus(before), found.dropped
-
-
 class Collector:
     """Takes what is new in one attempt's private folders to the database, and what is new there into them.
 
@@ -51,19 +42,23 @@ class Collector:
         self,
         database: Learning,
         folder: Path,
-        restored: Restored,
         *,
         session: str,
+        patient: Learning | None = None,
         worker: str = "",
         job: str = "",
         toolchain: str = "",
     ) -> None:
-        """`restored` is what was in the folder at first; `session` names this attempt, for ever and everywhere."""
-        self._database = database
-        self._known = restored.snapshot
-        self._seen = restored.seen
-        self._folders = {folder: restored.snapshot}
+        """Write all that is known into the folder; make it. `session` names this attempt, for ever and everywhere.
+
+        `patient` is the same database, but its requests wait while storage is away. Raises what it raises.
+        """
+        self._database, self._patient = database, patient or database
+        restored = self._patient.since(frozenset())
+        self._known, self._seen = restored.snapshot, restored.seen
+        self._folders: dict[Path, Snapshot] = {}
         """What each folder is known to hold."""
+        self._write(folder)
         self._pending = Snapshot()
         """Records that are not committed yet."""
         self._dropped: dict[Path, Dropped] = {}
@@ -73,7 +68,7 @@ class Collector:
         """Records, and their characters, that children have written so far."""
         self._session = Session(session, "", TuningWork())
         self._seconds = 0.0
-        self.others = len(restored.snapshot) > 0
+        self.others = len(self._known) > 0
         """Whether others have left a record."""
 
     @property
@@ -129,8 +124,10 @@ class Collector:
         Records beyond what all children of an attempt may write together (`CHILD_RECORDS`, `CHILD_LIMIT`) are left out.
         """
         source = replace(self._source, when=_now())
-        found, self._dropped[folder] = difference(self._folders[folder], folder, source)
-        found = self._bounded(found, folder)
+        # Files may be half written: what is whole in them counts now, the rest the next time.
+        read = read_folder(folder, source)
+        self._dropped[folder] = read.dropped
+        found = self._bounded(read.snapshot.minus(self._folders[folder]), folder)
         self._folders[folder] = found.over(self._folders[folder])
         slices = [
             Record(RecordStore.SLICES, "", key, canonical(value), source) for key, value in (finished or {}).items()
@@ -151,13 +148,13 @@ class Collector:
         self._learnt, self._learnt_size = self._learnt + len(found), self._learnt_size + size
         return found
 
-    def commit(self, work: TuningWork, *, ended: bool = False, to: Learning | None = None) -> None:
+    def commit(self, work: TuningWork, *, ended: bool = False, patiently: bool = False) -> None:
         """Commit what was found since the last time, if anything; at the end also what the whole session came to.
 
-        `to` another view of the same database. Raises StorageUnavailable.
+        Raises StorageUnavailable, or what the patient database raises.
         """
         if self._pending or ended:
-            name = (to or self._database).commit(self.delta(work))
+            name = (self._patient if patiently else self._database).commit(self.delta(work))
             self._seen |= {name}
             self._pending = Snapshot()
 

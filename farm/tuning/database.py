@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 from farm.artifacts.storage import ArtifactStore, ListedObject, blob_key, readable, until_moved
@@ -29,7 +28,6 @@ from farm.logging import get_logger
 from farm.spec import Device
 from farm.targets.pools import stem_of
 from farm.tuning import text
-from farm.tuning.formats import write_folder
 from farm.tuning.records import Snapshot, TuningMerged
 
 log = get_logger(__name__)
@@ -120,13 +118,6 @@ class ForOneRun:
         return ""
 
 
-def restore(database: Learning, folder: Path) -> Restored:
-    """Write all that is known into a private folder, in the files that MIGraphX and MIOpen read; make the folder."""
-    restored = database.since(frozenset())
-    write_folder(restored.snapshot, folder)
-    return restored
-
-
 class TuningDatabase:
     """The tuning records of one pool, device and mode in a namespace. Safe to use from several threads."""
 
@@ -191,7 +182,9 @@ class TuningDatabase:
         A namespace that is not `main` also gets what `main` knows.
         """
         own = self.read(seen)
-        others = [self._of(name).read(seen) for name in readable(self.namespace) if name != self.namespace]
+        names = [name for name in readable(self.namespace) if name != self.namespace]
+        where = self.pool, self.device, self.mode
+        others = [TuningDatabase(self._artifacts, name, *where).read(seen) for name in names]
         snapshot = Snapshot(own.snapshot.join(*(other.snapshot for other in others)).tables, own.snapshot.log)
         return Restored(snapshot, own.seen.union(*(other.seen for other in others)))
 
@@ -217,7 +210,7 @@ class TuningDatabase:
 
     def merge_due(self, now: datetime) -> bool:
         """Whether the deltas are many, large or old enough to be worth a new snapshot."""
-        entries = list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
+        entries = self.waiting()
         if not entries:
             return False
         oldest = (now - min(entry.modified for entry in entries)).total_seconds()
@@ -242,9 +235,6 @@ class TuningDatabase:
     def waiting(self) -> list[ListedObject]:
         """Return the deltas that no head holds yet."""
         return list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
-
-    def _of(self, namespace: str) -> TuningDatabase:
-        return TuningDatabase(self._artifacts, namespace, self.pool, self.device, self.mode)
 
     def _deltas(self, seen: frozenset[str] = frozenset()) -> tuple[dict[str, Snapshot], list[str]]:
         """Return the deltas that were not seen by object key, and the keys of those that cannot be read."""

@@ -93,13 +93,6 @@ class Dropped:
     values: int = 0
     """What was read of a child's files so far."""
 
-    def add(self, other: Dropped) -> None:
-        """Count what another file dropped too."""
-        self.nulls += other.nulls
-        self.broken += other.broken
-        self.files |= other.files
-        self.parts |= other.parts
-
     def broke(self, name: str, where: str) -> None:
         """Count a damage in a file; keep the place of the first."""
         self.broken += 1

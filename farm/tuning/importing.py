@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from farm.errors import UsageError
 from farm.spec import Device
+from farm.targets.pools import bare, same_arch
 from farm.tuning.formats import OBJECTS, MIOpenName, miopen_name
 from farm.tuning.records import Place, RecordStore, Snapshot, Table
 
@@ -32,7 +33,7 @@ def fitting(offered: Snapshot, known: Snapshot, device: Device, toolchain: str, 
     from MIGraphX's version, else from its own jobs alone: on a file of the wrong form they would all fail. Raises
     UsageError if the files are of several versions and nothing says which.
     """
-    arch = device.arch.partition(":")[0]
+    arch = bare(device.arch)
     of_jobs = [place for place, table in known.tables.items() if any(source.job for _, source in table.values())]
     ours = [place for place in offered.tables if not _other_miopen_device(place, device)]
     versions = _versions(of_jobs, arch) or _chosen(_versions(ours, arch), _versions(known.tables, arch), miopen)
@@ -130,7 +131,7 @@ def _other_miopen(file: str, versions: set[str]) -> str:
 
 def _other_miopen_device(place: Place, device: Device) -> str:
     """Say that a file of MIOpen's is of another device, by its name; what that does not tell is let through."""
-    named, arch = miopen_name(place[1]), device.arch.partition(":")[0]
+    named, arch = miopen_name(place[1]), bare(device.arch)
     if named is None:
         return ""
     if not _is_of(named, arch):
@@ -159,7 +160,7 @@ def _other_device(key: str, table: Table, device: Device) -> str:
             if units.isdecimal():
                 found.add((arch, units))
     for arch, units in sorted(found):
-        if _is_other_arch(arch, device.arch) or (device.compute_units and units not in map(str, _counts(device))):
+        if not same_arch(arch, device.arch) or (device.compute_units and units not in map(str, _counts(device))):
             return f"it is of {arch[:80]} with {units[:80]} compute units"
     return ""
 
@@ -168,10 +169,3 @@ def _counts(device: Device) -> set[int]:
     """Return what libraries may name as a device's compute units: HIP counts RDNA's by twos (work group processors)."""
     units = device.compute_units or 0
     return {units, units // 2} if device.arch.startswith("gfx1") else {units}
-
-
-def _is_other_arch(one: str, other: str) -> bool:
-    """Whether two architectures differ; features (`:sramecc+:xnack-`) count where both name them."""
-    if ":" in one and ":" in other:
-        return one != other
-    return one.partition(":")[0] != other.partition(":")[0]

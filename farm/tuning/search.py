@@ -28,7 +28,7 @@ from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedMod
 from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import compilers
 from farm.tuning.collecting import Collector
-from farm.tuning.database import Learning, restore
+from farm.tuning.database import Learning
 from farm.tuning.records import RecordStore, Snapshot, TuningWork
 
 log = get_logger(__name__)
@@ -224,8 +224,7 @@ class Search:
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
         self._budget = budget
         self._deadline: float | None = None
-        self._database = database
-        self._patient = patient or database
+        self._database, self._patient = database, patient
         self._unsaved = False
         """Whether the last commit is yet to come."""
         self._session = {"session": session, "worker": worker, "job": job}
@@ -240,9 +239,9 @@ class Search:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Restore the database; commit what children learn while the block runs and when it ends, however it ends."""
-        restored = restore(self._patient, self.folder)
+        toolchain = self.spec["toolchain"]
         self._collector = Collector(
-            self._database, self.folder, restored, toolchain=self.spec["toolchain"], **self._session
+            self._database, self.folder, patient=self._patient, toolchain=toolchain, **self._session
         )
         ended = threading.Event()
 
@@ -342,7 +341,7 @@ class Search:
         if self._unsaved:
             if self.children.cancelled.is_set():
                 raise StepEnded(None)
-            self._collector.commit(self.work, ended=True, to=self._patient)
+            self._collector.commit(self.work, ended=True, patiently=True)
             self._unsaved = False
 
     def unsaved(self) -> Snapshot | None:

@@ -29,7 +29,6 @@ from farm.artifacts.s3 import S3Store
 from farm.errors import FarmError
 from farm.local import servers
 from farm.tuning.database import TuningDatabase
-from farm.tuning.database import restore as restore_folder
 from farm.tuning.formats import canonical, read_folder, write_folder
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support import tuning_writers
@@ -148,7 +147,7 @@ def merge(options: argparse.Namespace) -> dict[str, float]:
         for number, folder in enumerate(folders):
             database.commit(read_folder(folder, RecordSource(f"2026-01-0{number + 1}")).snapshot)
         database.merge()
-        restore_folder(database, options.folder / "merged")
+        tuning_writers.restore(database, options.folder / "merged")
 
     return measured(work)
 
@@ -192,7 +191,7 @@ def head(options: argparse.Namespace) -> dict[str, float]:
 def restore(options: argparse.Namespace) -> dict[str, float]:
     """Restore that head into an empty folder."""
     database, folder = TuningDatabase(store(options), *POOL), options.folder / "restored"
-    figures = measured(lambda: restore_folder(database, folder))
+    figures = measured(lambda: tuning_writers.restore(database, folder))
     records = len(read_folder(folder, RecordSource("")).snapshot)
     return {**figures, "size": sum(path.stat().st_size for path in folder.iterdir()), "records": records}
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import Any, cast
 
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import ArtifactStore
 from farm.errors import FarmFault
-from farm.tuning.database import TuningDatabase
+from farm.tuning.database import Restored, TuningDatabase
+from farm.tuning.formats import write_folder
 from farm.tuning.records import Log, Record, RecordSource, RecordStore, Session, Snapshot, TuningWork
 
 NAME = ("main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", "quick")
@@ -32,6 +34,13 @@ def delta(number: int, records: int = 3) -> Snapshot:
         for key in keys
     ]
     return Snapshot.of(entries, Log({session.id: session}))
+
+
+def restore(database: TuningDatabase, folder: Path) -> Restored:
+    """Write what is known into a folder, as an attempt does; return it."""
+    found = database.since(frozenset())
+    write_folder(found.snapshot, folder)
+    return found
 
 
 def race(connect: Callable[[], S3Store], commits: int, *, committers: int, mergers: int) -> tuple[Snapshot, int]:

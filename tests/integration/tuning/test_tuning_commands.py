@@ -20,11 +20,11 @@ from farm.control.loops import merge_tuning
 from farm.errors import ExitCode
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
-from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name, restore
+from farm.tuning.database import MERGE_COUNT, TuningDatabase, device_name
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import POOL, commands
 from tests.support.gpu_programs import CODE_OBJECTS
-from tests.support.tuning_writers import delta
+from tests.support.tuning_writers import delta, restore
 
 GPU = Pool(Target("migraphx", "gfx942"), "rocm7.2-migraphx2.15-1a2b3c4d", Device("gfx942:sramecc+:xnack-", 304, 8), 1)
 QUICK = f"{GPU.name}/{device_name(GPU.device)}/quick"

@@ -16,10 +16,10 @@ from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
 from farm.tuning import collecting
 from farm.tuning.collecting import Collector
-from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name, restore
+from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
 from farm.tuning.formats import PROBLEM_CACHE, read_folder
 from farm.tuning.records import RecordSource, Snapshot, TuningWork
-from tests.support.tuning_writers import NAME, delta, kill_writers, race
+from tests.support.tuning_writers import NAME, delta, kill_writers, race, restore
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     database.commit(delta(1))
     restored = restore(database, tmp_path)
     known = {json.loads(record.key)["problem"]: "v4:1" for record in restored.snapshot}
-    collector = Collector(database, tmp_path, restored, session="job-9/2", worker="w", job="job-9")
+    collector = Collector(database, tmp_path, session="job-9/2", worker="w", job="job-9")
 
     def collect(work: TuningWork) -> int:
         found = collector.look(tmp_path, work)
@@ -219,7 +219,7 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     database: TuningDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collecting, "CHILD_RECORDS", 5)
-    collector = Collector(database, tmp_path, restore(database, tmp_path), session="job-9/3")
+    collector = Collector(database, tmp_path, session="job-9/3")
     found = []
     for turn in range(10):
         write_cache(tmp_path, {f"new-{turn}-1": "a", f"new-{turn}-2": "b"})
@@ -229,7 +229,7 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     assert len(database.read().snapshot) == 4
     # Nor do many attempts, one after the other.
     monkeypatch.setattr(collecting, "LARGEST_DATABASE", database.read().snapshot.size + 1)
-    collector = Collector(database, tmp_path, restore(database, tmp_path), session="job-9/4")
+    collector = Collector(database, tmp_path, session="job-9/4")
     write_cache(tmp_path, {"new-10-1": "a"})
     assert len(collector.look(tmp_path, TuningWork())) == 0
 
@@ -242,7 +242,7 @@ def test_who_is_killed_while_he_writes_takes_nothing_with_him(
     database.commit(delta(1))
     folder = tmp_path / "own"
     restored = restore(database, folder)
-    collector = Collector(database, folder, restored, session="job-9/1")
+    collector = Collector(database, folder, session="job-9/1")
     cache = folder / PROBLEM_CACHE
     whole = cache.read_bytes()
     cache.write_bytes(whole[: len(whole) // 2])
