@@ -12,8 +12,8 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20
@@ -72,7 +72,7 @@ class NotPlain(OSError):
     """A file that others left is missing, is not a regular file with one name, lies behind a link or is too large."""
 
 
-def open_plain(path: Path, limit: int, *, within: Path | None = None, linked: bool = False) -> BinaryIO:
+def open_plain(path: Path, limit: int, *, within: Path | None = None, linked: bool = False) -> BufferedReader:
     """Open a regular file with one name, of at most `limit` bytes, that others may replace at any moment.
 
     With `linked` it may have other names: for who hashes all that is read.
@@ -114,12 +114,8 @@ def _inside(folder: int, name: str, flags: int) -> int:
 
 def hash_file(path: Path) -> tuple[str, int]:
     """Return a file's SHA-256 and its size, read in pieces. Raises OSError."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
-            size += len(piece)
-    return digest.hexdigest(), size
+        return hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
 
 
 def read_plain(path: Path, limit: int, *, linked: bool = False) -> bytes:

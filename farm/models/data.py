@@ -6,7 +6,6 @@ file: no data set is in memory as a whole. Libraries raise almost anything, also
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import re
@@ -21,6 +20,7 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from farm.errors import UsageError, suggestion
+from farm.files import hash_file
 from farm.models.model import FrozenModel
 from farm.models.shapes import BATCH, Extent, Input
 from farm.runner.bounds import Digest, Size
@@ -179,10 +179,9 @@ def freeze_data(
                 with file.open("rb") as source, archive.open(member, "w", force_zip64=True) as target:
                     shutil.copyfileobj(source, target, _PIECE)
                 file.unlink()
-        with made.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest, size = hash_file(made)
         place = made.replace(folder / f"{digest}.npz")
-    return {"digest": digest, "size": place.stat().st_size, "arrays": arrays}, place
+    return {"digest": digest, "size": size, "arrays": arrays}, place
 
 
 class _Part(Protocol):

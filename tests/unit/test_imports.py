@@ -336,6 +336,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.compiling",
         "farm.entry_points",
         "farm.errors",
+        "farm.files",
         "farm.inert",
         "farm.jobs",
         "farm.spec",

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from farm.client.transfers import note_use
 from farm.errors import UsageError
-from farm.files import replacing
+from farm.files import hash_file, replacing
 from farm.manifest.values import Source
 
 
@@ -27,7 +27,7 @@ def from_hub(source: Source, cache: Path, *, onnx: bool) -> Path:
     """
     folder = _folder(source, cache)
     place = _bring(source, source.file, folder)
-    if source.sha256 and (found := _digest(place)) != source.sha256:
+    if source.sha256 and (found := hash_file(place)[0]) != source.sha256:
         hint = "if another file is meant, write its sha256"
         raise UsageError(f"{source.hf} {source.file} has the SHA-256 {found}, not {source.sha256}", hint=hint)
     if onnx:
@@ -71,13 +71,13 @@ def _bring(source: Source, name: str, folder: Path) -> Path:
     pin = _pin(folder, name)
     pin.parent.mkdir(parents=True, exist_ok=True)
     with replacing(pin) as part:
-        part.write_text(_digest(place))
+        part.write_text(hash_file(place)[0])
     return place
 
 
 def _is_as_it_came(folder: Path, name: str) -> bool:
     try:
-        return _pin(folder, name).read_text() == _digest(folder / name)
+        return _pin(folder, name).read_text() == hash_file(folder / name)[0]
     except OSError:
         return False
 
@@ -85,8 +85,3 @@ def _is_as_it_came(folder: Path, name: str) -> bool:
 def _pin(folder: Path, name: str) -> Path:
     """Return where the digest of a file is kept: a commit alone does not tell whether the cache is whole."""
     return folder / ".cache" / "farm" / f"{hashlib.sha256(name.encode()).hexdigest()}.sha256"
-
-
-def _digest(place: Path) -> str:
-    with place.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,6 @@ computes the cache key from `spec.json`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -29,6 +28,7 @@ from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.requests import after_a_crash
 from farm.compiling.slots import Slot
 from farm.errors import UsageError
+from farm.files import hash_file
 from farm.inert import inert, inert_json
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, Phase
@@ -282,8 +282,7 @@ def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator
     for (use, file, place), (_, _, copy) in zip(_inputs(document, inputs), _inputs(document, copies), strict=True):
         if use == "reference" and not place.exists():
             continue
-        with place.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        digest, _ = hash_file(place)
         if digest != file["digest"]:
             raise WrongInput(f"{place} has SHA-256 {digest}, the attempt's had {file['digest']}")
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 LARGEST_SIDECAR = 16 << 20
 LARGEST_PROGRAM = 1 << 50
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +184,8 @@ def read_document(path: Path) -> bytes:
 
 def file_digest(path: Path, *, within: Path | None = None) -> str:
     """Return the SHA-256 of a regular file, which may have several names, `within` a folder. Raises OSError."""
-    sha256 = hashlib.sha256()
     with open_plain(path, LARGEST_PROGRAM, within=within, linked=True) as file:
-        while piece := file.read(_PIECE):
-            sha256.update(piece)
-    return sha256.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(data: bytes) -> str:
