@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from farm.cli import output
 
 if TYPE_CHECKING:
-    from farm.results.report import BuildView, Report
+    from farm.results.report import Report
 
 FOLDER = Path("farm-report")
 """Where GitLab and Jenkins find the files of a build: `deploy/ci/` names them."""
@@ -78,10 +78,8 @@ def publish(
     match detect(environ):
         case CiServer.GITHUB:
             _github(report, manifest, link, environ, quiet=quiet)
-        case CiServer.GITLAB:
-            _gitlab(report, link)
-        case CiServer.JENKINS:
-            _jenkins(report, link)
+        case CiServer.GITLAB | CiServer.JENKINS as server:
+            _files(report, link, gitlab=server is CiServer.GITLAB)
         case CiServer.BUILDKITE:
             _buildkite(report, link, environ)
 
@@ -106,31 +104,21 @@ def _github(report: Report, manifest: Path | None, link: str, environ: Mapping[s
                 summary.write(markdown.render(report, link, limit=room))
 
 
-def _gitlab(report: Report, link: str) -> None:
+def _files(report: Report, link: str, *, gitlab: bool) -> None:
+    """Write the files that GitLab and Jenkins find; `build.env` has the variables that later jobs get."""
     from farm.extras.ci import junit, line_annotations, markdown, open_metrics
 
     build, cells = report["build"], report["cells"]
-    _files(
-        {
-            "junit.xml": junit.render(report, link),
-            "annotations.json": json.dumps(line_annotations.gitlab_links(build, cells, link)),
-            "metrics.txt": open_metrics.render(cells),
-            "summary.md": markdown.render(report, link),
-            "build.env": _build_env(build),
-        }
-    )
-
-
-def _jenkins(report: Report, link: str) -> None:
-    from farm.extras.ci import junit, markdown
-
-    summary, variables = markdown.render(report, link), _build_env(report["build"])
-    _files({"junit.xml": junit.render(report, link), "summary.md": summary, "build.env": variables})
-
-
-def _build_env(build: BuildView) -> str:
-    """Return the variables that later jobs get."""
-    return f"FARM_BUILD={build['id']}\n"
+    files = {"junit.xml": junit.render(report, link), "summary.md": markdown.render(report, link)}
+    files["build.env"] = f"FARM_BUILD={build['id']}\n"
+    if gitlab:
+        files["annotations.json"] = json.dumps(line_annotations.gitlab_links(build, cells, link))
+        files["metrics.txt"] = open_metrics.render(cells)
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in files.items():
+        with output.writing(FOLDER / name):
+            (FOLDER / name).write_text(text, encoding="utf-8")
+    output.note(f"reports are in {FOLDER}: {', '.join(files)}")
 
 
 def _buildkite(report: Report, link: str, environ: Mapping[str, str]) -> None:
@@ -148,14 +136,6 @@ def _buildkite(report: Report, link: str, environ: Mapping[str, str]) -> None:
         check=True,
         timeout=_ANNOTATE_SECONDS,
     )
-
-
-def _files(files: Mapping[str, str]) -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in files.items():
-        with output.writing(FOLDER / name):
-            (FOLDER / name).write_text(text, encoding="utf-8")
-    output.note(f"reports are in {FOLDER}: {', '.join(files)}")
 
 
 def _in_repository(file: Path, root: Path) -> str:

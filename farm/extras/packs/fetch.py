@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from farm.extras.packs.layouts import CACHED, require_fit
 from farm.extras.packs.question import CacheFile, ask_provider
 from farm.extras.packs.wrapper import MODEL, wrapper
 from farm.extras.signing.verifying import file_digest
-from farm.files import read_plain, remove_tree
+from farm.files import hash_file, read_plain, remove_tree
 from farm.spec import FileReference
 from farm.wire.program import Sidecar
 
@@ -180,7 +179,7 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
 
     `cached` is what the provider looks for, for a layout that has a cache. The same sidecar gives the same bytes.
     """
-    own_program = sidecar["spec"]["compiler"]["name"] != "migraphx"
+    own_program, made = sidecar["spec"]["compiler"]["name"] != "migraphx", dict[str, bytes]()
     if layout is Layout.TRITON:
         name = _triton_name(sidecar)
         start = starters.START_SH.format(version=cached.version) if cached else starters.plain_start(sidecar)
@@ -190,14 +189,8 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
     elif cached:
         texts = _scripts(starters.for_cache(sidecar, cached.name, cached.version))
     else:
-        return wrapper_files(sidecar)
-    return {path: text.encode() for path, text in texts.items()}
-
-
-def wrapper_files(sidecar: Sidecar) -> dict[str, bytes]:
-    """Return the files of the layout `onnxruntime` other than the program: the wrapper, and what opens it."""
-    scripts = {name: text.encode() for name, text in _scripts(starters.for_plugin(sidecar)).items()}
-    return {MODEL: wrapper(sidecar), **scripts}
+        texts, made = _scripts(starters.for_plugin(sidecar)), {MODEL: wrapper(sidecar)}
+    return made | {path: text.encode() for path, text in texts.items()}
 
 
 def _scripts(use: str) -> dict[str, str]:
@@ -206,9 +199,8 @@ def _scripts(use: str) -> dict[str, str]:
 
 def _files(made: Path) -> Iterator[FileReference]:
     for path in sorted(path for path in made.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield FileReference(path=path.relative_to(made).as_posix(), digest=digest, size=path.stat().st_size)
+        digest, size = hash_file(path)
+        yield FileReference(path=path.relative_to(made).as_posix(), digest=digest, size=size)
 
 
 def _require_own(folder: Path) -> None:

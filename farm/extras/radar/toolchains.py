@@ -75,7 +75,8 @@ class Toolchains:
         """Return the toolchains of each target, the oldest first, with what a ref names of them."""
         cells = list(self._refs.read_through(namespace, ref)["cells"].values())
         live: dict[tuple[str, str], int] = {(cell["target"], cell["toolchain"]): 0 for cell in cells}
-        places = {pool["name"]: _place(Pool.from_dict(pool["pool"])) for pool in self._store.workers.pools()}
+        rows = [(row["name"], Pool.from_dict(row["pool"])) for row in self._store.workers.pools()]
+        places = {name: (str(pool.target), pool.toolchain) for name, pool in rows}
         live |= dict.fromkeys(places.values(), 0)
         for worker in self._store.workers.list():
             # One worker may serve several pools of a toolchain.
@@ -178,8 +179,10 @@ class Toolchains:
             if name in facts:
                 cell["reason"] = ""
         self._known.require_inputs(cells, wish["ref"], "; or leave their cells out")
-        instead = self._ended(namespace, wish["against"]) if wish["against"] else None
-        warnings = self._baselines.attach(namespace, "", cells, _on(wish), instead=instead)
+        ended = self._finisher.snapshot(namespace, wish["against"]) if wish["against"] else ()
+        instead = {cell["identifier"]: cell for cell in ended} or None
+        gates: ChosenGates = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
+        warnings = self._baselines.attach(namespace, "", cells, {**gates, "baseline": wish["ref"]}, instead=instead)
         label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
         notes: ShadowNotes = {
             "ref": wish["ref"],
@@ -272,9 +275,6 @@ class Toolchains:
             judged["gate"] if judged else {"tolerance": {}, "weak": "warn", "on_fail": "fail", "unverifiable": "warn"}
         )
         return KnownWork(document["order"], document["limits"], gates, 0, judged["line"] if judged else 0)
-
-    def _ended(self, namespace: str, build_id: str) -> dict[str, SnapshotCell]:
-        return {cell["identifier"]: cell for cell in self._finisher.snapshot(namespace, build_id)}
 
     def _nothing(self, wish: ShadowBuild, left_out: Sequence[NotShadowed], pools: Iterable[PoolView]) -> NotFound:
         known = sorted({pool["pool"]["toolchain"] for pool in pools}, key=version_of)
@@ -381,13 +381,3 @@ def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
     return sorted(
         {name for target, (version, name) in newest_of.items() if target in given and version > given[target]}
     )
-
-
-def _on(wish: ShadowBuild) -> ChosenGates:
-    """Return the gates of a shadow build: those of the request, against the ref."""
-    chosen = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
-    return {**chosen, "baseline": wish["ref"]}
-
-
-def _place(pool: Pool) -> tuple[str, str]:
-    return str(pool.target), pool.toolchain
