@@ -40,11 +40,10 @@ class Plan:
     warnings: tuple[str, ...]
     conversions: Mapping[str, ConversionRecord]
     """How models were converted from other formats, by name."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
-        return plan_digest(self.cells)
+    needed: Mapping[str, int]
+    """Digest and size of every input that has to be fetched."""
+    digest: str
+    """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
 
 
 def make_plan(
@@ -108,7 +107,7 @@ def make_plan(
     models = {cell.model: cell.order["model"] for cell in cells}
     conversions = {name: record for name, model in models.items() if (record := model.get("conversion"))}
     warnings = (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned))
-    return Plan(planned, warnings, conversions)
+    return Plan(planned, warnings, conversions, needed_blobs(planned), plan_digest(planned))
 
 
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:
@@ -121,13 +120,7 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
         yield f"{target} has no units for {part}: {_cells(count)} can only round to it, and compute no faster"
     for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
         yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
-    warned: dict[str, list[str]] = {}
-    for cell in cells:
-        for text in cell.warnings:
-            warned.setdefault(text, []).append(cell.identifier)
-    for text, names in warned.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more}: {text}"
+    yield from _together((cell.identifier, text) for cell in cells for text in cell.warnings)
     owner: dict[str, str] = {}
     for cell in cells:
         first = owner.setdefault(cell.job, cell.identifier)
@@ -152,13 +145,21 @@ def _undebugged(planned: Sequence[CellPlan]) -> Iterable[str]:
 
 def _left(planned: Sequence[CellPlan]) -> Iterable[str]:
     """Name the nodes of known programs for which a GPU's provider has no kernel; not if the manifest allows them."""
-    warned: dict[str, list[str]] = {}
-    for cell in planned:
-        found = judge_fallback(cell["facts"]) if cell["facts"] else None
-        if found and cell["gates"].get("fallback", "allow") != "allow":
-            warned.setdefault(found.message, []).append(cell["identifier"])
-    for text, names in warned.items():
-        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
+    judged = ((cell, judge_fallback(cell["facts"])) for cell in planned if cell["facts"])
+    yield from _together(
+        (cell["identifier"], found.message)
+        for cell, found in judged
+        if found and cell["gates"].get("fallback", "allow") != "allow"
+    )
+
+
+def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
+    """Yield each text once, with the first of the cells that it is said of, and the number of the others."""
+    names: dict[str, list[str]] = {}
+    for name, text in said:
+        names.setdefault(text, []).append(name)
+    for text, found in names.items():
+        yield f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {text}"
 
 
 def plan_digest(cells: Iterable[CellPlan]) -> str:

@@ -15,7 +15,7 @@ from farm.builds.admission import PAUSED_POOLS, Admission
 from farm.builds.baselines import Baselines
 from farm.builds.build_index import BuildIndex
 from farm.builds.known_failures import AcknowledgedFailures
-from farm.builds.plan import is_unfinished, needed_blobs, plan_retry, unsuccessful
+from farm.builds.plan import is_unfinished, plan_retry, unsuccessful
 from farm.builds.planner import KnownArtifacts, Planner, digest_of_request, kept_as
 from farm.builds.reading import BuildReader
 from farm.errors import (
@@ -83,7 +83,7 @@ class BuildService:
             "outlook": self._reader.outlook(plan.cells, manifest.max_parallel),
             "warnings": [*plan.warnings, *found],
             "conversions": plan.conversions,
-            "missing_blobs": lacking(self._artifacts, needed_blobs(plan.cells)),
+            "missing_blobs": lacking(self._artifacts, plan.needed),
         }
 
     # --- a build's life -----------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class BuildService:
     ) -> PlanDocument:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
         plan, manifest = self._planner.plan(namespace, submission, by)
-        if absent := lacking(self._artifacts, needed_blobs(plan.cells)):
+        if absent := lacking(self._artifacts, plan.needed):
             raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 absent,

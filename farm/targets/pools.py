@@ -168,18 +168,15 @@ class Pool:
 
     @property
     def _facts(self) -> str:
-        return "".join(f".{fact}" for fact in self._other_facts())
-
-    def _other_facts(self) -> Iterator[str]:
-        """Yield the facts that keys use and that target, compute units and toolchain do not imply."""
-        compiler = compilers().get(self.target.compiler)
-        yield from _device_facts(self.device)
+        """The facts that keys use and that target, compute units and toolchain do not imply."""
+        compiler, facts = compilers().get(self.target.compiler), list(_device_facts(self.device))
         if self.recipe != 1:
-            yield f"recipe{self.recipe}"
+            facts.append(f"recipe{self.recipe}")
         if self.keyed_libraries:
-            yield f"libraries-{digest_of(self.keyed_libraries)[:8]}"
+            facts.append(f"libraries-{digest_of(self.keyed_libraries)[:8]}")
         if compiler and compiler.binds and self.cpu_family:
-            yield self.cpu_family
+            facts.append(self.cpu_family)
+        return "".join(f".{fact}" for fact in facts)
 
     def begins(self, prefix: str) -> bool:
         """Whether an entry of `toolchains` means this pool: the start of the toolchain's id, or more than the id."""
@@ -196,17 +193,10 @@ class Pool:
     @classmethod
     def from_dict(cls, document: PoolDocument) -> Pool:
         """Read back what `as_dict` wrote, here or in another release; fields of a newer one are left out."""
-        pool = cls(
-            target=Target(**document["target"]),
-            toolchain=document["toolchain"],
-            device=Device(**document["device"]),
-            recipe=document["recipe"],
-            libraries=document.get("libraries", {}),
-            features=tuple(document["features"]),
-            cpu_family=document.get("cpu_family", ""),
-            memory=document.get("memory"),
-            untuned=document.get("untuned", False),
-        )
+        given = cast(dict[str, Any], document)
+        known = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        known |= {"target": Target(**given["target"]), "device": Device(**given["device"])}
+        pool = cls(**{**known, "features": tuple(given["features"])})
         name = document.get("name", pool.name)
         return pool if name == pool.name else replace(pool, registered=name)
 

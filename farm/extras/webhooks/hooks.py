@@ -149,8 +149,9 @@ class Webhooks:
 
     def list(self, namespace: str) -> list[WebhookView]:
         """Return the webhooks of a namespace by name, without their secrets."""
-        now = self._now()
-        return [_shown_hook(hook, now) for hook in self._hooks(namespace)]
+        now, hooks = self._now(), self._hooks(namespace)
+        ends = [(hook, [each["until"] for each in hook.get("old", ()) if each["until"] > now]) for hook in hooks]
+        return [view_of(WebhookView, {**hook, "old_signs_until": max(until, default=None)}) for hook, until in ends]
 
     def find(self, namespace: str, name: str) -> Webhook:
         """Return a webhook. Raises NotFound."""
@@ -363,18 +364,6 @@ def _may_be_called(url: str) -> bool:
 
 def _no_hook(namespace: str, name: str) -> NotFound:
     return NotFound(f"no webhook {name} in namespace {namespace}", hint="`farm webhook ls` lists them")
-
-
-def _shown_hook(hook: Webhook, now: float) -> WebhookView:
-    return {
-        "name": hook["name"],
-        "url": hook["url"],
-        "events": hook["events"],
-        "created": hook["created"],
-        "by": hook["by"],
-        "disabled": hook["disabled"],
-        "old_signs_until": max((each["until"] for each in hook.get("old", ()) if each["until"] > now), default=None),
-    }
 
 
 def _hook_key(namespace: str, name: str) -> str:
