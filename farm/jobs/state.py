@@ -126,6 +126,11 @@ class FailureKind(StrEnum):
         return POLICIES[self]
 
 
+def of_farm(sentence: str, advice: str, *, node: bool = False) -> Policy:
+    """Return what follows from the farm's own faults: nothing else is tried a third time."""
+    return Policy(sentence, advice, Fault.FARM, attempts=3, node=node)
+
+
 POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.BAD_MODEL: Policy(
         "the model cannot be read", "check that the file is a complete, valid model (onnx.checker names the place)"
@@ -175,47 +180,32 @@ POLICIES: Mapping[FailureKind, Policy] = {
         attempts=2,
         node=True,
     ),
-    FailureKind.GPU_FAULT: Policy(
-        "the GPU failed", "submit again after the operator has checked the node", Fault.FARM, attempts=3, node=True
-    ),
-    FailureKind.GPU_LOST: Policy(
+    FailureKind.GPU_FAULT: of_farm("the GPU failed", "submit again after the operator has checked the node", node=True),
+    FailureKind.GPU_LOST: of_farm(
         "the GPU is gone",
         "submit again; the operator finds out why the card cannot be reached (`farm doctor` on the node)",
-        Fault.FARM,
-        attempts=3,
         node=True,
     ),
-    FailureKind.GPU_LIBRARY: Policy(
+    FailureKind.GPU_LIBRARY: of_farm(
         "a library for the GPU is missing, or has the wrong version",
         "submit again when `farm doctor` is green on the node: it names the library",
-        Fault.FARM,
-        attempts=3,
         node=True,
     ),
     FailureKind.GPU_UNSERVED: Policy(
         "the installed libraries have no kernels for this GPU",
         "choose a newer card for this cell (`exclude:` it here), or libraries that still support this one",
     ),
-    FailureKind.WORKER_LOST: Policy(
-        "the worker was lost", "submit again; the operator finds out why the nodes disappear", Fault.FARM, attempts=3
+    FailureKind.WORKER_LOST: of_farm(
+        "the worker was lost", "submit again; the operator finds out why the nodes disappear"
     ),
-    FailureKind.STORAGE: Policy(
-        "object storage failed", "submit again when `farm doctor` is green", Fault.FARM, attempts=3, node=True
-    ),
-    FailureKind.UNPLANNED: Policy(
+    FailureKind.STORAGE: of_farm("object storage failed", "submit again when `farm doctor` is green", node=True),
+    FailureKind.UNPLANNED: of_farm(
         "the work order is not one that the control plane has planned",
         "submit again; the operator finds out who has changed it in Redis",
-        Fault.FARM,
-        attempts=3,
     ),
-    FailureKind.INTERNAL: Policy(
-        "this is a bug in the farm", "submit again; report it with the log", Fault.FARM, attempts=3, node=True
-    ),
-    FailureKind.TOOLCHAIN_MISMATCH: Policy(
-        "no worker with the right toolchain took the job",
-        "start a worker that serves this pool",
-        Fault.FARM,
-        attempts=3,
+    FailureKind.INTERNAL: of_farm("this is a bug in the farm", "submit again; report it with the log", node=True),
+    FailureKind.TOOLCHAIN_MISMATCH: of_farm(
+        "no worker with the right toolchain took the job", "start a worker that serves this pool"
     ),
     FailureKind.ACCURACY: Policy(
         "the program is not accurate enough",

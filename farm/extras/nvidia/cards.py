@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from farm.targets.compilers import NATIVE, DeviceKind, Option, TuningMode
 
 _PRECISIONS = (NATIVE, "fp32", "tf32", "fp16", "bf16", "int8")
 _TUNING = {"quick": TuningMode(), "exhaustive": TuningMode()}
 
+_on_both = partial(Option, newer=True, devices=("cuda", "tensorrt"))
+_on_cuda = partial(Option, newer=True, devices=("cuda",))
+_on_tensorrt = partial(Option, newer=True, devices=("tensorrt",))
+
 _OPTIONS = {
-    "gpu_mem_limit": Option(
-        0,
-        "most bytes of GPU memory that a session's arena takes; 0: no limit",
-        newer=True,
-        devices=("cuda", "tensorrt"),
+    "gpu_mem_limit": _on_both(0, "most bytes of GPU memory that a session's arena takes; 0: no limit"),
+    "arena_extend_strategy": _on_both(
+        "kNextPowerOfTwo", "how the arena of GPU memory grows", choices=("kNextPowerOfTwo", "kSameAsRequested")
     ),
-    "arena_extend_strategy": Option(
-        "kNextPowerOfTwo",
-        "how the arena of GPU memory grows",
-        choices=("kNextPowerOfTwo", "kSameAsRequested"),
-        newer=True,
-        devices=("cuda", "tensorrt"),
-    ),
-    "cudnn_conv_algo_search": Option(
+    "cudnn_conv_algo_search": _on_cuda(
         "EXHAUSTIVE",
         "CUDA: how cuDNN's convolutions are chosen, each time the program is loaded",
         choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-        newer=True,
-        devices=("cuda",),
     ),
-    "prefer_nhwc": Option(False, "CUDA: convolutions in NHWC", newer=True, devices=("cuda",)),
-    "engine": Option(
-        True,
-        "the program holds TensorRT's engine (an EPContext node); false: plain ONNX, built at each load",
-        newer=True,
-        devices=("tensorrt",),
+    "prefer_nhwc": _on_cuda(False, "CUDA: convolutions in NHWC"),
+    "engine": _on_tensorrt(
+        True, "the program holds TensorRT's engine (an EPContext node); false: plain ONNX, built at each load"
     ),
-    "trt_max_workspace_size": Option(
-        0, "TensorRT: most bytes of GPU memory for one layer; 0: all", newer=True, devices=("tensorrt",)
+    "trt_max_workspace_size": _on_tensorrt(0, "TensorRT: most bytes of GPU memory for one layer; 0: all"),
+    "trt_builder_optimization_level": _on_tensorrt(
+        3, "TensorRT: how long the builder looks for a faster engine", choices=(0, 1, 2, 3, 4, 5)
     ),
-    "trt_builder_optimization_level": Option(
-        3,
-        "TensorRT: how long the builder looks for a faster engine",
-        choices=(0, 1, 2, 3, 4, 5),
-        newer=True,
-        devices=("tensorrt",),
-    ),
-    "trt_sparsity_enable": Option(
-        False, "TensorRT: use that two of four weights are zero", newer=True, devices=("tensorrt",)
-    ),
+    "trt_sparsity_enable": _on_tensorrt(False, "TensorRT: use that two of four weights are zero"),
 }
 
 
