@@ -323,7 +323,8 @@ class Bucket:
             parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
             self.complete(key, upload, parts, lambda: self.has_blob(digest, size))
         except BaseException:
-            self.give_up(key, upload)
+            with suppress(BotoCoreError, ClientError):  # Else `LargeUploads.abort` ends it later.
+                self.s3.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
             raise
 
     def has_blob(self, digest: str, size: int | None = None) -> bool:
@@ -536,11 +537,6 @@ class Bucket:
             # The upload is also gone if an earlier try succeeded and only its answer was lost.
             if not done():
                 raise status.unavailable from None
-
-    def give_up(self, key: str, upload: str) -> None:
-        """End a multipart upload, if the server does that now; else `LargeUploads.abort` ends it later."""
-        with suppress(BotoCoreError, ClientError):
-            self.s3.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
 
     def place(self, key: str) -> str:
         """Return how people know an object."""

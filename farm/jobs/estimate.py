@@ -104,13 +104,12 @@ def estimate_all(
     compiles: Mapping[str, Compile], history: Mapping[str, Sequence[Compile]]
 ) -> dict[str, Estimate | None]:
     """Estimate compiles, by any names; `history` has past ones by sort. Equal compiles are estimated once."""
-    estimates = {each: _nearest(each, history.get(each.sort, ())) for each in set(compiles.values())}
+    estimates = {
+        # Without a comparable compile, the same cell with its previous model is the nearest comparison.
+        each: estimate(each.model, each.size, history.get(each.sort, ())) or estimate(each.model, each.size, [each])
+        for each in set(compiles.values())
+    }
     return {name: estimates[each] for name, each in compiles.items()}
-
-
-def _nearest(wanted: Compile, past: Sequence[Compile]) -> Estimate | None:
-    # Without a comparable compile, the same cell with its previous model is the nearest comparison.
-    return estimate(wanted.model, wanted.size, past) or estimate(wanted.model, wanted.size, [wanted])
 
 
 def _models(samples: Sequence[Compile]) -> list[Compile]:

@@ -30,10 +30,6 @@ class Span:
         """Return what the spec says about the dimension."""
         return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
 
-    def optimal(self, index: int) -> int:
-        """Return the optimal of that number; the largest size if there are fewer."""
-        return self.optimals[index] if index < len(self.optimals) else self.high
-
 
 Extent = int | Span
 """The size of a named dimension."""
@@ -50,13 +46,13 @@ def sum_of(sizes: Sequence[Extent]) -> Extent:
     fixed = sum(size for size in sizes if isinstance(size, int))
     if not spans:
         return fixed
+    most = max(len(span.optimals) for span in spans)
+    # Where a dimension has fewer, its largest size stands in.
+    optimals = [(*span.optimals, *[span.high] * (most - len(span.optimals))) for span in spans]
     return Span(
         fixed + sum(span.low for span in spans),
         fixed + sum(span.high for span in spans),
-        tuple(
-            fixed + sum(span.optimal(index) for span in spans)
-            for index in range(max(len(span.optimals) for span in spans))
-        ),
+        tuple(fixed + sum(sizes) for sizes in zip(*optimals, strict=True)),
     )
 
 

@@ -64,30 +64,6 @@ _ANY = ":any"
 _ON_CARDS = ("cuda", "tensorrt")
 """Devices that the extension for NVIDIA's cards adds."""
 
-FEATURES: Mapping[str, str] = {
-    "autocast_fp8": "fp8 inputs and outputs become float32",
-    "dim_params": "dynamic dimensions by the model's own names",
-    "exhaustive_tune": "tuning modes above quick",
-    "external_data_path": "models from memory with their weights in other files",
-    "get_onnx_operators": "lists the ONNX operators that it has",
-    "gpu_arch": "compiles for architectures that are not in the machine",
-    "limit_max_iterations": "a bound for loops whose count only the run knows",
-    "load_buffer": "programs from memory",
-    "map_dyn_input_dims": "dynamic dimensions of inputs",
-    "max_loop_iterations": "iterations of a loop whose count is not known",
-    "problem_cache": "what tuning learnt is kept in a file",
-    "quantize_bf16": "precision bf16",
-    "quantize_fp16": "precision fp16",
-    "quantize_fp8": "precision fp8",
-    "quantize_int8": "precision int8",
-    "save_buffer": "programs to memory",
-    "to_gpu": "arrays in GPU memory",
-    "unpack_int4": "precision int4",
-    "use_debug_symbols": "instructions that name the model's nodes",
-}
-"""What some release of MIGraphX offers and another does not, by the names that `Pool.features` has. A worker asks the
-module that it has (contract: a function, a keyword, a variable); the version alone says nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -123,8 +99,8 @@ class Pool:
 
     `toolchain` is the id (`onnxruntime1.31.1-1a2b3c4d`); `libraries` are the versions of libraries that rewrite
     models (`{"onnx": "1.23.2"}`); `recipe` is the number of our module for the compiler; `features` names what
-    the installed compiler offers (`FEATURES`; for ONNX Runtime its execution providers); `cpu_family` is what results
-    are bound to when an option makes them so (ONNX Runtime's tuned level).
+    the installed compiler offers, whatever its version is (for ONNX Runtime its execution providers); `cpu_family` is
+    what results are bound to when an option makes them so (ONNX Runtime's tuned level).
     """
 
     target: Target

@@ -29,7 +29,8 @@ from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.spec import Device
 from farm.targets.compilers import compilers
-from farm.targets.pools import FEATURES, Pool, Target
+from farm.targets.pools import Pool, Target
+from tests.support.features import FEATURES
 
 ROOT = Path(__file__).parent.parent.parent
 

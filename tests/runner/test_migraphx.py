@@ -17,8 +17,8 @@ from farm.cli import main
 from farm.jobs.state import FailureKind
 from farm.node.survey import survey
 from farm.settings import load_settings
-from farm.targets.pools import FEATURES
 from tests.support.compiling import PNET, RNET, Case, Refused, inputs_of, needs_target
+from tests.support.features import FEATURES
 
 NewCase = Callable[..., Case]
 

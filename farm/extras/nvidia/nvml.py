@@ -105,8 +105,8 @@ _OPEN: dict[Any, Nvml] = {}
 
 
 def open_nvml(machine: Machine) -> tuple[Nvml | None, Note | None]:
-    """Return NVML if the machine has NVIDIA's driver, and a note if it has GPUs but NVML cannot be used."""
-    if not is_driven(machine):
+    """Return NVML if the machine has NVIDIA's driver, which this process may see; a note if it has GPUs and no NVML."""
+    if not any(machine.path(name).exists() for name in ("/dev/nvidiactl", "/proc/driver/nvidia/version")):
         return None, _driverless(machine)
     try:
         binding = machine.nvml()
@@ -121,11 +121,6 @@ def open_nvml(machine: Machine) -> tuple[Nvml | None, Note | None]:
         return None, Note("NVIDIA GPUs", f"the driver's library does not open: {error}", fix)
     _OPEN[binding] = Nvml(binding)
     return _OPEN[binding], None
-
-
-def is_driven(machine: Machine) -> bool:
-    """Whether NVIDIA's driver is loaded, and this process may see it."""
-    return any(machine.path(name).exists() for name in ("/dev/nvidiactl", "/proc/driver/nvidia/version"))
 
 
 def _driverless(machine: Machine) -> Note | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from farm.client.fetching import RESERVED
@@ -48,7 +48,8 @@ def fits(layout: Layout, sidecar: Sidecar) -> bool:
 
 
 def _unfit(layout: Layout, sidecar: Sidecar) -> Iterator[str]:
-    open_ports = [port["name"] for port in (*sidecar["inputs"], *sidecar["outputs"]) if not _is_static(port["shape"])]
+    ports = (*sidecar["inputs"], *sidecar["outputs"])
+    open_ports = [port["name"] for port in ports if any(isinstance(size, str) for size in port["shape"])]
     if not sidecar["inputs"]:
         yield "its sidecar names no inputs"
     if open_ports:
@@ -65,7 +66,3 @@ def _unfit(layout: Layout, sidecar: Sidecar) -> Iterator[str]:
         yield "the provider reads .mxr files only"
     if layout in CACHED and sidecar["spec"]["model"]["format"] != "onnx":
         yield "its model is not ONNX"
-
-
-def _is_static(shape: Sequence[int | str]) -> bool:
-    return all(isinstance(size, int) for size in shape)

@@ -143,9 +143,12 @@ def bisect(
     from farm.extras.radar.bisecting import bisect as search
     from farm.manifest.parsing import read_gates
 
+    def note(cell: str, tried: Tried) -> None:
+        output.note(f"{cell}: {tried['toolchain']} is {tried['verdict']} {one_line(tried['text'])}".rstrip())
+
     gates = read_gates(gate or (), budget or ())
     with connect() as client:
-        found = search(client, cell, ref=ref, good=good, bad=bad, gates=gates, on_step=_note_step)
+        found = search(client, cell, ref=ref, good=good, bad=bad, gates=gates, on_step=note)
     output.result({"schema": 1, "ref": ref, "cells": found}, bisected(found), as_json=as_json)
 
 
@@ -185,10 +188,6 @@ def bisected(found: Sequence[BisectedCell]) -> list[str]:
             text = f"not found {compiles}: {cell['text']}"
         said.append(f"{cell['identifier']}: {text}")
     return said
-
-
-def _note_step(cell: str, tried: Tried) -> None:
-    output.note(f"{cell}: {tried['toolchain']} is {tried['verdict']} {one_line(tried['text'])}".rstrip())
 
 
 def _say_moved(moved: RefView, *, as_json: bool) -> None:

@@ -138,9 +138,12 @@ def _require_valid(
 ) -> None:
     """Raise _NotCounted unless a statement, which this signer has signed, is about this artifact, timely and good."""
     kind = statement.kind
-    if not _is_about(statement, found):
+    sidecar, when = statement.subjects.get(SIDECAR), statement.signed_on
+    if found.program not in statement.subjects.values() or sidecar not in (None, found.sidecar):
         raise _NotCounted(Standing.IGNORED, "about another program", kind)
-    if why := _untimely(statement, now) or signer.why_not(kind, statement.signed_on, now):
+    if when and when > now + AHEAD:
+        raise _NotCounted(Standing.IGNORED, f"it is of {when:%Y-%m-%d}, which is to come", kind)
+    if why := signer.why_not(kind, when, now):
         raise _NotCounted(Standing.IGNORED, why, kind)
     if not kind:
         known = statement.predicate_type in RETIRED.union(rules.ignore)
@@ -149,17 +152,6 @@ def _require_valid(
         raise _NotCounted(verdict, text)
     if why := _content(statement, rules):
         raise _NotCounted(Standing.REFUSED, why, kind)
-
-
-def _is_about(statement: Statement, found: AtHand) -> bool:
-    """Whether it names this program, and this sidecar if it names one."""
-    sidecar = statement.subjects.get(SIDECAR)
-    return found.program in statement.subjects.values() and sidecar in (None, found.sidecar)
-
-
-def _untimely(statement: Statement, now: datetime) -> str:
-    ahead = statement.signed_on and statement.signed_on > now + AHEAD
-    return f"it is of {statement.signed_on:%Y-%m-%d}, which is to come" if ahead else ""
 
 
 def _content(statement: Statement, rules: NamespaceRules) -> str:

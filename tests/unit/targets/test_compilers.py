@@ -19,7 +19,7 @@ from farm.targets.compilers import (
     default_tolerance,
     filled,
 )
-from farm.targets.pools import FEATURES
+from tests.support.features import FEATURES
 from tests.support.places import ROOT
 
 RUNNER = ROOT / "farm" / "runner"

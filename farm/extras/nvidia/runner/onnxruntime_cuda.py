@@ -31,13 +31,6 @@ _LOWEST = {"12": 60, "13": 75}
 FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
 
 
-def is_there() -> bool:
-    """Whether the installed ONNX Runtime was built with the provider."""
-    import onnxruntime
-
-    return CUDA in onnxruntime.get_available_providers()
-
-
 def libraries() -> DeviceLibraries:
     """Load the libraries that the provider needs, and return what was found."""
     import onnxruntime
@@ -238,7 +231,7 @@ class Cuda(RuntimeDevice):
         """Return the versions of CUDA's libraries. Raises LibraryMissing."""
         import onnxruntime
 
-        if not is_there():
+        if CUDA not in onnxruntime.get_available_providers():
             fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
             raise LibraryMissing("the installed ONNX Runtime has no CUDA provider", fix)
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):

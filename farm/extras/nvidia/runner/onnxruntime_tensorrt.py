@@ -36,13 +36,6 @@ _COMPUTED = {"fp16": "float16", "bf16": "bfloat16"}
 """The type in which a converted model computes."""
 
 
-def is_there() -> bool:
-    """Whether the installed ONNX Runtime was built with the provider."""
-    import onnxruntime
-
-    return TENSORRT in onnxruntime.get_available_providers()
-
-
 def needed_major() -> str:
     """Return the major version of TensorRT that the provider was linked with; nothing if it is not there."""
     import onnxruntime

@@ -91,7 +91,7 @@ def test_a_session_that_was_made_without_the_provider_is_refused(monkeypatch: py
 
 
 def test_a_runtime_that_does_not_say_where_nodes_run_is_not_used_for_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime_cuda, "is_there", lambda: True)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [onnxruntime_sessions.CUDA])
     name = "get_provider_graph_assignment_info"
     owner = next(each for each in onnxruntime.InferenceSession.__mro__ if name in vars(each))
     monkeypatch.delattr(owner, name)

@@ -248,7 +248,7 @@ def test_what_is_missing_is_said_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     found = onnxruntime_tensorrt.libraries()
     assert (found.versions, onnxruntime_tensorrt.needed_major()) == ({}, "10")
     assert found.missing["nvinfer"].startswith("libnvinfer.so.10: ")
-    monkeypatch.setattr(onnxruntime_cuda, "is_there", lambda: True)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [onnxruntime_sessions.CUDA])
     versions = {"cuda": "13.0", "cudnn": "9.28.1", "cublas": "13.10.0"}
     monkeypatch.setattr(onnxruntime_cuda, "libraries", lambda: onnxruntime_cuda.DeviceLibraries(versions, {}, 75))
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
