@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -229,13 +230,9 @@ class _Npy:
     def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
         import numpy as np
 
-        try:
+        with _reading(f"{self.path}: cannot be read", hint="save a plain array of numbers"):
             array: np.ndarray[Any, Any] = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:
-            hint = "save a plain array of numbers"
-            raise DataError(f"{self.path}: cannot be read: {reason_of(error)}", hint=hint) from None
-        if not _are_numbers(array.dtype):
-            raise DataError(f"{self.path} holds {array.dtype}, not numbers", hint="save plain arrays of numbers")
+        _require_numbers(f"{self.path}", array.dtype)
         return array
 
 
@@ -244,7 +241,9 @@ class _Npz:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._opened() as archive:
+        with _reading(f"{path}: not an .npz file", hint="write it with numpy.savez, one array for each input"):
+            archive = zipfile.ZipFile(path)
+        with archive:
             members = archive.infolist()
             if len(members) > MAX_ARRAYS:
                 raise DataError(f"{path}: more than {MAX_ARRAYS} arrays")
@@ -255,28 +254,17 @@ class _Npz:
                     raise DataError(f"{path}: {member.filename!r} is not an array, or is there twice")
                 self.sizes[name] = self._declared(archive, member)
 
-    def _opened(self) -> zipfile.ZipFile:
-        try:
-            return zipfile.ZipFile(self.path)
-        except Exception as error:
-            hint = "write it with numpy.savez, one array for each input"
-            raise DataError(f"{self.path}: not an .npz file: {reason_of(error)}", hint=hint) from None
-
     def _declared(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
         """Return an array's bytes as its header declares them, which must be those in the archive."""
         from numpy.lib import format as npy
 
         where = f"{self.path}: array `{member.filename.removesuffix('.npy')}`"
-        try:
-            with archive.open(member) as stream:
-                version = npy.read_magic(stream)
-                reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, _, dtype = reader(stream)
-                header = stream.tell()
-        except Exception as error:
-            raise DataError(f"{where} cannot be read: {reason_of(error)}") from None
-        if not _are_numbers(dtype):
-            raise DataError(f"{where} holds {dtype}, not numbers", hint="save plain arrays of numbers")
+        with _reading(f"{where} cannot be read"), archive.open(member) as stream:
+            version = npy.read_magic(stream)
+            reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, _, dtype = reader(stream)
+            header = stream.tell()
+        _require_numbers(where, dtype)
         size = math.prod(shape, start=dtype.itemsize)
         if size < 0 or header + size != member.file_size:
             raise DataError(f"{where}: its header declares {size} bytes, the archive has {member.file_size - header}")
@@ -286,20 +274,19 @@ class _Npz:
         import numpy as np
         from numpy.lib import format as npy
 
-        try:
-            with self._opened() as archive, archive.open(f"{name}.npy") as stream:
-                if self.sizes[name] <= _BLOCK:
-                    return npy.read_array(stream, allow_pickle=False)
-                unpacked = scratch / "unpacked.npy"
-                with unpacked.open("wb") as file:
-                    shutil.copyfileobj(stream, file, _PIECE)
-                array: np.ndarray[Any, Any] = np.load(unpacked, mmap_mode="r", allow_pickle=False)
-                unpacked.unlink()  # Its bytes stay as long as the array.
-                return array
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"{self.path}: array `{name}` cannot be read: {reason_of(error)}") from None
+        with (
+            _reading(f"{self.path}: array `{name}` cannot be read"),
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(f"{name}.npy") as stream,
+        ):
+            if self.sizes[name] <= _BLOCK:
+                return npy.read_array(stream, allow_pickle=False)
+            unpacked = scratch / "unpacked.npy"
+            with unpacked.open("wb") as file:
+                shutil.copyfileobj(stream, file, _PIECE)
+            array: np.ndarray[Any, Any] = np.load(unpacked, mmap_mode="r", allow_pickle=False)
+            unpacked.unlink()  # Its bytes stay as long as the array.
+            return array
 
 
 class _Onnx:
@@ -323,23 +310,30 @@ class _Onnx:
 
         file = self.files[name]
         tensor = onnx.TensorProto()
-        try:
+        with _reading(f"{file}: not an ONNX tensor"):
             tensor.ParseFromString(file.read_bytes())
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 raise DataError(f"{file}: the tensor's bytes are in another file", hint="store them in the tensor")
             array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"{file}: not an ONNX tensor: {reason_of(error)}") from None
-        if not _are_numbers(array.dtype):
-            raise DataError(f"{file}: the tensor holds {array.dtype}, not numbers")
+        _require_numbers(f"{file}: the tensor", array.dtype)
         return array
 
 
-def _are_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of a type are numbers; raw bytes of no length are not."""
-    return not dtype.hasobject and dtype.kind in _KINDS and dtype.itemsize > 0
+@contextmanager
+def _reading(failed: str, hint: str = "") -> Iterator[None]:
+    """Turn whatever a library raises for hostile bytes into a DataError that begins with what failed."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{failed}: {reason_of(error)}", hint=hint) from None
+
+
+def _require_numbers(where: str, dtype: np.dtype[Any]) -> None:
+    """Refuse arrays of a type that are not numbers, such as raw bytes of no length. Raises DataError."""
+    if dtype.hasobject or dtype.kind not in _KINDS or not dtype.itemsize:
+        raise DataError(f"{where} holds {dtype}, not numbers", hint="save plain arrays of numbers")
 
 
 def _axis(tensor: TensorInfo | None, parts: int) -> tuple[int, int] | None:
