@@ -7,8 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from farm.extras.nvidia.driver import find
-from farm.extras.nvidia.nvml import open_nvml
+from farm.extras.nvidia.driver import find, open_nvml
 from farm.node import kfd
 from farm.node.amd_gpus import find_amd_gpus
 from farm.node.gpus import Gpu

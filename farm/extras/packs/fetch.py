@@ -20,7 +20,6 @@ from farm.errors import ArtifactGone, UsageError
 from farm.extras.packs import starters
 from farm.extras.packs.layouts import CACHED, require_fit
 from farm.extras.packs.question import CacheFile, ask_provider
-from farm.extras.packs.wrapper import MODEL, wrapper
 from farm.extras.signing.verifying import file_digest
 from farm.files import hash_file, read_plain, remove_tree
 from farm.spec import FileReference
@@ -189,7 +188,7 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
     elif cached:
         texts = _scripts(starters.for_cache(sidecar, cached.name, cached.version))
     else:
-        texts, made = _scripts(starters.for_plugin(sidecar)), {MODEL: wrapper(sidecar)}
+        texts, made = _scripts(starters.for_plugin(sidecar)), {starters.MODEL: starters.wrapper(sidecar)}
     return made | {path: text.encode() for path, text in texts.items()}
 
 

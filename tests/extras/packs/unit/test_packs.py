@@ -22,7 +22,7 @@ from farm.extras.packs import starters
 from farm.extras.packs.fetch import fixed_model, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import ask_provider
-from farm.extras.packs.wrapper import wrapper
+from farm.extras.packs.starters import wrapper
 from farm.wire.program import Sidecar
 from tests.support.provider import has_compiler, interpreter_with_provider
 
