@@ -18,11 +18,7 @@ from farm.builds.known_failures import AcknowledgedFailures
 from farm.builds.plan import is_unfinished, plan_retry, unsuccessful
 from farm.builds.planner import KnownArtifacts, Planner, digest_of_request, kept_as
 from farm.builds.reading import BuildReader
-from farm.errors import (
-    Conflict,
-    InputsMissing,
-    NotFound,
-)
+from farm.errors import Conflict, InputsMissing, NotFound
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup
 from farm.logging import get_logger

@@ -112,13 +112,7 @@ def reference_recipe(order: WorkOrder, used: str = "") -> ReferenceRecipe:
 
 
 def reference_request(
-    order: WorkOrder,
-    model: Path,
-    samples: Path | None,
-    reference: Path,
-    *,
-    used: str = "",
-    unverified: str = "",
+    order: WorkOrder, model: Path, samples: Path | None, reference: Path, *, used: str = "", unverified: str = ""
 ) -> Request:
     """Ask for sample inputs and their right outputs, written to `reference`; checks the model too.
 
@@ -204,7 +198,6 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
     compiler, _, device = str(order["target"]).partition("/")
-    known = compilers()[compiler]
     return _request(
         order,
         action="compile",
@@ -213,7 +206,9 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
-        quantization=filled(known.quantization_options(spec["precision"], device), spec["quantization"]),
+        quantization=filled(
+            compilers()[compiler].quantization_options(spec["precision"], device), spec["quantization"]
+        ),
         tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 

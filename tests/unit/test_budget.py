@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 418
+RECORD_TYPES = 417
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -16,37 +16,37 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1881,
-    "artifacts": 2420,
-    "builds": 3197,
+    "artifacts": 2414,
+    "builds": 3194,
     "cli": 4979,
     "client": 4765,
     "compiling": 3410,
     "control": 641,
-    "extras/ci": 600,
-    "extras/convert": 540,
-    "extras/nvidia": 1040,
-    "extras/packs": 1090,
-    "extras/radar": 1360,
-    "extras/reproduce": 370,
-    "extras/signing": 2290,
-    "extras/triggers": 1240,
-    "extras/webhooks": 945,
-    "jobs": 1034,
+    "extras/ci": 576,
+    "extras/convert": 530,
+    "extras/nvidia": 987,
+    "extras/packs": 1064,
+    "extras/radar": 1346,
+    "extras/reproduce": 362,
+    "extras/signing": 2215,
+    "extras/triggers": 1229,
+    "extras/webhooks": 931,
+    "jobs": 1023,
     "local": 1768,
-    "loose": 1844,
+    "loose": 1840,
     "manifest": 2190,
     "matrix": 1630,
     "metrics": 221,
-    "models": 800,
+    "models": 783,
     "node": 4039,
     "pages": 3157,
     "results": 1922,
     "runner": 7297,
     "serving": 454,
     "store": 1821,
-    "targets": 1230,
+    "targets": 1166,
     "tasks": 190,
-    "tuning": 2630,
+    "tuning": 2603,
     "wire": 404,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
