@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -375,9 +376,8 @@ def _instructions(program: Any) -> Iterator[_Instruction]:
     for found in _LINE.finditer(repr(program)):
         lens = [int(size) for size in re.findall(r"\d+", found["lens"])]
         strides = [int(size) for size in re.findall(r"\d+", found["strides"] or "")] or [1] * len(lens)
-        elements = 1
-        for size, stride in zip(lens, strides, strict=False):
-            elements *= size if stride else 1  # a stride of 0 repeats
+        # A stride of 0 repeats.
+        elements = math.prod(size for size, stride in zip(lens, strides, strict=False) if stride)
         arguments = tuple(re.split(r",\s*", found["arguments"])) if found["arguments"] else ()
         yield _Instruction(found["name"], found["operator"], arguments, found["type"], elements)
 

@@ -11,11 +11,11 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_graph import nodes_of, subgraphs
+from .onnx_graph import nodes_of, reads
 
 if TYPE_CHECKING:
     from .documents import CheckAnswer, TensorInfo
@@ -32,33 +32,12 @@ MAX_OPSET = 2**31 - 1
 """The newest opset of a domain that ONNX's own functions take."""
 
 DTYPES: dict[int, tuple[str, int]] = {
-    1: ("float32", 32),
-    2: ("uint8", 8),
-    3: ("int8", 8),
-    4: ("uint16", 16),
-    5: ("int16", 16),
-    6: ("int32", 32),
-    7: ("int64", 64),
-    8: ("string", 0),
-    9: ("bool", 8),
-    10: ("float16", 16),
-    11: ("float64", 64),
-    12: ("uint32", 32),
-    13: ("uint64", 64),
-    14: ("complex64", 64),
-    15: ("complex128", 128),
-    16: ("bfloat16", 16),
-    17: ("float8e4m3fn", 8),
-    18: ("float8e4m3fnuz", 8),
-    19: ("float8e5m2", 8),
-    20: ("float8e5m2fnuz", 8),
-    21: ("uint4", 4),
-    22: ("int4", 4),
-    23: ("float4e2m1", 4),
-    24: ("float8e8m0", 8),
-    25: ("uint2", 2),
-    26: ("int2", 2),
-}
+    1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16), 6: ("int32", 32),
+    7: ("int64", 64), 8: ("string", 0), 9: ("bool", 8), 10: ("float16", 16), 11: ("float64", 64), 12: ("uint32", 32),
+    13: ("uint64", 64), 14: ("complex64", 64), 15: ("complex128", 128), 16: ("bfloat16", 16), 17: ("float8e4m3fn", 8),
+    18: ("float8e4m3fnuz", 8), 19: ("float8e5m2", 8), 20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4),
+    23: ("float4e2m1", 4), 24: ("float8e8m0", 8), 25: ("uint2", 2), 26: ("int2", 2),
+}  # fmt: skip
 """ONNX's numbers of element types: our name and the width in bits (0 = any)."""
 
 DOMAINS = frozenset(
@@ -76,16 +55,7 @@ DOMAINS = frozenset(
 """Domains whose operators some compiler of the farm may know."""
 
 _OLD_OPERATORS = frozenset(
-    {
-        "Affine",
-        "Crop",
-        "DynamicSlice",
-        "GivenTensorFill",
-        "ImageScaler",
-        "ParametricSoftplus",
-        "Scale",
-        "ScaledTanh",
-    }
+    {"Affine", "Crop", "DynamicSlice", "GivenTensorFill", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"}
 )
 """Experimental operators that ONNX has dropped and ONNX Runtime still runs."""
 
@@ -341,9 +311,7 @@ class _Check:
             raise BadModel(f"{where} has the shape {_short(str(list(tensor.dims)))}")
         if tensor.HasField("segment"):
             raise BadModel(f"{where} is stored in segments, which no compiler reads")
-        count = 1
-        for dimension in tensor.dims:
-            count *= dimension
+        count = math.prod(tensor.dims)
         size = (count * bits + 7) // 8
         if tensor.external_data or tensor.data_location == tensor.EXTERNAL:
             # MIGraphX reads external data wherever an entry names some, whatever the tensor says about its location.
@@ -434,7 +402,7 @@ def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozens
     users: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         makers = set()
-        for name in set(_needs(node)):
+        for name in sorted(reads(node)):
             if name in produced:
                 makers.add(produced[name])
             elif name in node.input and name not in known:
@@ -453,16 +421,6 @@ def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozens
     if done < len(waiting):
         first = next(index for index, count in enumerate(waiting) if count)
         raise BadModel(f"{where}: node {_node(nodes[first])} depends on its own output")
-
-
-def _needs(node: Any) -> Iterator[str]:
-    """Yield the names that a node and its subgraphs read."""
-    yield from filter(None, node.input)
-    for graph in subgraphs(node):
-        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-        own.update(name for inner in graph.node for name in inner.output)
-        for inner in graph.node:
-            yield from (name for name in _needs(inner) if name not in own)
 
 
 def _called(node: Any) -> _Key:

@@ -99,6 +99,23 @@ def nodes_of(graph: Any) -> Iterator[Any]:
         yield from inner.node
 
 
+def nodes_inside(node: Any) -> Iterator[Any]:
+    """Yield the nodes of a node's subgraphs."""
+    for graph in subgraphs(node):
+        yield from nodes_of(graph)
+
+
+def reads(node: Any) -> set[str]:
+    """Return the names that a node takes from its graph, also those that graphs inside it capture."""
+    names = set(filter(None, node.input))
+    for graph in subgraphs(node):
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        names |= {value.name for value in graph.output} - own
+        names.update(*(reads(inner) - own for inner in graph.node))
+    return names
+
+
 def output_ranks(model: Any) -> dict[str, int | None]:
     """Return the ranks of a model's outputs by name, where known."""
     return {
@@ -131,17 +148,15 @@ def outputs_behind(model: Any, why: Callable[[Any], str]) -> dict[str, str]:
                 yield why(node)
             elif key not in above:
                 yield from reasons(functions[key].node, above | {key})
-            yield from reasons(_inner(node), above)
+            yield from reasons(nodes_inside(node), above)
 
     tainted: dict[str, str] = {}
     found, waiting = True, list(model.graph.node)
     while found:  # nodes may be in any order
         found, rest = False, []
         for node in waiting:
-            read = [*node.input, *(name for inner in _inner(node) for name in inner.input)]
-            said = next(filter(None, reasons([node])), "") or next(
-                (tainted[name] for name in read if name in tainted), ""
-            )
+            behind = (tainted[name] for name in sorted(reads(node)) if name in tainted)
+            said = next(filter(None, reasons([node])), "") or next(behind, "")
             if said:
                 tainted |= dict.fromkeys(filter(None, node.output), said)
                 found = True
@@ -149,9 +164,3 @@ def outputs_behind(model: Any, why: Callable[[Any], str]) -> dict[str, str]:
                 rest.append(node)
         waiting = rest
     return {value.name: tainted[value.name] for value in model.graph.output if value.name in tainted}
-
-
-def _inner(node: Any) -> Iterator[Any]:
-    """Yield the nodes of a node's subgraphs."""
-    for graph in subgraphs(node):
-        yield from nodes_of(graph)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 import tempfile
 from collections import Counter
@@ -545,10 +546,7 @@ def _weight_dtypes(model: Any) -> dict[str, int]:
         tensors += [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
         for tensor in tensors:
             dtype, bits = DTYPES[tensor.data_type]
-            count = 1
-            for dimension in tensor.dims:
-                count *= dimension
-            sizes[dtype] += (count * bits + 7) // 8
+            sizes[dtype] += (math.prod(tensor.dims) * bits + 7) // 8
     return dict(sizes.most_common())
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_check import DTYPES
-from .onnx_graph import RANDOM, drop_overridable_constants, fix_shapes, graphs_of, save
+from .onnx_graph import RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save
 
 if TYPE_CHECKING:
     from .documents import InputSpec, SliceAnswer, SlicedModel
@@ -96,7 +97,7 @@ def _fold(model: Any) -> bool:
     known = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in graph.initializer
-        if tensor.data_location == 0 and _elements(tensor.dims) <= MAX_FOLDED
+        if tensor.data_location == 0 and math.prod(tensor.dims) <= MAX_FOLDED
     }
     kept, folded = [], 0
     for node in graph.node:
@@ -108,7 +109,7 @@ def _fold(model: Any) -> bool:
         for name, tensor in results.items():
             tensor.name = name
             graph.initializer.append(tensor)
-            if _elements(tensor.dims) <= MAX_FOLDED:
+            if math.prod(tensor.dims) <= MAX_FOLDED:
                 known[name] = numpy_helper.to_array(tensor)
     if folded:
         del graph.node[:]
@@ -132,7 +133,7 @@ def _result(node: Any, known: Mapping[str, Any], types: Mapping[str, Type], mode
 
         # The reference implementation wants the tensor; its shape is enough, as a view of one element.
         arguments = {node.input[0]: np.broadcast_to(np.zeros(1, bool), types[node.input[0]][1])}
-    small = all(name in types and _elements(types[name][1]) <= MAX_FOLDED for name in node.output if name)
+    small = all(name in types and math.prod(types[name][1]) <= MAX_FOLDED for name in node.output if name)
     if any(value is None for value in arguments.values()) or not (small or node.op_type in ("Shape", "Constant")):
         return None
     if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
@@ -163,13 +164,6 @@ def _types(graph: Any) -> dict[str, Type]:
     return types
 
 
-def _elements(dims: Any) -> int:
-    count = 1
-    for size in dims:
-        count *= size
-    return count
-
-
 # --- cutting ---------------------------------------------------------------------------------------------------
 
 
@@ -191,13 +185,13 @@ class _Graph:
         self.outputs = {value.name: value for value in graph.output}
         self.nodes = []
         for node in self._used():
-            used = _reads(node)
+            used = reads(node)
             if node.op_type not in RANDOM and all(name in self.constants for name in used):
                 self.constants |= dict.fromkeys((name for name in node.output if name), node)
             else:
                 self.nodes.append(node)
         self.made = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
-        self.last_use = {name: place for place, node in enumerate(self.nodes) for name in _reads(node)}
+        self.last_use = {name: place for place, node in enumerate(self.nodes) for name in reads(node)}
 
     def _used(self) -> list[Any]:
         """Return the nodes that some output of the model depends on."""
@@ -205,7 +199,7 @@ class _Graph:
         for node in reversed(self.model.graph.node):
             if needed.intersection(node.output):
                 used.append(node)
-                needed |= _reads(node)
+                needed |= reads(node)
         return used[::-1]
 
     def ranges(self, per_slice: int) -> Iterator[tuple[int, int]]:
@@ -253,9 +247,9 @@ class _Graph:
 
         nodes = self.nodes[start:end]
         own = {name for node in nodes for name in node.output if name}
-        reads = {name: None for node in nodes for name in sorted(_reads(node)) if name not in own}
-        made_constants, tensors = self._constants_for(reads)
-        inputs = [name for name in reads if name not in self.constants]
+        taken = {name: None for node in nodes for name in sorted(reads(node)) if name not in own}
+        made_constants, tensors = self._constants_for(taken)
+        inputs = [name for name in taken if name not in self.constants]
         outputs = [
             name
             for node in nodes
@@ -302,7 +296,7 @@ class _Graph:
             if not hasattr(found, "op_type"):
                 tensors[name] = found
                 return
-            for read in sorted(_reads(found)):
+            for read in sorted(reads(found)):
                 add(read)
             made.update(dict.fromkeys((output for output in found.output if output), found))
 
@@ -311,26 +305,9 @@ class _Graph:
         return list({id(node): node for node in made.values()}.values()), list(tensors.values())
 
 
-def _reads(node: Any) -> set[str]:
-    """Return the names that a node takes from its graph, also those that graphs inside it capture."""
-    names = {name for name in node.input if name}
-    for attribute in node.attribute:
-        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {value.name for value in (*inner.input, *inner.initializer)}
-            for nested in inner.node:
-                names |= _reads(nested) - own
-                own |= set(nested.output)
-            names |= {value.name for value in inner.output} - own
-    return names
-
-
 def _operations(node: Any) -> int:
     """Count the tunable operations of a node, also of graphs inside it."""
-    inner = [each.g for each in node.attribute if each.HasField("g")]
-    inner += [graph for each in node.attribute for graph in each.graphs]
-    return (node.op_type in TUNABLE) + sum(
-        nested.op_type in TUNABLE for graph in inner for each in graphs_of(graph) for nested in each.node
-    )
+    return sum(each.op_type in TUNABLE for each in (node, *nodes_inside(node)))
 
 
 def _signature(model: Any, types: Mapping[str, Type]) -> str:
@@ -367,7 +344,7 @@ def _signature(model: Any, types: Mapping[str, Type]) -> str:
             [*tensor.dims],
             # Whole numbers are shapes, axes and indices; others are weights, whose values decide nothing.
             numpy_helper.to_array(tensor).tolist()
-            if _elements(tensor.dims) <= 64 and DTYPES[tensor.data_type][0].startswith(("int", "uint"))
+            if math.prod(tensor.dims) <= 64 and DTYPES[tensor.data_type][0].startswith(("int", "uint"))
             else None,
         ]
         for tensor in graph.initializer
