@@ -473,9 +473,9 @@ def _measure(
 
 
 def _latency(seconds: Sequence[float]) -> Latency:
-    from . import evidence
+    import numpy as np
 
-    median, p90, p99 = evidence.split(seconds, (0.5, 0.9, 0.99))
+    median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
     return {"median": median, "p90": p90, "p99": p99, "repeats": len(seconds)}
 
 

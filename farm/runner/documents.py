@@ -546,12 +546,6 @@ class PhaseMessage(TypedDict):
     detail: str
 
 
-class ResultMessage(TypedDict):
-    """A child's answer."""
-
-    result: Answer
-
-
 class ChildError(TypedDict):
     """A child's own account of its failure; `kind` is a failure kind of the farm, or empty."""
 
@@ -560,23 +554,11 @@ class ChildError(TypedDict):
     detail: str
 
 
-class ErrorMessage(TypedDict):
-    """Why there is no answer."""
-
-    error: ChildError
-
-
 class ChildUsage(TypedDict):
     """Seconds of CPU time and bytes of memory of a child and its descendants."""
 
     cpu: float
     memory: int
-
-
-class UsageMessage(TypedDict):
-    """What the guard says once a second."""
-
-    usage: ChildUsage
 
 
 class GuardReport(TypedDict):
@@ -598,13 +580,3 @@ class GuardEnd(GuardReport):
 
     stuck: list[int]
     """Process ids of what could not be killed."""
-
-
-class EndedMessage(TypedDict):
-    """What the launcher says when nothing of the child is left but what cannot be killed."""
-
-    ended: GuardEnd
-
-
-Message: TypeAlias = PhaseMessage | ResultMessage | ErrorMessage | UsageMessage | EndedMessage | dict[str, bool]
-"""The last one is `alone` of a child, or `paused` of its guard."""

@@ -21,7 +21,6 @@ def compare(
     batch: int = 1,
     tolerance: float,
     equal_share: float,
-    on_output: Callable[[str], None] | None = None,
 ) -> Evidence:
     """Compare outputs with the reference, over all runs.
 
@@ -49,8 +48,6 @@ def compare(
         else:
             equal[name] = _equal_share(pairs)
             spread[name] = _discrete_spread([reference for reference, _ in pairs], batch)
-        if on_output:
-            on_output(name)
     return {
         "errors": errors,
         "rms": rms,
@@ -162,8 +159,3 @@ def _wide(array: Any) -> Any:
 def _finite(value: float) -> float:
     """JSON has no infinity: the largest float stands for it."""
     return value if math.isfinite(value) else 1.7e308
-
-
-def split(values: Sequence[float], fractions: Sequence[float]) -> Iterator[float]:
-    """Yield the given quantiles (0 to 1) of measured values."""
-    yield from (float(value) for value in np.quantile(np.asarray(values), fractions))

@@ -22,12 +22,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from .documents import Message, Request
+    from .documents import Request
 
 _PLACE = re.compile(
     r"\S+\.[ch]pp:\d+: .*?: "  # MIGraphX
@@ -68,7 +68,7 @@ class Messages:
         self.descriptor = descriptor
         self.go = go
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Write one message; a worker that is gone is not an error here: the guard ends the child."""
         line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
