@@ -7,6 +7,7 @@ their environment once, hold the interpreter for minutes, and can abort or hang 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
-from farm.compiling.alone import LOOK_SECONDS, Host, HostChild
+from farm.compiling.alone import LOOK_SECONDS, Host
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.conversation import Conversation, OnMessage
@@ -207,22 +208,23 @@ def run_child(
                 "dying": limits.dying,
             }
             start = log.tell()
-            with (host or Host()).child(gpu=bool(request.get("gpu")), cancelled=cancelled) as place:
-                watch = Watch(limits, log.fileno(), cancelled, place)
-                with closing(Conversation(watch, on_message)) as conversation:
-                    command = [python or sys.executable, str(script)]
-                    child = ChildProcess(
-                        command, whole, scratch, environment or {}, log.fileno(), conversation, answer, templates
-                    )
-                    try:
-                        place.started(child.say)
-                        by = child.follow(watch)
-                    finally:
-                        place.leave()
-                        child.end()
-                        _cut(log.fileno(), start + limits.log if limits.log else 0)
-                        left = [entry for place in (seal.write if seal else ()) for entry in _swept(place)]
-        return child.outcome(by, watch, left, _tail(log_path, start))
+            with (
+                (host or Host()).child(gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
+                closing(Conversation(place, on_message)) as conversation,
+            ):
+                command = [python or sys.executable, str(script)]
+                child = ChildProcess(
+                    command, whole, scratch, environment or {}, log.fileno(), conversation, answer, templates
+                )
+                try:
+                    place.started(child.say)
+                    by = child.follow(Watch(limits, log.fileno(), cancelled, conversation))
+                finally:
+                    place.leave()
+                    child.end()
+                    _cut(log.fileno(), start + limits.log if limits.log else 0)
+                    left = [entry for folder in (seal.write if seal else ()) for entry in _swept(folder)]
+        return child.outcome(by, limits, left, _tail(log_path, start))
     finally:
         remove_tree(scratch)
 
@@ -392,9 +394,8 @@ class ChildProcess:
         conversation = self._conversation
         while not conversation.is_over:
             self._hear(watch.pause())
-            watch.place.look()
-            conversation.note(watch.place.standstill)
-            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict(conversation.ended)
+            conversation.look()
+            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict()
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
         return EndedBy.ITSELF
@@ -436,25 +437,25 @@ class ChildProcess:
         while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
             self._hear(left)
 
-    def outcome(self, by: EndedBy, watch: Watch, left: Sequence[str], log_tail: str) -> ChildEnd:
+    def outcome(self, by: EndedBy, limits: ChildLimits, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
-        conversation = self._conversation
+        conversation, place = self._conversation, self._conversation.place
         ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
         if by is EndedBy.ITSELF and ended["killed"] == "guard":
             by = EndedBy.UNGUARDED
         return ChildEnd(
             by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
             left=left,
-            limits=watch.limits,
+            limits=limits,
             result=self._result,
             wrong=self._wrong,
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            seconds=watch.place.clock(),
-            paused=watch.place.clock.lost,
-            shared=watch.place.shared,
-            memory=max(watch.memory, ended["memory"]),
+            seconds=place.clock(),
+            paused=place.clock.lost,
+            shared=place.shared,
+            memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
             phase=conversation.phases.last,
@@ -465,72 +466,57 @@ class ChildProcess:
 
 
 class Watch:
-    """Checks the limits of a child, and remembers its last sign of life; a child that is paused loses no time."""
+    """Checks the limits of a child, and when it last gave a sign of life; a child that is paused loses no time."""
 
-    def __init__(self, limits: ChildLimits, log: int, cancelled: threading.Event | None, place: HostChild) -> None:
-        """`log` is the file descriptor of the child's log, `place` that among the children of its host."""
+    def __init__(
+        self, limits: ChildLimits, log: int, cancelled: threading.Event | None, conversation: Conversation
+    ) -> None:
+        """`log` is the file descriptor of the child's log."""
         self.limits = limits
-        self.place = place
-        self.clock = place.clock
-        self.memory = 0
-        """The most bytes that all processes of the child have held together."""
+        self._conversation = conversation
+        self._clock = conversation.place.clock
         self._log = log
         self._log_start = self._log_size = os.fstat(log).st_size
         self._cancelled = cancelled
-        self._started = self._moved = self.clock()
+        self._started = self._moved = self._clock()
         self._cpu = 0.0
-
-    def alive(self) -> None:
-        """Note a sign of life."""
-        self._moved = self.clock()
-
-    def stands_still(self) -> None:
-        """Note that all its processes are paused."""
-        self.place.stands_still()
-
-    def wish(self, *, alone: bool) -> None:
-        """Note that it waits to measure alone, or that it has measured."""
-        self.place.wish(alone=alone)
-
-    def use(self, cpu: float, memory: int) -> None:
-        """Note what the child has used: seconds of CPU time since its start, and bytes at the moment."""
-        self.memory = max(self.memory, memory)
-        # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
-        # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
-        idle = 0.01 + 1.1 * self.limits.waiting
-        if cpu - self._cpu > idle * (self.clock() - self._moved):
-            self._moved, self._cpu = self.clock(), cpu
 
     def pause(self) -> float:
         """Return the seconds until the next check."""
-        if self.place.asks:
+        if self._conversation.place.asks:
             return LOOK_SECONDS
-        if self.limits.time:
-            return max(0.01, min(_LOOK_SECONDS, self._started + self.limits.time - self.clock()))
-        return _LOOK_SECONDS
+        left = self._started + self.limits.time - self._clock() if self.limits.time else math.inf
+        return max(0.01, min(_LOOK_SECONDS, left))
 
-    def verdict(self, ended: GuardEnd | None) -> EndedBy:
-        """Return why the child has to be ended now; ITSELF if it may continue. `ended` is the guard's last message."""
-        now = self.clock()
-        size = os.fstat(self._log).st_size
+    def verdict(self) -> EndedBy:
+        """Return why the child has to be ended now; ITSELF if it may continue."""
+        now, size = self._clock(), os.fstat(self._log).st_size
         is_too_long = bool(self.limits.log) and size - self._log_start > self.limits.log
-        if ended:
+        if ended := self._conversation.ended:
             by = _KILLED.get(ended["killed"], EndedBy.ITSELF)
             if by is EndedBy.MEMORY_LIMIT and not self.limits.memory:
                 by = EndedBy.ITSELF
             # A child can make its log long and end between two looks.
             return EndedBy.LOG_LIMIT if by is EndedBy.ITSELF and is_too_long else by
-        if size != self._log_size:
-            self._log_size, self._moved = size, now
         if self._cancelled and self._cancelled.is_set():
             return EndedBy.CANCELLED
         if self.limits.time and now - self._started >= self.limits.time:
             return EndedBy.TIME_LIMIT
-        if self.limits.hang and now - self._moved >= self.limits.hang:
+        if self.limits.hang and now - self._alive(now, size) >= self.limits.hang:
             return EndedBy.HANG
-        if is_too_long:
-            return EndedBy.LOG_LIMIT
-        return EndedBy.ITSELF
+        return EndedBy.LOG_LIMIT if is_too_long else EndedBy.ITSELF
+
+    def _alive(self, now: float, size: int) -> float:
+        """Return when it last gave a sign of life; its log has this size now."""
+        self._moved = max(self._moved, self._conversation.moved)
+        # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
+        # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
+        idle = 0.01 + 1.1 * self.limits.waiting
+        if size != self._log_size:
+            self._log_size, self._moved = size, now
+        if self._conversation.cpu - self._cpu > idle * (now - self._moved):
+            self._moved, self._cpu = now, self._conversation.cpu
+        return self._moved
 
 
 def _tail(path: Path, start: int) -> str:

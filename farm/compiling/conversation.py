@@ -12,8 +12,9 @@ import selectors
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from farm.compiling.alone import HostChild
 from farm.jobs.state import Phase
 from farm.runner.documents import ChildError, GuardEnd, PhaseMessage
 
@@ -57,38 +58,25 @@ class PhaseClock:
         return next(reversed(self.seconds), "")
 
 
-class Listener(Protocol):
-    """Hears what shows that a child is alive: `farm.compiling.child_process.Watch`."""
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The seconds for which the child was not paused."""
-
-    def alive(self) -> None:
-        """Note a sign of life."""
-
-    def stands_still(self) -> None:
-        """Note that its guard has paused it."""
-
-    def wish(self, *, alone: bool) -> None:
-        """Note that it waits to measure alone, or that it has measured."""
-
-    def use(self, cpu: float, memory: int) -> None:
-        """Note the seconds of CPU time and the bytes of memory that the child has used."""
-
-
 class Conversation:
     """Reads what a child and its guard say. Has to be closed."""
 
-    def __init__(self, listener: Listener, on_message: OnMessage | None) -> None:
+    def __init__(self, place: HostChild, on_message: OnMessage | None) -> None:
+        """`place` is the child's among those of its host."""
+        self.place = place
+        self.moved = place.clock()
+        """When it last said how far it is, in seconds of its life."""
+        self.cpu = 0.0
+        """Seconds of CPU time that it has used."""
+        self.memory = 0
+        """The most bytes that all its processes have held together."""
         self.answers: list[dict[str, Any]] = []
         """What the child has answered; nothing of it is checked."""
         self.error: ChildError | None = None
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
-        self.phases = PhaseClock(clock=listener.clock)
-        self._listener = listener
+        self.phases = PhaseClock(clock=place.clock)
         self._on_message = on_message
         self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
         """What the child has reported last; one that only measures does not report before."""
@@ -125,9 +113,10 @@ class Conversation:
         """Report no more progress."""
         self._on_message = None
 
-    def note(self, standstill: str) -> None:
-        """Report why the child stands still, or when that is over (empty) what it said last."""
-        if standstill != self._standstill:
+    def look(self) -> None:
+        """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
+        self.place.look()
+        if (standstill := self.place.standstill) != self._standstill:
             self._standstill = standstill
             self._report({**self._last, "detail": standstill or self._last["detail"]})
 
@@ -166,9 +155,9 @@ class Conversation:
     def _hear_guard(self, message: Any) -> None:
         match message:
             case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
-                self._listener.use(cpu, memory)
+                self.cpu, self.memory = cpu, max(self.memory, memory)
             case {"paused": True}:
-                self._listener.stands_still()
+                self.place.stands_still()
             case {"ended": dict(ended)}:
                 self.ended = GuardEnd(
                     exit=ended["exit"],
@@ -189,11 +178,11 @@ class Conversation:
                 self.error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
                 self._answered = time.monotonic()
             case {"alone": bool(alone)}:
-                self._listener.wish(alone=alone)
+                self.place.wish(alone=alone)
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
-                self._listener.alive()
+                self.moved = self.place.clock()
                 self.phases.enter(phase)
                 self.is_nonsense |= self.phases.changes > _MOST_PHASES
                 self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
