@@ -17,6 +17,7 @@ from typing import Any
 from farm.compiling.alone import HostChild
 from farm.jobs.state import Phase
 from farm.runner.documents import ChildError, GuardEnd, PhaseMessage
+from farm.runner.protocol import is_deep
 
 OnMessage = Callable[[PhaseMessage], None]
 """Hears what the child is doing, in the thread that called `run_child`."""
@@ -145,7 +146,7 @@ class Conversation:
             message = json.loads(line) if len(line) <= LONGEST_MESSAGE else None
         except (ValueError, RecursionError):
             message = None
-        if message is None or (not from_guard and _is_deep(message)):
+        if message is None or (not from_guard and is_deep(message, _DEEPEST_MESSAGE)):
             self.is_nonsense = True
         elif from_guard:
             self._hear_guard(message)
@@ -194,18 +195,3 @@ class Conversation:
 def _whole(text: str) -> str:
     """Return a text with `?` for halves of characters, which stand for the bytes of a name and which no file takes."""
     return text.encode(errors="replace").decode()
-
-
-def _is_deep(message: Any) -> bool:
-    """Whether the lists and objects of a message are nested deeper than `_DEEPEST_MESSAGE`."""
-    level = [message] if isinstance(message, dict | list) else []
-    for _ in range(_DEEPEST_MESSAGE):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True

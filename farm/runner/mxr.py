@@ -18,12 +18,12 @@ import json
 import os
 import re
 import struct
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
 from .elf import gpu_arches, wave_sizes
+from .protocol import is_deep
 
 if TYPE_CHECKING:
     from typing import NotRequired, TypeGuard
@@ -153,10 +153,16 @@ def read(path: str | os.PathLike[str]) -> ProgramContent:
     Raises MalformedProgram, ProgramTooLarge, OSError.
     """
     with open(path, "rb") as file:  # noqa: PTH123
-        reader = _reader(file)
-        found = _Program(reader)
-        found.read()
-        return found.summary(reader.format, reader.size, reader.trailing())
+        size, start = os.fstat(file.fileno()).st_size, file.read(16)
+        file.seek(0)
+        if not start:
+            raise MalformedProgram("the file is empty")
+        if start.lstrip().startswith(b"{"):
+            return _Program(_parts_of_json(file, size)).summary("json", size, 0)
+        if start[0] & 0xF0 == 0x80 or start[0] in (0xDE, 0xDF):
+            found = _Program(_Msgpack(file, size).parts())
+            return found.summary("msgpack", size, size - file.tell())
+        raise MalformedProgram("it is neither a msgpack map nor a JSON object")
 
 
 _GENERIC = {
@@ -194,33 +200,49 @@ def _fits(arch: str, device: str) -> bool:
 # --- the container ----------------------------------------------------------------------------------------------
 
 
-class _ProgramReader(ABC):
-    """Walks through one document: `members` and `items` step through it, `value` takes the next value whole."""
+Part = tuple[str, str, Any]
+"""A piece of a program as it stands in its file: a field ("", name, value), the beginning of a module (name, "", None),
+or a node (module, "node", value)."""
 
-    format = ""
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
+    0xD3: ">q",
+}  # fmt: skip
 
-    def __init__(self, file: BinaryIO) -> None:
+
+_LOW = bytes(range(0x80))
+_MARKED_LOW = re.compile(rb"\xcc[\x00-\x7f]")
+_MARKED = re.compile(rb"\xcc([\x80-\xff])")
+
+
+class _Msgpack:
+    """https://github.com/msgpack/msgpack/blob/master/spec.md; extension types do not occur in programs."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
         self.file = file
-        self.size = file.seek(0, os.SEEK_END)
-        file.seek(0)
+        self.size = size
         self.left = MAX_VALUES
         self.left_of_value = 0
 
-    @abstractmethod
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts of a program."""
+        for field in self.members():
+            yield "", field, self.value() if field != "modules" else None
+            for module in self.members() if field == "modules" else ():
+                yield module, "", None
+                for key in self.members():
+                    if key != "nodes":
+                        self.value()
+                        continue
+                    for _ in range(self.count(self.byte(), 0x90, 0xDC, "a list")):
+                        yield module, "node", self.value()
+
     def members(self) -> Iterator[str]:
         """Yield the keys of a map; the caller takes exactly one value after each."""
-
-    @abstractmethod
-    def items(self) -> Iterator[int]:
-        """Yield the positions of a list; the caller takes exactly one value after each."""
-
-    @abstractmethod
-    def take(self, depth: int) -> Any:
-        """Return the next value."""
-
-    @abstractmethod
-    def trailing(self) -> int:
-        """Return how many bytes come behind the document."""
+        for _ in range(self.count(self.byte(), 0x80, 0xDE, "a map")):
+            self.left_of_value = MAX_NODE_VALUES
+            yield self.key()
 
     def value(self) -> Any:
         """Return the next value: None, bool, int, float, str, Binary, or lists and dicts of them."""
@@ -236,43 +258,6 @@ class _ProgramReader(ABC):
             raise MalformedProgram(f"one node has more than {MAX_NODE_VALUES} values")
         if depth > MAX_DEPTH:
             raise MalformedProgram(f"values lie more than {MAX_DEPTH} deep in one another")
-
-
-def _reader(file: BinaryIO) -> _ProgramReader:
-    start = file.read(16)
-    if not start:
-        raise MalformedProgram("the file is empty")
-    if start.lstrip().startswith(b"{"):
-        return _Json(file)
-    if start[0] & 0xF0 == 0x80 or start[0] in (0xDE, 0xDF):
-        return _Msgpack(file)
-    raise MalformedProgram("it is neither a msgpack map nor a JSON object")
-
-
-_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-_NUMBERS = {
-    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
-    0xD3: ">q",
-}  # fmt: skip
-
-
-_LOW = bytes(range(0x80))
-_MARKED_LOW = re.compile(rb"\xcc[\x00-\x7f]")
-_MARKED = re.compile(rb"\xcc([\x80-\xff])")
-
-
-class _Msgpack(_ProgramReader):
-    """https://github.com/msgpack/msgpack/blob/master/spec.md; extension types do not occur in programs."""
-
-    format = "msgpack"
-
-    def members(self) -> Iterator[str]:
-        for _ in range(self.count(self.byte(), 0x80, 0xDE, "a map")):
-            self.left_of_value = MAX_NODE_VALUES
-            yield self.key()
-
-    def items(self) -> Iterator[int]:
-        yield from range(self.count(self.byte(), 0x90, 0xDC, "a list"))
 
     def take(self, depth: int) -> Any:  # noqa: PLR0911 (one for each kind of value)
         self.spend(depth)
@@ -365,9 +350,6 @@ class _Msgpack(_ProgramReader):
             raise MalformedProgram(f"it is cut at byte {self.size}")
         return data
 
-    def trailing(self) -> int:
-        return self.size - self.file.tell()
-
 
 def _joined(values: list[Any]) -> Any:
     """Return the chunks of one binary value as one; any other list as it is."""
@@ -376,46 +358,31 @@ def _joined(values: list[Any]) -> Any:
     return values
 
 
-class _Json(_ProgramReader):
-    """JSON, parsed as a whole: that takes up to thirty times its size, so there is a limit."""
+def _parts_of_json(file: BinaryIO, size: int) -> Iterator[Part]:
+    """Yield the parts of a program in JSON, which is parsed as a whole: that takes up to thirty times its size."""
+    if size > MAX_JSON:
+        raise ProgramTooLarge(f"it is JSON of {size >> 20} MiB, and at most {MAX_JSON >> 20} MiB are read")
+    try:
+        document = json.loads(file.read(), object_hook=_binary)
+        deep = is_deep(document, MAX_DEPTH)
+    except RecursionError:
+        deep = True
+    except ValueError as error:
+        raise MalformedProgram(f"it is cut or damaged: {error}") from None
+    if deep:
+        raise MalformedProgram(f"values lie more than {MAX_DEPTH} deep in one another")
+    for field, value in _of_kind(document, dict).items():
+        yield "", field, value
+        for module, fields in _of_kind(value, dict).items() if field == "modules" else ():
+            yield module, "", None
+            for node in _of_kind(_of_kind(fields, dict).get("nodes", []), list):
+                yield module, "node", node
 
-    format = "json"
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        if self.size > MAX_JSON:
-            raise ProgramTooLarge(f"it is JSON of {self.size >> 20} MiB, and at most {MAX_JSON >> 20} MiB are read")
-        try:
-            self.next: Any = json.loads(file.read(), object_hook=_binary)
-        except RecursionError:
-            raise MalformedProgram(f"values lie more than {MAX_DEPTH} deep in one another") from None
-        except ValueError as error:
-            raise MalformedProgram(f"it is cut or damaged: {error}") from None
-
-    def members(self) -> Iterator[str]:
-        fields = self.next
-        if not isinstance(fields, dict):
-            raise MalformedProgram("something else is in the place of a map")
-        for key, self.next in fields.items():
-            self.left_of_value = MAX_NODE_VALUES
-            yield key
-
-    def items(self) -> Iterator[int]:
-        values = self.next
-        if not isinstance(values, list):
-            raise MalformedProgram("something else is in the place of a list")
-        for index, self.next in enumerate(values):
-            yield index
-
-    def take(self, depth: int) -> Any:
-        self.spend(depth)
-        value = self.next
-        for self.next in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            self.take(depth + 1)
-        return value
-
-    def trailing(self) -> int:
-        return 0
+def _of_kind(value: object, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise MalformedProgram(f"something else is in the place of {_KINDS[kind]}")
+    return value
 
 
 def _binary(fields: Fields) -> Any:
@@ -449,11 +416,9 @@ def _bytes(numbers: list[Any]) -> Binary | None:
 class _Program:
     """What has been seen of a program; nodes come one by one."""
 
-    def __init__(self, reader: _ProgramReader) -> None:
-        self.reader = reader
+    def __init__(self, parts: Iterable[Part]) -> None:
         self.fields: dict[str, object] = {}
         self.modules: dict[str, Counter[str]] = {}
-        self.nodes = 0
         self.inputs: list[StoredPort] = []
         self.output_parameters: list[str] = []
         self.outputs: list[StoredPort] = []
@@ -463,40 +428,35 @@ class _Program:
         self.wave_sizes: dict[tuple[str, ...], set[int]] = {}
         self.solutions: Counter[tuple[str, int]] = Counter()
         self.weights: Counter[str] = Counter()
-
-    def read(self) -> None:
-        seen = set()
-        for key in self.reader.members():
-            if key in seen:
-                raise MalformedProgram(f"the field {key!r} is there twice")
-            seen.add(key)
-            if key == "modules":
-                self.read_modules()
+        nodes = 0
+        for module, name, value in parts:
+            if not module:
+                self.add_field(name, value)
+            elif not name:
+                self.add_module(module)
             else:
-                self.fields[key] = self.reader.value()
-            if len(seen) > 100:
-                raise MalformedProgram("it has more than 100 fields")
+                nodes += 1
+                if nodes > MAX_NODES:
+                    raise MalformedProgram(f"it has more than {MAX_NODES} nodes")
+                self.add(module, value, f"node {self.modules[module].total()} of module {module!r}")
         for name in ("version", "modules"):
-            if name not in seen:
+            if name not in self.fields:
                 raise MalformedProgram(f"it has no field {name!r}: no MIGraphX program")
         _checked(self.fields, "version", int, "the program")
         if "main" not in self.modules:
             raise MalformedProgram("it has no main module")
 
-    def read_modules(self) -> None:
-        for name in self.reader.members():
-            if name in self.modules or len(name) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
-                raise MalformedProgram(f"it has a module too many, {name[:80]!r}")
-            self.modules[name] = Counter()
-            for key in self.reader.members():
-                if key != "nodes":
-                    self.reader.value()
-                    continue
-                for index in self.reader.items():
-                    self.nodes += 1
-                    if self.nodes > MAX_NODES:
-                        raise MalformedProgram(f"it has more than {MAX_NODES} nodes")
-                    self.add(name, self.reader.value(), f"node {index} of module {name!r}")
+    def add_field(self, name: str, value: object) -> None:
+        if name in self.fields:
+            raise MalformedProgram(f"the field {name!r} is there twice")
+        if len(self.fields) > 100:
+            raise MalformedProgram("it has more than 100 fields")
+        self.fields[name] = value
+
+    def add_module(self, name: str) -> None:
+        if not name or name in self.modules or len(name) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
+            raise MalformedProgram(f"it has a module too many, {name[:80]!r}")
+        self.modules[name] = Counter()
 
     def add(self, module: str, node: Any, place: str) -> None:
         if not isinstance(node, dict):
@@ -603,10 +563,14 @@ def _checked(document: Fields, name: str, kind: type, place: str, default: Any =
 
 def _maps(value: Any) -> Iterator[Fields]:
     """Yield a map and all that lie in it; operators hold operators."""
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if type(value) is list else ():
-        yield from _maps(inner)
+    left = [value]
+    while left:
+        match left.pop():
+            case dict() as fields:
+                yield fields
+                left += fields.values()
+            case list() as values:
+                left += values
 
 
 def _shape(shape: Fields, place: str) -> StoredPort:

@@ -24,7 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from .documents import Request
@@ -132,3 +132,16 @@ def first_line(text: str) -> str:
 def reason_of(error: Exception) -> str:
     """Return what a library says of bytes that it cannot read, as one line; its error's name if it says nothing."""
     return first_line(str(error)) or type(error).__name__
+
+
+def is_deep(value: object, most: int) -> bool:
+    """Whether lists and objects are nested in more than so many levels: who walks through them would go as deep."""
+    level: list[Any] = [[value]]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)

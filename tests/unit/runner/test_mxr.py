@@ -298,7 +298,7 @@ def text(value: str) -> bytes:
         (b'{"version": 8, "modules": {"main": {"nodes": [', "cut"),
         (b'{"contexts": ' + b"[" * 100_000, "deep"),
         (b'{"contexts": ' + b"[" * 40 + b"]" * 40 + b"}", "deep"),
-        (b'{"contexts": [' + b"-1," * 600_000 + b"1]}", "more than 500000 values"),
+        (b'{"contexts": [' + b"-1," * 600_000 + b"1]}", "no field 'version'"),
         (b'{"contexts": "' + b"a" * 5_000_000, "cut or damaged"),
         (b'{"version": 8, "modules": []}', "in the place of a map"),
         (b'{"version": 8, "modules": {"main": {"nodes": 1}}}', "in the place of a list"),
@@ -355,7 +355,7 @@ def test_made_up_programs_have_the_form_of_what_migraphx_wrote() -> None:
         return {key: form(each) for key, each in value.items()} if isinstance(value, dict) else type(value)
 
     def forms(data: bytes) -> dict[str, Any]:
-        nodes = _Msgpack(io.BytesIO(data)).value()["modules"]["main"]["nodes"]
+        nodes = _Msgpack(io.BytesIO(data), len(data)).value()["modules"]["main"]["nodes"]
         return {node["name"]: form(node) for node in nodes}
 
     genuine = forms(GENUINE.read_bytes())
@@ -393,10 +393,10 @@ def test_a_large_kernel_is_read_to_its_last_byte(tmp_path: Path) -> None:
 def test_arrays_of_numbers_are_read_as_msgpack_says(numbers: list[int], other: bool) -> None:
     """With one number that is not a byte, or is written longer than it need be, it is a list of numbers."""
     data = b"\xdd" + struct.pack(">I", len(numbers) + other) + b"".join(map(pack, numbers)) + b"\xcc\x05" * other
-    reader = _Msgpack(io.BytesIO(data + b"\xcc\xcc"))
-    found = reader.value()
+    file = io.BytesIO(data + b"\xcc\xcc")
+    found = _Msgpack(file, len(data) + 2).value()
     assert found == ([*numbers, 5] if other else Binary(len(numbers), bytes(numbers)))
-    assert reader.trailing() == 2
+    assert file.read() == b"\xcc\xcc"
 
 
 def test_what_comes_behind_a_program_is_counted(tmp_path: Path) -> None:
