@@ -62,11 +62,12 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     ) -> None:
         farm = Farm.current()
         try:
-            opened = Attempts.open(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+            made = Attempts(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
         except FarmFault as error:
             raise SystemExit(f"the worker process cannot start: {error.message}; {error.hint}") from None
+        Attempts.current = made
         if lifeline is not None:
-            opened.obey(lifeline)
+            made.obey(lifeline)
         super().__init__(parent, **options)
 
 
@@ -80,7 +81,7 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 
     def start(self, parent: Any) -> None:
         """Ask before each message, as Celery itself does for `worker_disable_prefetch`."""
-        attempts, channel = Attempts.current(), parent.task_consumer.channel
+        attempts, channel = Attempts.current, parent.task_consumer.channel
         has_room = channel.qos.can_consume
         channel.qos.can_consume = lambda: attempts.may_consume and has_room()
         # The event loop checks again after an event, or after some seconds.
@@ -142,7 +143,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types
 def compile_model(job_id: str, attempt: int, *_: object, **__: object) -> None:
     """Run one attempt of a job. Further arguments are those of a later release, and ignored."""
     try:
-        Attempts.current().run(job_id, attempt)
+        Attempts.current.run(job_id, attempt)
     except Draining:
         raise Reject("the worker is draining", requeue=True) from None
 
@@ -171,4 +172,4 @@ def ignore_warnings(**_: Any) -> None:
 def tell_supervisor(**_: Any) -> None:
     """Report that this process takes messages."""
     gc.freeze()  # What was imported is not garbage: to look for some in it takes 0.4 s at the end.
-    Attempts.current().consuming()
+    Attempts.current.consuming()

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.artifacts.storage import MAIN
 from farm.compiling.alone import host_at, lock_place
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import OnPhase
 from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
@@ -26,7 +25,10 @@ from farm.logging import bind_attempt, get_logger, unbind
 from farm.metrics.instruments import ATTEMPT_HITS, ATTEMPTS, COMPILED_SECONDS, PHASE_SECONDS, count_tuning
 from farm.node.gpu_usage import until_forgotten
 from farm.settings import Settings
-from farm.store import Claim, Renewal, Renewed, Store
+from farm.store import Renewal, Renewed, Store
+
+if TYPE_CHECKING:
+    from farm.node.executor import Executor
 
 log = get_logger(__name__)
 
@@ -45,13 +47,7 @@ HEARD_AGAIN = 3600.0
 RETRY_SECONDS = 0.5
 """Between two tries to reach the store."""
 
-
-class AttemptExecutor(Protocol):
-    """What runs an attempt: `farm.node.executor.Executor`, or a scripted one in tests."""
-
-    def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
-        """Run the attempt to its end; end it soon after `cancelled` is set."""
-        ...
+Answer = TypeVar("Answer")
 
 
 class Draining(Exception):
@@ -61,12 +57,13 @@ class Draining(Exception):
 class Attempts:
     """The attempts of one worker process. One thread of Celery's pool calls `run` for each message."""
 
-    _opened: ClassVar[Attempts]
+    current: ClassVar[Attempts]
+    """Those of this process: Celery calls tasks and signals without them."""
 
     def __init__(
         self,
         store: Store,
-        executor: AttemptExecutor,
+        executor: Executor,
         settings: Settings,
         slots: Sequence[Slot],
         *,
@@ -87,26 +84,6 @@ class Attempts:
         self.when_resumed: Callable[[], object] = lambda: None
         """Called when messages may be taken again; from another thread."""
 
-    @classmethod
-    def open(
-        cls,
-        store: Store,
-        executor: AttemptExecutor,
-        settings: Settings,
-        slots: Sequence[Slot],
-        *,
-        worker: str,
-        node: str,
-    ) -> Attempts:
-        """Make the attempts of this process; `current` returns them."""
-        cls._opened = cls(store, executor, settings, slots, worker=worker, node=node)
-        return cls._opened
-
-    @classmethod
-    def current(cls) -> Attempts:
-        """Return the attempts of this process."""
-        return cls._opened
-
     def run(self, job_id: str, number: int) -> None:
         """Claim the attempt that a message names and run it. Any answer but `run` drops the message.
 
@@ -115,7 +92,9 @@ class Attempts:
         if not _JOB.fullmatch(job_id):  # Every worker may send messages; an id is part of the names of folders.
             log.error("message dropped: it names no job", job=job_id)
             return
-        claim = self._claim(job_id, number)
+        nonce, claims = secrets.token_hex(16), self._store.jobs.claim
+        ask = partial(claims, job_id, number, nonce=nonce, worker=self._worker, node=self._node)
+        claim = _until_reached(ask, "claim", self._draining)
         if claim.answer != "run" or claim.order is None:
             log.info("message dropped", job=job_id, attempt=number, answer=claim.answer)
             return
@@ -188,19 +167,6 @@ class Attempts:
         if self._lifeline is not None:
             self._lifeline.sendall(CONSUMING)
 
-    def _claim(self, job_id: str, number: int) -> Claim:
-        nonce = secrets.token_hex(16)
-        warned = False
-        while not self._draining.is_set():
-            try:
-                return self._store.jobs.claim(job_id, number, nonce=nonce, worker=self._worker, node=self._node)
-            except StoreUnavailable as error:
-                if not warned:
-                    log.warning("cannot claim, trying again", job=job_id, error=error.message, hint=error.hint)
-                warned = True
-                self._draining.wait(RETRY_SECONDS)
-        raise Draining
-
     def _execute(self, attempt: Attempt, lease: Lease) -> Outcome:
         try:
             with self._free.one(lease.cancelled) as slot:
@@ -244,20 +210,24 @@ class Attempts:
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         """Send the outcome to the store until the store answers: an outcome is worth more than a free slot."""
-        pause = threading.Event()
-        warned = False
-        while True:
-            try:
-                answer = self._store.jobs.finish(attempt.job_id, attempt.token, outcome)
-            except StoreUnavailable as error:
-                if not warned:
-                    log.warning("cannot finish, trying again", error=error.message, hint=error.hint)
-                warned = True
-                pause.wait(RETRY_SECONDS)
-            else:
-                log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
-                _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
-                return
+        send = partial(self._store.jobs.finish, attempt.job_id, attempt.token, outcome)
+        answer = _until_reached(send, "finish", threading.Event())
+        log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
+        _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
+
+
+def _until_reached(ask: Callable[[], Answer], what: str, stop: threading.Event) -> Answer:
+    """Ask the store until it answers. Raises Draining once `stop` is set."""
+    warned = False
+    while not stop.is_set():
+        try:
+            return ask()
+        except StoreUnavailable as error:
+            if not warned:
+                log.warning(f"cannot {what}, trying again", error=error.message, hint=error.hint)
+            warned = True
+            stop.wait(RETRY_SECONDS)
+    raise Draining
 
 
 def _count(end: str, outcome: Outcome) -> None:

@@ -13,18 +13,19 @@ import json
 import math
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
@@ -112,7 +113,7 @@ class Supervisor:
         self._idle_seconds = idle_seconds
         self._workers = [Worker(self, kind) for kind in kinds]
         self._signals = 0
-        self._wake, self._woken = os.pipe()
+        self._news: SimpleQueue[None] = SimpleQueue()
         self._counted: Path | None = None
         """The folder in which worker processes count, while the health port is served."""
         self._seen = (time.monotonic(), [worker.health() for worker in self._workers])
@@ -137,7 +138,7 @@ class Supervisor:
 
     def nudge(self) -> None:
         """Let the loop look at its workers now. Thread-safe."""
-        os.write(self._woken, b"\0")
+        self._news.put(None)
 
     def run(self) -> int:
         """Serve the pools of every kind of slot until SIGTERM or SIGINT and return the exit status.
@@ -160,10 +161,7 @@ class Supervisor:
                     worker.start()
                     worker.look(self._signals)  # Its first probe waits for no heartbeat.
                 while working := [worker for worker in self._workers if not worker.done]:
-                    self.wait(
-                        min(self.settings.renew_seconds, *(worker.patience for worker in working)),
-                        [descriptor for worker in working if (descriptor := worker.descriptor) is not None],
-                    )
+                    self.wait(min(self.settings.renew_seconds, *(worker.patience for worker in working)))
                     self.disk.start()
                     for worker in working:
                         worker.look(self._signals)
@@ -183,13 +181,12 @@ class Supervisor:
             self._signals = 1
             self.nudge()
 
-    def wait(self, seconds: float, descriptors: Sequence[int] = ()) -> bool:
-        """Wait for a signal, or the end of a process, or for so long; return whether a signal has come so far."""
-        poll = select.poll()
-        for descriptor in (self._wake, *descriptors):
-            poll.register(descriptor, select.POLLIN)
-        if any(descriptor == self._wake for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)):
-            os.read(self._wake, 64)
+    def wait(self, seconds: float) -> bool:
+        """Wait for a signal, the end of a process or another nudge, or for so long; return if a signal has come."""
+        with suppress(Empty):
+            self._news.get(timeout=max(0.0, seconds))
+            while True:
+                self._news.get_nowait()
         return bool(self._signals)
 
     @contextmanager
@@ -205,20 +202,17 @@ class Supervisor:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Count SIGTERM and SIGINT, and wake up at them: Python writes each to the wake-up pipe."""
-        os.set_blocking(self._woken, False)
+        """Count SIGTERM and SIGINT, and wake up at them."""
         before = [(number, signal.signal(number, self._count)) for number in (signal.SIGTERM, signal.SIGINT)]
-        wakeup = signal.set_wakeup_fd(self._woken)
         try:
             yield
         finally:
-            signal.set_wakeup_fd(wakeup)
             for number, handler in before:
                 signal.signal(number, handler)
-            # The pipe stays open: a probe's thread may yet write to it.
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1
+        self.nudge()
 
 
 class Stage(Enum):
@@ -304,12 +298,8 @@ class Worker:
             worker=self._id,
             node=self._node,
             environment=worker_environment(self._settings, {**os.environ, **self._supervisor.environment}),
+            nudge=self._supervisor.nudge,
         )
-
-    @property
-    def descriptor(self) -> int | None:
-        """Readable when the process has ended; None while there is none."""
-        return self._process.descriptor if self._process else None
 
     def health(self) -> dict[str, Any]:
         """Return how it is: whether it takes jobs, and why not."""
@@ -505,9 +495,11 @@ class Worker:
     def _restart(self, process: CeleryProcess) -> None:
         process.kill()
         self._process = None
-        stopping = process.age < RESTART_SECONDS and self._supervisor.wait(RESTART_SECONDS)
-        if not stopping:
-            self.start()
+        until = time.monotonic() + RESTART_SECONDS if process.age < RESTART_SECONDS else 0.0
+        while (left := until - time.monotonic()) > 0:
+            if self._supervisor.wait(left):
+                return
+        self.start()
 
     def _drain(self, *, hurry: int) -> None:
         """Stop consuming; let attempts end, then give them back, then end the process. Called until it is done."""
@@ -552,7 +544,9 @@ class CeleryProcess:
         worker: str,
         node: str,
         environment: dict[str, str],
+        nudge: Callable[[], None],
     ) -> None:
+        """`nudge` is called, in another thread, when it has ended."""
         self._lifeline, lifeline = socket.socketpair()
         options = {
             "quiet": True,
@@ -577,13 +571,20 @@ class CeleryProcess:
                 env=environment,
                 start_new_session=True,
             )
-        self._lifeline.setblocking(False)
-        self.descriptor = os.pidfd_open(self._popen.pid)
-        """Readable when the process has ended."""
         self._started = time.monotonic()
         self._consuming: float | None = None
         self._heard: set[bytes] = set()
         self.may_consume = False
+        threading.Thread(target=self._listen, args=(nudge,), name="lifeline", daemon=True).start()
+
+    def _listen(self, nudge: Callable[[], None]) -> None:
+        with suppress(OSError):  # It died with something of ours unread.
+            while words := self._lifeline.recv(4096):
+                if CONSUMING in words and self._consuming is None:
+                    self._consuming = time.monotonic()
+                self._heard |= {word for word in (AWAY, MISMATCH, FAULT) if word in words}
+        self._popen.wait()
+        nudge()
 
     @property
     def age(self) -> float:
@@ -593,22 +594,13 @@ class CeleryProcess:
     @property
     def consuming_for(self) -> float | None:
         """Seconds since it reported that it takes messages, or was allowed to again; None before its report."""
-        self._hear()
         return None if self._consuming is None else min(time.monotonic() - self._consuming, self.age)
 
     def met(self, word: bytes) -> bool:
         """Return whether one of its attempts has said this word (AWAY, MISMATCH, FAULT) since the last call."""
-        self._hear()
         met = word in self._heard
         self._heard.discard(word)
         return met
-
-    def _hear(self) -> None:
-        with suppress(OSError):  # No message, or the process is gone.
-            words = self._lifeline.recv(4096)
-            if CONSUMING in words and self._consuming is None:
-                self._consuming = time.monotonic()
-            self._heard |= {word for word in (AWAY, MISMATCH, FAULT) if word in words}
 
     @property
     def ended(self) -> bool:
@@ -647,6 +639,4 @@ class CeleryProcess:
         """Kill it if it has not ended, and close its lifeline. Repeatable."""
         self._popen.kill()
         self._popen.wait()
-        if self._lifeline.fileno() >= 0:
-            self._lifeline.close()
-            os.close(self.descriptor)
+        self._lifeline.close()

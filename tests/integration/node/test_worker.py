@@ -280,7 +280,7 @@ from farm.settings import load_settings
 from farm.store import Store
 
 settings = load_settings()
-attempts = Attempts.open(Store.connect(settings), None, settings, [], worker="w1", node="n1")
+attempts = Attempts(Store.connect(settings), None, settings, [], worker="w1", node="n1")
 attempts.obey(int(sys.argv[1]))
 with default_socket_timeout(5):  # As Celery does while it shuts down, or lets go of a broker.
     attempts._say(AWAY)
