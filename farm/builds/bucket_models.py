@@ -10,8 +10,8 @@ from typing import cast
 
 from farm.artifacts.ownership import lacking
 from farm.artifacts.s3 import S3Store
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.compiling.requests import check_of
 from farm.errors import UsageError
 from farm.jobs.state import Fault

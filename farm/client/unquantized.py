@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.errors import UsageError
 from farm.models.data import FrozenData, freeze_data
 from farm.models.model import FrozenModel

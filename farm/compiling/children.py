@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from farm.compiling.alone import host_at
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import Failure, classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.installations import Installation
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.compiling.templates import Templates
@@ -30,40 +30,30 @@ LARGEST = 1 << 62
 """Largest size of a file without a limit."""
 
 
-class StepSettings(Protocol):
-    """The settings of the machine that steps use: some of the farm's settings."""
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """The settings of a machine that steps use; the farm's settings have the same names. 0 means no limit."""
 
-    @property
-    def threads_per_slot(self) -> int:
-        """Threads that a child may use."""
+    threads_per_slot: int = 1
+    measure_seconds: float = 3.0
+    """How long a program is run again and again."""
+    lock_dir: str = ""
+    """Folder of the lock files by which what measures on a host is alone; empty: the system's temporary one."""
+    hang_seconds: float = 0.0
+    """How long a child may show no sign of life."""
+    disk_limit: int = 0
+    """Bytes that the children of an attempt may write together."""
+    process_limit: int = 0
+    """Processes and threads of a child."""
+    migraphx_path: str = ""
+    """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
+    migraphx_python: str = ""
+    """Interpreter for MIGraphX's children; empty: this one."""
 
-    @property
-    def measure_seconds(self) -> float:
-        """How long a program is run again and again."""
-
-    @property
-    def lock_dir(self) -> str:
-        """Folder of the lock files by which what measures on a host is alone; empty: the system's temporary one."""
-
-    @property
-    def hang_seconds(self) -> float:
-        """How long a child may show no sign of life; 0 means no limit."""
-
-    @property
-    def disk_limit(self) -> int:
-        """Bytes that the children of an attempt may write together; 0 means no limit."""
-
-    @property
-    def process_limit(self) -> int:
-        """How many processes and threads a child may have; 0 means no limit."""
-
-    @property
-    def migraphx_path(self) -> str:
-        """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
-
-    @property
-    def migraphx_python(self) -> str:
-        """Interpreter for MIGraphX's children; empty: this one."""
+    @classmethod
+    def of(cls, settings: object) -> StepSettings:
+        """Return those of the farm's settings."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
 class StepEnded(Exception):

@@ -1,15 +1,107 @@
-"""Failures: which kind a child's end is, and the sentence for the user. Decided here and nowhere else. Pure."""
+"""Failures: how a child ended, which kind of failure that is, and the sentence for the user. Pure.
+
+The kind is decided here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from farm.compiling.child_process import ChildEnd, EndedBy
+from farm.files import MOST_FILES
 from farm.jobs.state import FailureKind
 from farm.runner.documents import ChildError
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """Limits of a child. Times in seconds, sizes in bytes; 0 means no limit."""
+
+    time: float = 0
+    whole: float = 0
+    """The limit of the whole attempt; `time` is what is left of it. Messages name the whole."""
+    memory: int = 0
+    hang: float = 0
+    """Longest time without a sign of life: a message, a longer log, or CPU time."""
+    waiting: float = 0.0
+    """Cores that a child keeps busy while it waits for its GPU: their CPU time is not a sign of life."""
+    log: int = 1 << 30
+    disk: int = 0
+    """What the child may write, together with what other children of its attempt have `written`."""
+    written: int = 0
+    files: int = MOST_FILES
+    """Files that it may write, if `disk` is limited."""
+    processes: int = 0
+    """Processes and threads that it may have at once."""
+    dying: float = 60.0
+    """Time for killed processes to be gone, and for a child that has answered to end."""
+
+
+NO_LIMITS = ChildLimits(log=0)
+
+
+class EndedBy(StrEnum):
+    """Why the child ended: by itself, or because the parent ended it for a reason."""
+
+    ITSELF = "itself"
+    TIME_LIMIT = "time_limit"
+    MEMORY_LIMIT = "memory_limit"
+    DISK_LIMIT = "disk_limit"
+    FILE_LIMIT = "file_limit"
+    PROCESS_LIMIT = "process_limit"
+    LOG_LIMIT = "log_limit"
+    HANG = "hang"
+    NONSENSE = "nonsense"
+    AWAKE = "awake"
+    UNGUARDED = "unguarded"
+    STRAY_FILES = "stray_files"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """How a child ended, as it was seen; `classify` says what that means.
+
+    `result` is its answer, checked by `read_answer`, `error` its own account of a failure. `signal` or `exit_code` is
+    how the process went. `phases` has the seconds of each phase, `memory` the peak in bytes of all its processes
+    together.
+    """
+
+    by: EndedBy
+    limits: ChildLimits
+    result: Any = None
+    wrong: str = ""
+    """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is not a message."""
+    error: ChildError | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    seconds: float = 0.0
+    """For which it was not paused."""
+    paused: float = 0.0
+    shared: bool = False
+    """Whether it measured something while others ran on its host, or may have."""
+    memory: int = 0
+    oom_killer: bool = False
+    """Whether the kernel killed it because memory ran out.
+
+    Without a control group: whether the kernel killed any process of the machine for that while the child ran.
+    """
+    phase: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    log_tail: str = ""
+    left: Sequence[str] = ()
+    """Entries that were removed from its folders, because they were not regular files; such a child has failed."""
+    stuck: tuple[int, ...] = ()
+    """Process ids of what could not be killed, and is still there."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it answered, and is gone."""
+        return self.result is not None and self.by is EndedBy.ITSELF and not self.stuck
 
 
 class Failure(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.jobs.state import FailureKind
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.targets.compilers import compilers, filled

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.client import freeze
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.node import kfd
 from farm.node.gpu_usage import FORGET_SECONDS
 from farm.node.gpus import Gpu

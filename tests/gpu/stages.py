@@ -20,8 +20,8 @@ from typing import Any
 
 from farm.artifacts.sidecar import validate
 from farm.client.client import FarmClient, freeze
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.compiling.slots import Slot
 from farm.extras.packs.starters import for_own_program
 from farm.local.embedded import EmbeddedFarm

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import run_child
+from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, classify
 from farm.jobs.state import FailureKind
 from farm.runner.samples import save_runs
 from farm.targets.compilers import compilers

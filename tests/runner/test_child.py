@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from farm.compiling import cgroups
-from farm.compiling.child_process import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, classify
 from farm.compiling.templates import Templates
 from farm.jobs.state import FailureKind
 from farm.runner.seal import unsealable

@@ -18,8 +18,8 @@ import pytest
 
 from farm.compiling import alone, cgroups
 from farm.compiling.alone import Host
-from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy, run_child
-from farm.compiling.conversation import OnMessage
+from farm.compiling.child_process import OnMessage, run_child
+from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
 from farm.jobs.state import PAUSED, WAITS_FOR_TURN
 from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
@@ -30,7 +30,8 @@ import dataclasses, json, sys
 from farm.compiling import cgroups
 from pathlib import Path
 from farm.compiling.alone import Host
-from farm.compiling.child_process import ChildLimits, run_child
+from farm.compiling.child_process import run_child
+from farm.compiling.failures import ChildLimits
 
 folder, request, limits = Path(sys.argv[1]), json.loads(sys.argv[2]), ChildLimits(**json.loads(sys.argv[3]))
 if sys.argv[5] == "False":

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy, Seal, run_child
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
 from farm.runner.seal import unsealable
 from farm.targets.environment import MIGRAPHX_ENV
 from tests.support.compiling import PNET, Case, inputs_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from farm.compiling.child_process import ChildEnd, ChildLimits, run_child
-from farm.compiling.failures import Failure, classify
+from farm.compiling.child_process import run_child
+from farm.compiling.failures import ChildEnd, ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.models.model import check_here
 from farm.runner.onnx_check import BadModel

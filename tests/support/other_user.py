@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy, Seal, run_child
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
 from tests.support.places import ROOT
 from tests.support.reaching import HOSTILE
 

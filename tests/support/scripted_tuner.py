@@ -118,9 +118,9 @@ if __name__ == "__main__":
 # --- the worker ------------------------------------------------------------------------------------------------
 
 from farm.artifacts.storage import ArtifactStore  # noqa: E402
-from farm.compiling.child_process import ChildLimits, run_child  # noqa: E402
-from farm.compiling.children import Children, OnPhase, StepEnded  # noqa: E402
-from farm.compiling.failures import classify  # noqa: E402
+from farm.compiling.child_process import run_child  # noqa: E402
+from farm.compiling.children import Children, OnPhase, StepEnded, StepSettings  # noqa: E402
+from farm.compiling.failures import ChildLimits, classify  # noqa: E402
 from farm.compiling.pipeline import Steps  # noqa: E402
 from farm.compiling.requests import MadeProgram  # noqa: E402
 from farm.compiling.slots import ANYWHERE, Slot  # noqa: E402
@@ -235,7 +235,7 @@ def tuner_for(
     """Return what tunes one model in a slot; `name` is the attempt's, and that of its folder."""
     place = folder / name
     place.mkdir(parents=True)
-    children = Children(place, settings, {"time": 0.0, "memory": 0}, on_phase, threading.Event(), slot)
+    children = Children(place, StepSettings.of(settings), {"time": 0.0, "memory": 0}, on_phase, threading.Event(), slot)
     order = {
         "identifier": f"{name}/migraphx-gfx942/fp16/b1",
         "target": "migraphx/gfx942",

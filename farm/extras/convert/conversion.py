@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from farm.client.transfers import adopt, note_use
-from farm.compiling.child_process import ChildLimits, Seal, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.errors import UsageError
 from farm.files import NotPlain, take
 from farm.manifest.entries import ModelEntry

@@ -17,7 +17,8 @@ from farm.app import Farm
 from farm.artifacts.storage import reference_key
 from farm.client.fetching import place_kernels
 from farm.compiling.attempt import Attempt
-from farm.compiling.child_process import ChildEnd, run_child
+from farm.compiling.child_process import run_child
+from farm.compiling.failures import ChildEnd
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import ANYWHERE, Slot

@@ -18,8 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from farm.compiling.child_process import ChildEnd, ChildLimits, EndedBy
-from farm.compiling.failures import classify
+from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy, classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
 from farm.runner import (
     child,
