@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -283,13 +284,13 @@ def _measure(
     import threading
 
     from farm.client.inspection import inspect_if_small, wrong_card
-    from farm.compiling.children import Children
+    from farm.compiling.children import Children, StepSettings
     from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
     from farm.node.gpu_usage import watch
     from farm.node.slot_shares import one_slot
 
-    settings = settings.model_copy(update={"migraphx_path": findings.migraphx_path})
+    machine = replace(StepSettings.of(settings), migraphx_path=findings.migraphx_path)
     pools = []
     for contestant in contestants:
         if contestant.python is not None:
@@ -306,7 +307,7 @@ def _measure(
     leading = next((pool for pool in pools if pool.target.maker), pools[0])
     work.mkdir()
     with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
-        children = Children(work, settings, AttemptLimits(time=0, memory=0), say_phase, threading.Event(), slot)
+        children = Children(work, machine, AttemptLimits(time=0, memory=0), say_phase, threading.Event(), slot)
         measured = measure(contestants, children, seconds)
     return measured, usage
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from farm.client.freezing import FrozenInputs
-from farm.compiling.children import LARGEST, Children, OnPhase
+from farm.compiling.children import LARGEST, Children, OnPhase, StepSettings
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.errors import UsageError
 from farm.files import replacing, take
@@ -65,12 +66,12 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     """
     cell, order, model = planned.cell, planned.cell.order, planned.file
     inputs = InputFiles(model, _blob(planned.found, order["calibration"]), _blob(planned.found, order["samples"]))
-    settings = settings.model_copy(update={"migraphx_path": planned.findings.migraphx_path})
+    machine = replace(StepSettings.of(settings), migraphx_path=planned.findings.migraphx_path)
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
         limits = AttemptLimits(time=0, memory=cell.limits["memory"])
         look = partial(conditions, slot)
-        children = Children(work, settings, limits, on_phase, cancelled, slot, conditions=look)
+        children = Children(work, machine, limits, on_phase, cancelled, slot, conditions=look)
         steps = Steps(order, children)
         tunes = order["spec"]["tuning"]["mode"] != OFF
         pipeline = Pipeline(steps, inputs, Tuner(Search(steps, ForOneRun(), session="optimize")) if tunes else None)
@@ -79,7 +80,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
             record = pipeline.run()
         sidecar: dict[str, Any] = {**record, "key": cell.key, "namespace": settings.namespace or "main"}
         sidecar["blobs"] = {"program": {"path": steps.program.name}}
-        free = Children(work, settings, UNLIMITED, on_phase, cancelled, slot)
+        free = Children(work, machine, UNLIMITED, on_phase, cancelled, slot)
         before = _before(order, model, sidecar, steps.program, free)
         contestants = [program_of(sidecar, steps.program, "after"), *([before] if before else [])]
         after, *others = measure(contestants, free, settings.measure_seconds)

@@ -26,7 +26,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import Children, OnPhase, StepEnded, no_conditions
+from farm.compiling.children import Children, OnPhase, StepEnded, StepSettings, no_conditions
 from farm.compiling.failures import Failure
 from farm.compiling.installations import by_toolchain
 from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone, is_shared
@@ -91,8 +91,9 @@ class Executor:
             with self.work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 environment = after_a_crash(attempt.previous)
                 look = partial(conditions, attempt.slot) if attempt.slot.gpu else no_conditions
+                machine = StepSettings.of(self.settings)
                 children = Children(
-                    folder, self.settings, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
+                    folder, machine, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
                 if not any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children):
                     children.templates = self.templates

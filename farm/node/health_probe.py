@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import cast
 
-from farm.compiling.children import Children, StepEnded
+from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.installations import by_toolchain, is_same_build
 from farm.compiling.pipeline import InputFiles, Pipeline, Steps
 from farm.compiling.slots import FreeSlots, Slot
@@ -231,7 +232,7 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     manifest = parse_manifest(MANIFEST.format(target=pool.target), "the health probe")
     [cell] = expand(combine(manifest), {"probe": read_model(model)}, {}, [pool])
     limits = AttemptLimits(time=PROBE_SECONDS, memory=0)
-    once = settings.model_copy(update={"measure_seconds": 1e-3})
+    once = replace(StepSettings.of(settings), measure_seconds=1e-3)
     children = Children(folder, once, limits, lambda *_: None, threading.Event(), slot)
     installation = by_toolchain(settings.other_toolchains).get(pool.toolchain)
     steps = Steps(cell.order, children, keyed=True, installation=installation)

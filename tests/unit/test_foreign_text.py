@@ -30,11 +30,11 @@ from farm.client.authoring import init_manifest
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
 from farm.compiling.answers import WrongAnswer, reader_of
+from farm.compiling.children import StepSettings
 from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
 from farm.extras.packs.fetch import small_files, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.reproduce import reproduction
-from farm.extras.reproduce.reproduction import MachineFile
 from farm.local.servers import _quoted
 from farm.models.model import FrozenModel
 from farm.node.attempts import Attempts
@@ -303,7 +303,7 @@ def texts_of(document: Any, *place: str | int) -> Iterator[tuple[str | int, ...]
 def written(document: dict[str, Any], folder: Path) -> dict[str, str]:
     """Return what `farm reproduce` writes of a work order outside of `inputs`, as whoever reads each file reads it."""
     with patch.object(reproduction, "MODULES", ("spec.py",)):
-        reproduction.write(document, folder / "out", MachineFile(), lambda file, path: path.write_bytes(b"x"))
+        reproduction.write(document, folder / "out", StepSettings(), lambda file, path: path.write_bytes(b"x"))
     assert [path.name for path in folder.iterdir()] == ["out"]
     found = {}
     for path in (folder / "out").rglob("*"):

@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,34 +49,11 @@ MODULES = (
 """What a folder gets of the farm: these import one another, the standard library and `typing_extensions`, one file."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFile:
-    """The settings of the machine that the steps use; the farm's settings have the same names."""
-
-    threads_per_slot: int = 1
-    measure_seconds: float = 3.0
-    hang_seconds: float = 0.0
-    disk_limit: int = 0
-    process_limit: int = 0
-    migraphx_path: str = ""
-    migraphx_python: str = ""
-
-    @property
-    def lock_dir(self) -> str:
-        """The system's folder of temporary files: the attempt's node may be another machine."""
-        return ""
-
-    @classmethod
-    def of(cls, machine: StepSettings) -> MachineFile:
-        """Return these settings of a machine."""
-        return cls(**{field.name: getattr(machine, field.name) for field in fields(cls)})
-
-
 # --- writing a folder -------------------------------------------------------------------------------------------
 
 
-def write(document: Mapping[str, Any], folder: Path, machine: StepSettings, bring: Bring) -> None:
-    """Write the folder that reruns an attempt; `machine` has the defaults for reruns.
+def write(document: Mapping[str, Any], folder: Path, machine: object, bring: Bring) -> None:
+    """Write the folder that reruns an attempt; `machine`, the farm's settings, has the defaults for reruns.
 
     Raises OSError, UsageError for a folder that has other content, ValueError for a file that would lie outside it or a
     name that no farm gives, and what `bring` raises.
@@ -93,7 +70,9 @@ def write(document: Mapping[str, Any], folder: Path, machine: StepSettings, brin
     _put(folder / "spec.json", order["spec"])
     rest = {name: value for name, value in order.items() if name != "spec"}
     _put(folder / "reproduction.json", {**document, "order": rest})
-    _put(folder / "machine.json", asdict(MachineFile.of(machine)))
+    # Its lock files stay out: the attempt's node may be another machine.
+    kept = {name: value for name, value in asdict(StepSettings.of(machine)).items() if name != "lock_dir"}
+    _put(folder / "machine.json", kept)
     source = Path(__file__).parents[2]
     for name in MODULES:
         target = folder / "farm" / name
@@ -215,7 +194,7 @@ class WrongPython(Exception):
     """The interpreter has not what the attempt needs."""
 
 
-def rerun(folder: Path, machine: MachineFile, *, gpu: str = "", unlimited: bool = False) -> Document:
+def rerun(folder: Path, machine: StepSettings, *, gpu: str = "", unlimited: bool = False) -> Document:
     """Run the attempt again, in `folder`/work, and return how it ended.
 
     The answer has `key` (of `spec.json`), `expected_key`, `toolchain` (of the compiler here), `ended` (`{"kind",
@@ -328,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rerun the attempt of the folder that this copy of the module lies in; return the exit code."""
     folder = Path(__file__).resolve().parents[3]
     document = json.loads((folder / "reproduction.json").read_text())
-    machine = MachineFile(**json.loads((folder / "machine.json").read_text()))
+    machine = StepSettings(**json.loads((folder / "machine.json").read_text()))
     parser = argparse.ArgumentParser(prog="run.sh", description="Rerun one attempt, without the farm.")
     parser.add_argument("--gpu", default="", help="index or UUID of the GPU (0)")
     parser.add_argument("--threads", type=int, default=machine.threads_per_slot, help="(%(default)s)")

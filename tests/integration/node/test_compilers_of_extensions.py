@@ -69,7 +69,8 @@ SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
 from farm.extras.reproduce import reproduction
-from farm.extras.reproduce.reproduction import MachineFile, rerun
+from farm.compiling.children import StepSettings
+from farm.extras.reproduce.reproduction import rerun
 from tests.support.compiling import PNET, inputs_of
 
 folder = Path(sys.argv[1])
@@ -90,7 +91,7 @@ document = {
     "schema": 1, "farm": "0", "job": "j", "attempt": 1, "namespace": "main", "build": "b", "worker": "w", "key": "k",
     "limits": {"time": 120.0, "memory": 0}, "previous": [], "ended": None, "reference": None, "order": order,
 }
-machine = MachineFile(measure_seconds=0.05)
+machine = StepSettings(measure_seconds=0.05)
 reproduction.write(document, folder, machine, lambda _, place: place.write_bytes(PNET.read_bytes()))
 print(json.dumps(rerun(folder, machine)["ended"]))
 """

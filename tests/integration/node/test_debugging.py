@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from farm.compiling.children import Children
+from farm.compiling.children import Children, StepSettings
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import slice_request
-from farm.extras.reproduce.reproduction import MachineFile
 from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
 from farm.targets.compilers import compilers
@@ -57,7 +56,7 @@ def steps_of(
         "model": {"format": "onnx", "names": OUTPUTS},
     }
     limits = AttemptLimits(time=120.0, memory=0)
-    machine = MachineFile(migraphx_path=path)
+    machine = StepSettings(migraphx_path=path)
     folder.mkdir(exist_ok=True)
     children = Children(folder, machine, limits, lambda *_: None, threading.Event())
     return Steps({**order, **({"debug": debug} if debug else {})}, children), spec

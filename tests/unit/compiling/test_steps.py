@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
-from farm.compiling.children import Children, StepEnded
+from farm.compiling.children import Children, StepEnded, StepSettings
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Steps, pass_seconds
 from farm.compiling.requests import reference_recipe
 from farm.compiling.slots import Slot
 from farm.jobs.state import AttemptLimits, FailureKind, Phase
-from farm.settings import load_settings
 from farm.spec import program_extension, program_name
 
 
@@ -60,7 +59,7 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
     answers = iter(looks)
     limits: AttemptLimits = {"time": 60.0, "memory": 9}
     children = Children(
-        tmp_path, load_settings({}), limits, lambda *_: None, threading.Event(), conditions=lambda: next(answers)
+        tmp_path, StepSettings(), limits, lambda *_: None, threading.Event(), conditions=lambda: next(answers)
     )
     monkeypatch.setattr(children, "ask", lambda *_, **__: {"measurements": {"latency": 0.1}})
     spec: dict[str, Any] = {
@@ -81,7 +80,7 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
 
 
 def test_the_log_says_how_long_each_phase_took(tmp_path: Path) -> None:
-    children = Children(tmp_path, load_settings({}), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
+    children = Children(tmp_path, StepSettings(), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
     with pytest.raises(StepEnded), children.phase(Phase.COMPILING):
         raise StepEnded(None)
     begins, ends = children.log_path.read_text().splitlines()
@@ -90,7 +89,7 @@ def test_the_log_says_how_long_each_phase_took(tmp_path: Path) -> None:
 
 def test_children_in_two_slots_share_time_and_cancel_but_no_log(tmp_path: Path) -> None:
     """Else a log that grows in one slot would hide that a child hangs in the other."""
-    children = Children(tmp_path, load_settings({}), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
+    children = Children(tmp_path, StepSettings(), {"time": 60.0, "memory": 9}, lambda *_: None, threading.Event())
     other = children.in_slot(Slot("GPU-1"), tmp_path / "other")
     other.memory.append(5)
     children.memory.append(3)
@@ -106,7 +105,7 @@ def asking(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: Failure | None
 ) -> tuple[Steps, list[tuple[str, float]]]:
     """Steps whose children end as given, one after the other; what was asked of them, and for how many seconds."""
-    children = Children(folder, load_settings({}), {"time": 60.0, "memory": 0}, lambda *_: None, threading.Event())
+    children = Children(folder, StepSettings(), {"time": 60.0, "memory": 0}, lambda *_: None, threading.Event())
     asked: list[tuple[str, float]] = []
 
     def ask(request: dict[str, Any], *, seconds: float, **_: Any) -> dict[str, Any]:
