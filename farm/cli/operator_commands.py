@@ -148,7 +148,7 @@ def worker(
     """
     from farm.local.servers import own_data_folder
     from farm.logging import configure
-    from farm.node.machine import Machine
+    from farm.node.machine import HERE
     from farm.node.slot_shares import share_out
     from farm.node.supervisor import Supervisor
     from farm.node.survey import survey, with_other_toolchains
@@ -160,10 +160,9 @@ def worker(
     configure(settings)
     # An older farm, or systemd, may have left it open to others; it holds models, programs and sockets of tenants.
     own_data_folder(settings.data_dir)
-    machine = Machine()
-    found = survey(settings, machine)
+    found = survey(settings)
     settings = with_other_toolchains(settings, found)
-    kinds = share_out(found.pools, found.gpus, settings, machine)
+    kinds = share_out(found.pools, found.gpus, settings, HERE)
     kinds = [kind for kind in kinds if not only or (kind.name == "cpu") == (only == "cpu")]
     if found.rocm:
         output.note(f"uses {found.rocm}")
@@ -335,12 +334,11 @@ def run_checks(*, fix: bool = False) -> list[Check]:
 def check_provider_cache(folder: Path) -> list[Check]:
     """Compare the programs in a cache of ONNX Runtime's MIGraphX provider with their sidecars and this machine."""
     from farm.node.amd_gpus import find_amd_gpus
-    from farm.node.machine import Machine
+    from farm.node.machine import HERE
     from farm.node.rocm import find_rocm
 
-    machine = Machine()
-    rocm = find_rocm(machine)
-    gpus, _ = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
+    rocm = find_rocm(HERE)
+    gpus, _ = find_amd_gpus(HERE, [f"{rocm.root}/bin"] if rocm else [])
     wrong_files = entry_points.required(entry_points.CHECKS, "ort-cache")
     fix = "remove the file, and fetch a pack for it: `farm fetch --layout onnxruntime-cache`"
     found = [
@@ -460,20 +458,19 @@ def _embedded(name: str, server: str, package: str, program: str, setting: str) 
 
 def _node(settings: Settings) -> list[Check]:
     """Check this node: ROCm, each GPU, compilers, pools, what cannot be used, memory."""
-    from farm.node.machine import Machine
+    from farm.node.machine import HERE
     from farm.node.slot_shares import share_out
     from farm.node.survey import survey
 
-    machine = Machine()
     try:
-        found = survey(settings, machine)
+        found = survey(settings)
     except OSError as error:
         return [Check("node", "broken", f"{error}", "check the named file")]
     rocm = Check("rocm", "ok", str(found.rocm)) if found.rocm else Check("rocm", "absent", "none: no AMD GPU is used")
     driver = next((gpu.driver for gpu in found.gpus if gpu.maker == "nvidia"), "")
     nvidia = [Check("nvidia driver", "ok", driver)] if driver else []
     gpus = [Check(gpu.name, "ok", str(gpu)) for gpu in found.gpus]
-    kinds = share_out(found.pools, found.gpus, settings, machine)
+    kinds = share_out(found.pools, found.gpus, settings, HERE)
     served = [
         f"{pool.name} ({kind.name}: {plural(len(kind.slots), 'slot')} of {plural(kind.threads, 'thread')})"
         for kind in kinds

@@ -21,7 +21,7 @@ from farm.logging import get_logger
 from farm.node import kfd
 from farm.node.gpu_source import whole_card
 from farm.node.gpus import Gpu, driver_of
-from farm.node.machine import Machine
+from farm.node.machine import HERE, Machine
 from farm.targets.compilers import Maker
 from farm.wire.program import Conditions, Processes
 
@@ -48,7 +48,7 @@ class Usage(TypedDict):
 
 
 @contextmanager
-def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
+def watch(gpu: Gpu | None, machine: Machine = HERE) -> Iterator[Usage]:
     """Look at a GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
 
     Without a GPU the usage stays empty. amdgpu has both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`),
@@ -58,7 +58,7 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
     if gpu is None or not (gpu.bdf or driver_of(gpu.maker)):
         yield usage
         return
-    read_busy, read_used = _gauges(gpu.maker, gpu.bdf, gpu.pin, machine or Machine())
+    read_busy, read_used = _gauges(gpu.maker, gpu.bdf, gpu.pin, machine)
     before = read_used()
     busy: list[int] = []
     used: list[int] = []
@@ -84,11 +84,11 @@ def watch(gpu: Gpu | None, machine: Machine | None = None) -> Iterator[Usage]:
         usage["memory"] = max(0, max(used) - (before or 0)) if used else None
 
 
-def now(slot: Slot, machine: Machine | None = None) -> Usage:
+def now(slot: Slot, machine: Machine = HERE) -> Usage:
     """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
     if not (slot.bdf or (slot.gpu and driver_of(slot.maker))):
         return {"busy": None, "memory": None}
-    read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine or Machine())
+    read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine)
     busy = read_busy()
     return {"busy": None if busy is None else busy / 100, "memory": read_used()}
 
@@ -111,7 +111,7 @@ _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}
 _UNKNOWN = 0xFFFFFFFF
 
 
-def conditions(slot: Slot, machine: Machine | None = None) -> Conditions | None:
+def conditions(slot: Slot, machine: Machine = HERE) -> Conditions | None:
     """Return the state of a slot's GPU at this moment; None if the driver reports nothing, or the slot has no GPU.
 
     Clocks and temperatures have the driver's labels (`sclk`, `mclk`; `edge`, `junction`, `mem`). They come from
@@ -120,7 +120,6 @@ def conditions(slot: Slot, machine: Machine | None = None) -> Conditions | None:
     those of the whole card. `processes` hold memory of this GPU or partition. Call this while no child runs on the GPU,
     so that all of them are processes of others.
     """
-    machine = machine or Machine()
     if driver := driver_of(slot.maker):
         found = driver.conditions(machine, slot.gpu)
         if found:
@@ -163,13 +162,12 @@ def _held(machine: Machine, bdf: str) -> list[int] | None:
 
 
 @contextmanager
-def until_forgotten(slot: Slot, machine: Machine | None = None) -> Iterator[None]:
+def until_forgotten(slot: Slot, machine: Machine = HERE) -> Iterator[None]:
     """Do not end before KFD has forgotten the processes that began to use a slot's AMD GPU while the block ran.
 
     A killed process holds the GPU's memory for a while after its end, and the next one would miss it. To be used by
     whoever holds the slot: then the new processes are children of this block. Waits for `FORGET_SECONDS` at most.
     """
-    machine = machine or Machine()
     before = _users(slot, machine)
     try:
         yield
@@ -186,12 +184,11 @@ def _users(slot: Slot, machine: Machine) -> set[int]:
     return set(kfd.held(machine, slot.bdf) or ()) if slot.bdf and slot.maker == "amd" else set()
 
 
-def foreign_users(slots: Iterable[Slot], folder: str, machine: Machine | None = None) -> str:
+def foreign_users(slots: Iterable[Slot], folder: str, machine: Machine = HERE) -> str:
     """Return which AMD GPU others than the farm use, and how much of its memory they hold; empty if none is used.
 
     A GPU whose lock in `folder` is taken is in use by the farm itself, and is not looked at.
     """
-    machine = machine or Machine()
     for slot in slots:
         if not slot.bdf or slot.maker != "amd":
             continue

@@ -10,9 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path("/")
-"""The root of the machine's files; tests put a recorded tree in its place."""
-
 PROGRAM_SECONDS = 60.0
 
 DYING_SECONDS = 5.0
@@ -22,9 +19,9 @@ DYING_SECONDS = 5.0
 class Machine:
     """Reads the files of one machine and runs its programs. Missing files and programs give empty values."""
 
-    def __init__(self, root: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self.root = ROOT if root is None else root
-        self.environ = os.environ if environ is None else environ
+    def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> None:
+        self.root = root
+        self.environ = environ
 
     def path(self, name: str) -> Path:
         """Return the path of a file such as `/sys/class/kfd`, below the root."""
@@ -83,3 +80,7 @@ class Machine:
                 process.stdout.close()
             return ""
         return said if process.returncode == 0 else ""
+
+
+HERE = Machine()
+"""The machine of this process; tests put the root of a recorded tree in it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from farm.compiling.slots import FreeSlots, Slot
 from farm.node.gpus import Gpu
-from farm.node.machine import Machine
+from farm.node.machine import HERE, Machine
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.pools import Pool
@@ -59,7 +59,7 @@ def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tu
 
     Waits for a GPU that others use; Ctrl-C ends the wait.
     """
-    [kind] = share_out([pool], gpus, settings, Machine())
+    [kind] = share_out([pool], gpus, settings, HERE)
     with FreeSlots(kind.slots, settings.lock_dir).one(threading.Event()) as slot:
         assert slot, "nobody cancels the wait"
         yield slot, next((gpu for gpu in gpus if slot.gpu and gpu.pin == slot.gpu), None)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
-from farm.compiling.child_process import ChildLimits, run_child
-from farm.compiling.failures import classify
+from farm.compiling.child_process import run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.compiling.installations import Installation, InstallationEntry
 from farm.node.amd_gpus import find_amd_gpus
 from farm.node.gpus import Gpu, Note, driver_of
-from farm.node.machine import Machine
+from farm.node.machine import HERE, Machine
 from farm.node.rocm import Rocm, find_rocm
 from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
@@ -62,9 +62,8 @@ class Findings:
         }
 
 
-def survey(settings: Settings, machine: Machine | None = None) -> Findings:
+def survey(settings: Settings, machine: Machine = HERE) -> Findings:
     """Look at ROCm, compilers and GPUs, and return the findings."""
-    machine = machine or Machine()
     rocm = find_rocm(machine, settings.migraphx_python)
     gpus, notes = find_amd_gpus(machine, [f"{rocm.root}/bin"] if rocm else [])
     for maker in entry_points.modules(entry_points.GPUS):

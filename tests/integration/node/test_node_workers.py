@@ -58,7 +58,7 @@ def farm_worker(settings: Settings, root: Path) -> Iterator[subprocess.Popen[byt
     code = (
         "import pathlib, sys; from farm.cli import main; from farm.node import health_probe, machine;"
         "health_probe._compiled_well = lambda *_: '';"
-        f"machine.ROOT = pathlib.Path({str(root)!r}); sys.exit(main(['worker']))"
+        f"machine.HERE.root = pathlib.Path({str(root)!r}); sys.exit(main(['worker']))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROCM", "ROCR", "HSA"))}
     process = subprocess.Popen(
@@ -272,7 +272,7 @@ def test_the_doctor_explains_each_finding_of_a_node(
     """Which ROCm and why, every GPU with what it is pinned by, the pools, and the fix for what cannot be used."""
     root = unpack("mixed", tmp_path / "root")
     (root / "dev/dri/renderD129").unlink()
-    monkeypatch.setattr("farm.node.machine.ROOT", root)
+    monkeypatch.setattr("farm.node.machine.HERE.root", root)
     monkeypatch.setenv("FARM_MIGRAPHX_PATH", standin(tmp_path / "standin", "gfx90a"))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("ROCM_PATH", raising=False)

@@ -160,7 +160,7 @@ def test_an_attempt_keeps_its_card_until_kfd_has_forgotten_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpack("mi300x-spx", tmp_path)
-    monkeypatch.setattr("farm.node.machine.ROOT", tmp_path)
+    monkeypatch.setattr("farm.node.machine.HERE.root", tmp_path)
     child, real, looks = tmp_path / "sys/class/kfd/kfd/proc/9", Machine.text, []
 
     def text(self: Machine, name: str) -> str:
