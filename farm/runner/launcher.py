@@ -25,13 +25,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .guard import Guard
-from .process_table import descendants, drain, reap
+from .guard import Guard, descendants, drain, reap, write
 from .protocol import Messages, RequestFailed, first_line
 from .seal import seal
 
 if TYPE_CHECKING:
-    from .documents import ChildRequest, ControlGroup, GuardEnd, GuardReport, Request
+    from .documents import ChildRequest, GuardEnd, GuardReport, Request
 
 RequestWork = Callable[[Any, Messages], Any]
 """Takes a request, and returns its answer."""
@@ -113,9 +112,8 @@ def _end_all(wake: int, deadline: float, request: Request) -> list[int]:
     """
     group = (request.get("group") or {}).get("folder", "")
     if group:
-        # At once, however fast they fork; since Linux 5.14.
-        with suppress(OSError), open(f"{group}/cgroup.kill", "w", encoding="ascii") as file:  # noqa: PTH123
-            file.write("1")
+        with suppress(OSError):  # At once, however fast they fork; since Linux 5.14.
+            write(f"{group}/cgroup.kill", "1")
     left: list[int] = []
     while reap() is not None:
         left = list(descendants(os.getpid()))
@@ -177,9 +175,14 @@ def _work(request: Request, messages: Messages, guard: int, work: RequestWork | 
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    _first_to_go()
     code = 1
-    _join(request.get("group") or {})
+    try:
+        if group := request.get("group"):  # Without one, the guard checks the limits.
+            write(f"{group['folder']}/cgroup.procs", "0")
+        # If the machine runs out of memory, the kernel chooses this process, not the worker.
+        write("/proc/self/oom_score_adj", "1000")
+    except OSError as error:
+        print(f"cannot enter the control group, or raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
     if request.get("disk"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
@@ -223,26 +226,6 @@ def _log_traceback() -> None:
     import traceback
 
     traceback.print_exc()
-
-
-def _join(group: ControlGroup) -> None:
-    """Enter the control group with the limits. Without a group, the guard checks the limits."""
-    if not group:
-        return
-    try:
-        with open(f"{group['folder']}/cgroup.procs", "w", encoding="ascii") as file:  # noqa: PTH123
-            file.write("0")
-    except OSError as error:
-        print(f"cannot enter the control group: {error}", file=sys.stderr)  # noqa: T201
-
-
-def _first_to_go() -> None:
-    """Let the kernel choose this process, not the worker, when the machine runs out of memory."""
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-            file.write("1000")
-    except OSError as error:
-        print(f"cannot raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
 
 
 def close_all_but(*descriptors: int | None) -> None:

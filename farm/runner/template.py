@@ -25,7 +25,7 @@ from importlib.util import find_spec, resolve_name
 from typing import TYPE_CHECKING
 
 from . import launcher
-from .process_table import drain, reap
+from .guard import drain, reap
 
 if TYPE_CHECKING:
     from .documents import ChildRequest
