@@ -346,14 +346,4 @@ def _asked(settings: Settings, path: str) -> Any:
 def _is_registered(worker: Server, settings: Settings) -> bool:
     """Whether the farm knows this very worker: one of an earlier run may still be in its list."""
     answer = _asked(settings, "/v1/workers") or {"items": []}
-    return any(_descends(int(item.get("pid") or 0), worker.pid) for item in answer["items"])
-
-
-def _descends(pid: int, ancestor: int | None) -> bool:
-    while pid > 1 and pid != ancestor:
-        try:
-            # After the name, which is in parentheses and may hold anything: state, parent, …
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return pid == ancestor
+    return any(item["pid"] == worker.pid for item in answer["items"])
