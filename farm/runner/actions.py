@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .child import add_modules, find_module
-from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler
+from .protocol import CannotRun, Messages, Program, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import (
         Answer,
-        Array,
         Arrays,
         BenchAnswer,
         CheckAnswer,
@@ -44,22 +43,6 @@ MAX_SAMPLES = 64
 MAX_REPEATS = 10_000
 _MAX_RUNS = {"ref": 2}
 """Runs that verification takes at most of a device on which one run can last minutes."""
-
-
-class Program(Protocol):
-    """Something that runs: a compiled program from its file, or an original model."""
-
-    outputs: list[str]
-    """Names of the outputs in the model's order."""
-
-    def prepare(self, feeds: Arrays) -> Any:
-        """Return the inputs in the compiler's own form; arrays by input name come in."""
-
-    def run(self, prepared: Any) -> list[Array]:
-        """Run once, with the copies from and to the host, and return the outputs in order."""
-
-    def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
-        """Return what runs once without host copies, or None if that is the same."""
 
 
 class CompilerModule(Protocol):
@@ -125,7 +108,7 @@ def compiler_module(request: Request) -> CompilerModule:
 
 def check_model(request: Request) -> CheckAnswer | None:
     """Check the request's model; None if this interpreter has no onnx (another child has checked it)."""
-    from .onnx_check import BadModel, check_onnx
+    from .onnx_check import check_onnx
     from .tf_check import check_tf
 
     model = request["model"]
@@ -133,8 +116,6 @@ def check_model(request: Request) -> CheckAnswer | None:
         if model["format"] == "tf":
             return check_tf(model["path"], model.get("outputs") or ())
         return check_onnx(model["path"], alone=model.get("alone", False))
-    except BadModel as error:
-        raise RequestFailed(error.kind, error.message) from None
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise

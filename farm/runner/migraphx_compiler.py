@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import mxr
 from .migraphx_module import migraphx_module, probe, takes
 from .mxr import dtype_name
-from .protocol import CannotRun, Messages, RequestFailed, blamed_on_compiler, keep_text
+from .protocol import CannotRun, Messages, Program, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 
 if TYPE_CHECKING:
@@ -474,7 +474,7 @@ class _Prepared(NamedTuple):
     """What the arguments point into."""
 
 
-class _MigraphxProgram:
+class _MigraphxProgram(Program):
     """A compiled program, ready to run."""
 
     def __init__(self, migraphx: Any, program: Any, request: Request) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import nodes_of, reads
+from .protocol import RequestFailed
 
 if TYPE_CHECKING:
     from .documents import CheckAnswer, TensorInfo
@@ -76,13 +77,11 @@ _Key = tuple[str, str, str]
 _ENTRY_ORDER = ("location", "offset", "length", "checksum")
 
 
-class BadModel(Exception):
-    """The model cannot be used; the message names the place. `kind` is a failure kind of the farm."""
+class BadModel(RequestFailed):
+    """The model cannot be used; the message names the place."""
 
     def __init__(self, message: str, kind: str = "bad_model") -> None:
-        super().__init__(message)
-        self.message = message
-        self.kind = kind
+        super().__init__(kind, message)
 
 
 def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> CheckAnswer:

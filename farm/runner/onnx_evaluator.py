@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import onnx_graph
-from .protocol import blamed_on_compiler
+from .protocol import Program, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import Array, Arrays, Request
 
 
-class _Evaluated:
+class _Evaluated(Program):
     """An original model, run operator by operator."""
 
     def __init__(self, path: str) -> None:
@@ -33,19 +33,12 @@ class _Evaluated:
             self.evaluator = ReferenceEvaluator(onnx.load_model(path))
         self.outputs = [str(name) for name in self.evaluator.output_names]
 
-    def prepare(self, feeds: Arrays) -> Arrays:
-        """Return the arrays themselves."""
-        return feeds
-
     def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
         import numpy as np
 
         with blamed_on_compiler(_REFUSAL):
             return [np.asarray(value) for value in self.evaluator.run(None, prepared)]
-
-    def run_on_device(self, prepared: Arrays) -> None:
-        """Host and device are one."""
 
 
 _REFUSAL = "the onnx package's evaluator cannot run the model"

@@ -24,7 +24,7 @@ from .onnx_check import DTYPES
 from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
 from .onnxruntime_precisions import CONVERSIONS, DENSE
 from .onnxruntime_sessions import Candidate, providers_of
-from .protocol import Messages, RequestFailed, blamed_on_compiler, first_line, keep_text
+from .protocol import Messages, Program, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
@@ -58,14 +58,6 @@ class DeviceLibraries(NamedTuple):
     lowest: int
 
 
-class LibraryMissing(Exception):
-    """What the device needs is not installed: why, and what to do."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(reason)
-        self.reason, self.fix = reason, fix
-
-
 class RuntimeDevice:
     """The CPU."""
 
@@ -85,7 +77,7 @@ class RuntimeDevice:
         return "" if self.memory else cpu_family()
 
     def find(self) -> DeviceLibraries:
-        """Return what is installed for the device, and is part of its toolchain. Raises LibraryMissing."""
+        """Return what is installed for the device, and is part of its toolchain. Raises RequestFailed."""
         return DeviceLibraries({}, {}, 0)
 
     def label(self, versions: Mapping[str, str]) -> str:
@@ -175,7 +167,7 @@ class RuntimeDevice:
         return None
 
 
-class SessionProgram:
+class SessionProgram(Program):
     """A model or program in an ONNX Runtime session."""
 
     def __init__(
@@ -197,10 +189,6 @@ class SessionProgram:
         self.session = device.session(path, options, refusal, found=found)
         self.outputs = [value.name for value in self.session.get_outputs()]
 
-    def prepare(self, feeds: Arrays) -> Arrays:
-        """Return the arrays themselves."""
-        return feeds
-
     def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
         import numpy as np
@@ -209,10 +197,6 @@ class SessionProgram:
             f"ONNX Runtime failed while running{f', {self.device.where}' * bool(self.device.where)}"
         ):
             return [np.asarray(value) for value in self.session.run(None, prepared)]
-
-    def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
-        """Return what runs with inputs and outputs that stay on the device; None: host and device are one."""
-        return None
 
 
 def device_of(request: Request | None) -> RuntimeDevice:
@@ -229,21 +213,13 @@ def described(value: Any) -> ProgramPort:
     """Return name, dtype, shape and strides (in elements) of a session's input or output."""
     dtype = value.type.removeprefix("tensor(").removesuffix(")")
     shape: list[Any] = ["?" if size is None else size for size in value.shape]
+    is_fixed = all(isinstance(size, int) for size in shape)
     return {
         "name": value.name,
         "dtype": _SESSION_TYPES.get(dtype, dtype),
         "shape": shape,
-        "strides": _strides(shape) if all(isinstance(size, int) for size in shape) else None,
+        "strides": [math.prod(shape[axis:]) for axis in range(1, len(shape) + 1)] if is_fixed else None,
     }
-
-
-def _strides(shape: list[int]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    return strides
 
 
 def cpu_family() -> str:
@@ -277,8 +253,8 @@ def probe(request: Request) -> ProbeAnswer:
     device = device_of(request)
     try:
         found = device.find()
-    except LibraryMissing as missing:
-        return {"available": False, "reason": missing.reason, "fix": missing.fix}
+    except RequestFailed as missing:
+        return {"available": False, "reason": missing.message, "fix": missing.detail}
     parts += map(list, found.versions.items())
     label += device.label(found.versions)
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]

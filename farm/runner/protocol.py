@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .documents import Request
+    from .documents import Array, Arrays, Request
 
 _PLACE = re.compile(
     r"\S+\.[ch]pp:\d+: .*?: "  # MIGraphX
@@ -58,6 +58,25 @@ class RequestFailed(Exception):
 
 class CannotRun(RequestFailed):
     """A program cannot be given its inputs from here, which says nothing against it."""
+
+
+class Program:
+    """Something that runs: a compiled program from its file, or an original model."""
+
+    outputs: list[str]
+    """Names of the outputs in the model's order."""
+
+    def prepare(self, feeds: Arrays) -> Any:
+        """Return the inputs in the compiler's own form; arrays by input name come in."""
+        return feeds
+
+    def run(self, prepared: Any) -> list[Array]:
+        """Run once, with the copies from and to the host, and return the outputs in order."""
+        raise NotImplementedError
+
+    def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
+        """Return what runs once without host copies, or None if that is the same."""
+        return None
 
 
 class Messages:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.protocol import RequestFailed, blamed_on_compiler
+from farm.runner.protocol import Program, RequestFailed, blamed_on_compiler
 from farm.runner.samples import plain
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load(request: Request) -> TorchProgram:
         return TorchProgram(program.module(), lambda feeds: _arguments(program, feeds))
 
 
-class TorchProgram:
+class TorchProgram(Program):
     """A model that PyTorch runs on the CPU; `arguments` puts arrays by input name into its call."""
 
     def __init__(self, module: Any, arguments: Callable[[Arrays], tuple[Any, Any]]) -> None:
@@ -54,9 +54,6 @@ class TorchProgram:
         positional, named = prepared
         with blamed_on_compiler("torch cannot run the model", "bad_model"), torch.inference_mode():
             return list(_pytree.tree_leaves(self._module(*positional, **named)))
-
-    def run_on_device(self, prepared: Any) -> None:
-        """Return None: the CPU needs no copies."""
 
 
 def _arguments(program: Any, feeds: Arrays) -> tuple[Any, Any]:

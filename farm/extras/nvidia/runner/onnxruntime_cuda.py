@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.runner.onnx_graph import nodes_of
-from farm.runner.onnxruntime_compiler import DeviceLibraries, LibraryMissing, RuntimeDevice, SessionProgram, described
+from farm.runner.onnxruntime_compiler import DeviceLibraries, RuntimeDevice, SessionProgram, described
 from farm.runner.onnxruntime_sessions import CUDA, ON_CARDS, Candidate, providers_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
@@ -228,18 +228,18 @@ class Cuda(RuntimeDevice):
     name = "cuda"
 
     def find(self) -> DeviceLibraries:
-        """Return the versions of CUDA's libraries. Raises LibraryMissing."""
+        """Return the versions of CUDA's libraries. Raises RequestFailed."""
         import onnxruntime
 
         if CUDA not in onnxruntime.get_available_providers():
             fix = "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'migraphx-farm[cuda]'"
-            raise LibraryMissing("the installed ONNX Runtime has no CUDA provider", fix)
+            raise RequestFailed("toolchain_mismatch", "the installed ONNX Runtime has no CUDA provider", fix)
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
-            said = f"ONNX Runtime {onnxruntime.__version__} does not say which nodes run on the card"
-            raise LibraryMissing(f"{said}; 1.24 and newer do", "pip install -U 'migraphx-farm[cuda]'")
+            said = f"ONNX Runtime {onnxruntime.__version__} does not say which nodes run on the card; 1.24 and newer do"
+            raise RequestFailed("toolchain_mismatch", said, "pip install -U 'migraphx-farm[cuda]'")
         found = libraries()
-        if found.missing:
-            raise LibraryMissing(f"the CUDA provider lacks {'; '.join(found.missing.values())}", FIX)
+        if lacks := "; ".join(found.missing.values()):
+            raise RequestFailed("toolchain_mismatch", f"the CUDA provider lacks {lacks}", FIX)
         return found
 
     def label(self, versions: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.runner.onnx_graph import at_least_opset, graphs_of
-from farm.runner.onnxruntime_compiler import DeviceLibraries, LibraryMissing, compute_dtypes
+from farm.runner.onnxruntime_compiler import DeviceLibraries, compute_dtypes
 from farm.runner.onnxruntime_sessions import TENSORRT, Candidate, environment_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
@@ -200,11 +200,11 @@ class Tensorrt(Cuda):
     in_bf16 = True
 
     def find(self) -> DeviceLibraries:
-        """Return the versions of TensorRT and of CUDA's libraries. Raises LibraryMissing."""
+        """Return the versions of TensorRT and of CUDA's libraries. Raises RequestFailed."""
         cuda, found = super().find(), libraries()
-        if found.missing:
+        if lacks := "; ".join(found.missing.values()):
             fix = FIX.format(major=needed_major())
-            raise LibraryMissing(f"the TensorRT provider lacks {'; '.join(found.missing.values())}", fix)
+            raise RequestFailed("toolchain_mismatch", f"the TensorRT provider lacks {lacks}", fix)
         return cuda._replace(versions={**cuda.versions, **found.versions})
 
     def label(self, versions: Mapping[str, str]) -> str:
