@@ -51,23 +51,14 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     is the id under which the supervisor registered it, on `node`; `slots` is as `farm/compiling/slots.py` writes them.
     """
 
-    def __init__(
-        self,
-        parent: Any,
-        lifeline: int | None = None,
-        worker: str = "",
-        node: str = "",
-        slots: str = "[]",
-        **options: Any,
-    ) -> None:
+    def __init__(self, parent: Any, lifeline: int, worker: str, node: str, slots: str, **options: Any) -> None:
         farm = Farm.current()
         try:
-            made = Attempts(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+            attempts = Attempts(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
         except FarmFault as error:
             raise SystemExit(f"the worker process cannot start: {error.message}; {error.hint}") from None
-        Attempts.current = made
-        if lifeline is not None:
-            made.obey(lifeline)
+        Attempts.current = attempts
+        attempts.obey(lifeline)
         super().__init__(parent, **options)
 
 
