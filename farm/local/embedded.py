@@ -173,9 +173,7 @@ class EmbeddedFarm:
         worker = self._part(_completed(self.settings, shared), "worker", []) if self._works else None
         if worker:
             self._add(worker).spawn()
-        server = self._add(started(lambda: self._server(shared)))
-        if not server.alive:
-            raise FarmFault("the farm's server did not start", hint=server.last_words())
+        server = self._add(started(lambda: self._server(shared), FarmFault, "the farm's server"))
         shared["api_url"] = server.url
         self.settings = _completed(self.settings, shared)
         if worker:

@@ -182,10 +182,7 @@ def start_valkey(folder: Path, password: str, *, log: Path | None = None) -> Ser
             patience=10,
         )
 
-    child = started(server)
-    if child.alive:
-        return child
-    raise StoreUnavailable("the embedded Valkey did not start", hint=child.last_words())
+    return started(server, StoreUnavailable, "the embedded Valkey")
 
 
 def _quoted(text: str | Path) -> str:
@@ -262,10 +259,7 @@ def start_weed(
             },
         )
 
-    child = started(server)
-    if child.alive:
-        return child
-    raise StorageUnavailable("the embedded SeaweedFS did not start", hint=child.last_words())
+    return started(server, StorageUnavailable, "the embedded SeaweedFS")
 
 
 def _weed_command(binary: str, sockets: Path, ports: Mapping[str, int], bucket: str, identities: Path) -> list[str]:
@@ -297,20 +291,21 @@ def _weed_command(binary: str, sockets: Path, ports: Mapping[str, int], bucket: 
     ]
 
 
-def started(make: Callable[[], Server]) -> Server:
+def started(make: Callable[[], Server], error: type[FarmError], name: str) -> Server:
     """Start a server and wait until it is ready; one that dies meanwhile is made again, on other ports.
 
-    What it returns is not alive when all of that was in vain.
+    Raises this error, with the end of the log, if all of that was in vain.
     """
     for _ in range(PORT_TRIES):
         server = make()
         server.spawn()
-        ready, died = server.wait_until_ready(), not server.alive
-        if not ready:
-            server.stop()
+        if server.wait_until_ready():
+            return server
+        died = not server.alive
+        server.stop()
         if not died:
             break
-    return server
+    raise error(f"{name} did not start", hint=server.last_words())
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,8 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from farm.node import amd_smi, kfd, rocminfo
-from farm.node.gpu_source import GpuReport, same_gpu, whole_card
+from farm.node import kfd
+from farm.node.gpu_reports import (
+    AMD_SMI,
+    SHORT_AMD_SMI,
+    GpuReport,
+    of_amd_smi,
+    of_rocminfo,
+    same_gpu,
+    whole_card,
+)
 from farm.node.gpus import Gpu, Note
 from farm.node.machine import Machine
 
@@ -24,10 +32,10 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
     """
     sources = {
         "the kernel": kfd.gpus(machine),
-        "rocminfo": rocminfo.gpus(_ask(machine, "rocminfo", programs, ())),
+        "rocminfo": of_rocminfo(_ask(machine, "rocminfo", programs, ())),
     }
     if not all(gpu.model and gpu.partition for gpu in sources["rocminfo"]) or not sources["rocminfo"]:
-        sources["amd-smi"] = _amd_smi(machine, programs)
+        sources["amd-smi"] = of_amd_smi(_ask(machine, "amd-smi", programs, AMD_SMI, SHORT_AMD_SMI))
     name, base = next(((name, report) for name, report in sources.items() if report), ("", []))
     others = {source: report for source, report in sources.items() if source != name and report}
     notes = [*_unseen(machine, base), *_counts(name, base, others)]
@@ -61,10 +69,6 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
     program = machine.program(name, folders)
     answers = (machine.ask(program, *command) for command in commands) if program else iter(())
     return next(filter(None, answers), "")
-
-
-def _amd_smi(machine: Machine, folders: Sequence[str]) -> list[GpuReport]:
-    return amd_smi.gpus(_ask(machine, "amd-smi", folders, amd_smi.COMMAND, amd_smi.SHORT_COMMAND))
 
 
 def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:

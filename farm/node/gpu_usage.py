@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from farm.compiling.slots import Slot, unless_held
 from farm.logging import get_logger
 from farm.node import kfd
-from farm.node.gpu_source import whole_card
+from farm.node.gpu_reports import whole_card
 from farm.node.gpus import Gpu, driver_of
 from farm.node.machine import HERE, Machine
 from farm.targets.compilers import Maker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.node.gpu_source import GpuReport, pci_address
+from farm.node.gpu_reports import GpuReport, pci_address
 from farm.node.machine import Machine
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"

@@ -1,7 +1,7 @@
 """Find what this node can compile for: its ROCm, its compilers, its GPUs, and the pools that follow from them.
 
 Each compiler is probed in a child process, so that a broken one cannot end the worker. `gpus.py` joins the reports of
-the kernel (`kfd.py`), `rocminfo.py` and `amd_smi.py`; `slot_shares.py` divides a node into slots.
+the kernel (`kfd.py`), rocminfo and amd-smi (`gpu_reports.py`); `slot_shares.py` divides a node into slots.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from farm.jobs.rows import BuildEvent
 from farm.manifest.parsing import read_manifest
 from farm.models.data import freeze_data
 from farm.models.model import FrozenModel
-from farm.node import amd_smi, rocminfo
+from farm.node.gpu_reports import of_amd_smi, of_rocminfo
 from farm.pages import log_view
 from farm.results.report import BuildChange
 from farm.runner.onnx_check import BadModel, check_onnx
@@ -393,6 +393,6 @@ READERS = (
     Reader("slices", _tuned, _given(SLICES), "slices.json"),
     Reader("tuning-snapshot", lambda path: tuning_text.read(path.read_bytes()), _given(SNAPSHOT)),
     Reader("tuning-import", _offered, _given(SNAPSHOT)),
-    Reader("amd-smi", _text_of(amd_smi.gpus), _given(json.dumps(AMD_SMI).encode())),
-    Reader("rocminfo", _text_of(rocminfo.gpus), _given(ROCMINFO)),
+    Reader("amd-smi", _text_of(of_amd_smi), _given(json.dumps(AMD_SMI).encode())),
+    Reader("rocminfo", _text_of(of_rocminfo), _given(ROCMINFO)),
 )  # fmt: skip
