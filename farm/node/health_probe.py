@@ -116,7 +116,11 @@ def probe(settings: Settings, kind: SlotKind) -> str:
     Waits for GPUs that attempts hold. The result counts only if `lacks_room` finds nothing.
     """
     pool = next((pool for pool in kind.pools if not pool.untuned), kind.pools[0])
-    others = {each.toolchain.rpartition("-")[2]: each for each in kind.pools if not _is_alike(each, pool)}
+    others = {
+        each.toolchain.rpartition("-")[2]: each
+        for each in kind.pools
+        if each.target.compiler != pool.target.compiler or not is_same_build(each.toolchain, pool.toolchain)
+    }
     if changed := [text for other in others.values() if (text := _changed(settings, other))]:
         return "; ".join(changed)
     slots = list({slot.gpu: slot for slot in kind.slots}.values())
@@ -207,10 +211,6 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
         return f"{where}: {ended.failure.kind}: {ended.failure.message}"
     except (FarmError, OSError) as error:
         return f"{where}: {error}"
-
-
-def _is_alike(pool: Pool, other: Pool) -> bool:
-    return pool.target.compiler == other.target.compiler and is_same_build(pool.toolchain, other.toolchain)
 
 
 def _changed(settings: Settings, pool: Pool) -> str:

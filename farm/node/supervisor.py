@@ -356,7 +356,7 @@ class Worker:
 
     def _see_to_process(self, beat: Beat | None) -> None:
         """Let its process take messages, or pause it. Start another process if it died or does not take them."""
-        if self._process is None or self._process.ended:
+        if self._process is None or self._process.status is not None:
             self._replace(self._process)
         elif self._rests:
             if self._process.may_consume:
@@ -504,7 +504,7 @@ class Worker:
     def _drain(self, *, hurry: int) -> None:
         """Stop consuming; let attempts end, then give them back, then end the process. Called until it is done."""
         process, late = self._process, self.patience <= 0
-        if process is None or process.ended:
+        if process is None or process.status is not None:
             self._stage = Stage.DONE
         elif self._stage is Stage.SERVING:
             log.info("draining", worker=self._id, grace=self._settings.grace_seconds)
@@ -603,13 +603,8 @@ class CeleryProcess:
         return met
 
     @property
-    def ended(self) -> bool:
-        """Whether it runs no more."""
-        return self._popen.poll() is not None
-
-    @property
     def status(self) -> int | None:
-        """Its exit status, once it has ended."""
+        """Its exit status; None while it runs."""
         return self._popen.poll()
 
     def consume(self) -> None:

@@ -66,10 +66,13 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
     _refuse_broken(request)
+    inputs, outputs = program.get_parameter_shapes(), program.get_output_shapes()
+    names = _output_names(request, len(outputs))
     result: CompileAnswer = {
-        "inputs": _inputs(program, request),
-        "outputs": _outputs(program, request),
-        "output_parameters": _output_parameters(program),
+        "inputs": [_described(name, inputs[name]) for name in request["inputs"] if name in inputs],
+        "outputs": [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
+        # The buffers for the outputs, which the caller passes if it also copies.
+        "output_parameters": sorted((name for name in inputs if "#output_" in name), key=_position),
         "weight_dtypes": _weight_dtypes(instructions),
         "compute_dtypes": _compute_dtypes(instructions),
         "quantized": quantized,
@@ -420,25 +423,13 @@ def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _inputs(program: Any, request: Request) -> list[ProgramPort]:
-    shapes = program.get_parameter_shapes()
-    return [_described(name, shapes[name]) for name in request["inputs"] if name in shapes]
-
-
-def _outputs(program: Any, request: Request) -> list[ProgramPort]:
-    shapes = program.get_output_shapes()
-    return [_described(name, shape) for name, shape in zip(_output_names(request, len(shapes)), shapes, strict=True)]
-
-
-def _output_parameters(program: Any) -> list[str]:
-    """Return the buffers for the outputs, which the caller passes if it also copies."""
-    names = (name for name in program.get_parameter_shapes() if "#output_" in name)
-    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
-
-
 def _model_outputs(request: Request) -> list[str]:
     """Return the names of the model's outputs in order; MIGraphX does not report them."""
     return list(request.get("outputs") or request["model"]["names"])
+
+
+def _position(parameter: str) -> int:
+    return int(parameter.rpartition("_")[2])
 
 
 def _output_names(request: Request, count: int) -> list[str]:
