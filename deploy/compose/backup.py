@@ -6,6 +6,8 @@
 It may save while the farm works: documents are copied before the blobs that they name, and no blob that has a name
 goes. It restores in the opposite order, so that nothing ever names a blob that is not there. Objects that the farm
 deleted stay in the folder; a new folder now and then leaves them out.
+
+Without compose: `backup.py save FOLDER` with the settings of `farm-serve`.
 """
 
 import sys
@@ -18,7 +20,7 @@ from botocore.config import Config
 
 from farm.settings import load_settings
 
-FOLDER = Path("/backup")
+FOLDER = Path(*sys.argv[2:3] or ["/backup"])
 PARTS = ("config/", "ns/", "gc/", "quarantine/", "blobs/")
 """Starts of the keys, in the order in which they are saved; `uploads/` are not finished yet."""
 

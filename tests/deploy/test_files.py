@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from ruamel.yaml import YAML
@@ -66,3 +71,42 @@ def test_every_kind_of_worker_has_longer_to_end_than_it_takes() -> None:
     unit = (DEPLOY / "systemd" / "farm-worker@.service").read_text()
     grace = float(re.search(r"^grace_seconds = (.+)$", (ROOT / "configs" / "farm.toml").read_text(), re.M)[1])  # type: ignore[index]
     assert float(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > grace + RELEASE_SECONDS  # type: ignore[index]
+
+
+class StandInStorage(BaseHTTPRequestHandler):
+    """Storage that lists one key, as AWS's does which takes any; SeaweedFS takes none with `..`."""
+
+    key = "ns/../../outside"
+
+    def do_GET(self) -> None:
+        """Answer with the list, else with the object."""
+        entry = f"<Contents><Key>{self.key}</Key><Size>3</Size></Contents>"
+        listed = f"<ListBucketResult>{entry if 'prefix=ns' in self.path else ''}</ListBucketResult>".encode()
+        self.send_response(200)
+        body = listed if "list-type" in self.path else b"bad"
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        """Answer for the object."""
+        self.send_response(200)
+        self.send_header("Content-Length", "3")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_backup_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    """Whoever may write one object must not write files of the host that saves it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), StandInStorage) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        named = {"FARM_S3_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "FARM_S3_BUCKET": "farm"}
+        keys = {"FARM_S3_ACCESS_KEY": "a", "FARM_S3_SECRET_KEY": "b"}
+        words = [sys.executable, DEPLOY / "compose" / "backup.py", "save", tmp_path / "outer" / "backup"]
+        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **named, **keys}, check=False)
+        server.shutdown()
+    assert done.returncode == 1
+    assert "the key 'ns/../../outside' leads out of its folder" in done.stderr
+    assert not (tmp_path / "outer").exists()
