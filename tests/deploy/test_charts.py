@@ -204,6 +204,9 @@ def test_workers_are_added_by_number_and_leave_by_themselves() -> None:
                 assert "--exit-when-idle" in words
                 assert document["spec"]["rollout"] == {"strategy": "gradual"}
                 assert document["spec"]["jobTargetRef"]["backoffLimit"] == 0
+                assert document["spec"]["jobTargetRef"]["ttlSecondsAfterFinished"] <= 600, "ended ones go soon"
+                # A worker that starts is not ordered twice.
+                assert document["spec"]["scalingStrategy"]["pendingPodConditions"] == ["PodScheduled", "Ready"]
                 (trigger,) = document["spec"]["triggers"]
                 url = urlsplit(trigger["metadata"]["url"])
                 assert url.path in routes
@@ -253,7 +256,11 @@ def test_changed_settings_start_pods_again() -> None:
     ("option", "said"),
     [
         ("workers.replicas=3", "the value `workers` was removed: it is `pools` now"),
+        ("gpuPools.x=1", "the value `gpuPools` was removed: it is `pools` now"),
+        ("cpuPools.x=1", "the value `cpuPools` was removed: it is `pools` now"),
         ("redisUrl=redis://x", "the value `redisUrl` was removed: it is `redis.existingSecret` now"),
+        ("s3.bucket=farm", "the value `s3` was removed: it is `objectStorage` now"),
+        ("apiToken=x", "the value `apiToken` was removed: it is `api.existingSecret` now"),
         ("redis.existingSecret=", "set redis.existingSecret"),
         ("api.existingSecret=", "set api.existingSecret"),
         ("ingress.enabled=true", "set ingress.host and ingress.tlsSecret"),
