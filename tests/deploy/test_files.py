@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +17,7 @@ from ruamel.yaml import YAML
 
 import farm
 from farm.node.supervisor import RELEASE_SECONDS
-from tests.deploy.test_charts import tool
+from tests.deploy.test_charts import TOOLS, tool
 from tests.support.places import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -110,3 +112,29 @@ def test_a_backup_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the key 'ns/../../outside' leads out of its folder" in done.stderr
     assert not (tmp_path / "outer").exists()
+
+
+def dashboard_faults(document: dict, folder: Path) -> str:
+    """Return what Grafana's types refuse of a dashboard, whose panels are all time series."""
+    modules = TOOLS / "node" / "node_modules"
+    if not (modules / "@grafana").is_dir():
+        pytest.skip("Grafana's types are not installed: `make lint-deploy` does that, with npm")
+    shutil.copy(ROOT / "tests" / "deploy" / "dashboard.ts", folder / "dashboard.ts")
+    (folder / "document.ts").write_text(
+        f'import type {{ Checked }} from "./dashboard";\nexport const document: Checked = {json.dumps(document)};\n'
+    )
+    options = {"noEmit": True, "strict": True, "skipLibCheck": True, "moduleResolution": "bundler", "module": "esnext"}
+    options |= {"paths": {"grafana/*": [f"{modules}/@grafana/schema/dist/types/*"]}}
+    (folder / "tsconfig.json").write_text(json.dumps({"files": ["document.ts"], "compilerOptions": options}))
+    words = [tool("node"), modules / "typescript" / "bin" / "tsc", "--project", folder]
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False).stdout
+
+
+def test_grafana_knows_every_field_of_the_dashboard(tmp_path: Path) -> None:
+    document = json.loads((DEPLOY / "grafana" / "farm.json").read_text())
+    assert dashboard_faults(document, tmp_path) == ""
+    document["panels"][3]["options"]["legend"]["placement"] = "below"
+    document["panels"][4]["fieldConfig"]["defaults"]["units"] = "s"
+    said = dashboard_faults(document, tmp_path)
+    assert "below" in said
+    assert "units" in said
