@@ -2,6 +2,7 @@
 
     docker compose --profile core run --rm -T setup token         # prints the administrator's token of the API
     docker compose --profile core run --rm -T setup certificate   # prints the certificate that clients trust
+    docker compose --profile core run --rm -T setup node          # prints the settings of a worker on another machine
 
 It runs at each `docker compose up`, and makes each secret once: passwords lie in the volume `admin`, and all other
 files are written from them again. A role's volume holds what this role alone may know.
@@ -122,6 +123,20 @@ def settings(role: str, passwords: dict[str, str]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in found.items())
 
 
+def node(passwords: dict[str, str]) -> str:
+    """Return the variables of a worker on another machine, which has the certificate as /etc/farm/farm.pem."""
+    redis = f"{HOST}:{os.environ['FARM_REDIS_PORT']}"
+    found = {
+        "FARM_REDIS_URL": f"rediss://farm-worker:{passwords['redis_worker']}@{redis}/0?ssl_ca_certs=/etc/farm/farm.pem",
+        "FARM_S3_ENDPOINT": f"https://{HOST}:{os.environ['FARM_S3_PORT']}",
+        "FARM_S3_BUCKET": BUCKET,
+        "FARM_S3_ACCESS_KEY": "farm-worker",
+        "FARM_S3_SECRET_KEY": passwords["s3_worker"],
+        "AWS_CA_BUNDLE": "/etc/farm/farm.pem",
+    }
+    return "\n".join(f"{name}={value}" for name, value in found.items())
+
+
 def certificates(folder: Path, name: str, stem: str) -> None:
     """Make a certificate that signs itself, with its key, where there is none."""
     if (folder / f"{stem}.pem").is_file():
@@ -152,7 +167,10 @@ def certificates(folder: Path, name: str, stem: str) -> None:
 
 if __name__ == "__main__":
     main()
+    known = json.loads((VOLUMES / "admin" / "passwords.json").read_text())
     if sys.argv[1:] == ["token"]:
-        print(json.loads((VOLUMES / "admin" / "passwords.json").read_text())["api_token"])  # noqa: T201
+        print(known["api_token"])  # noqa: T201
+    if sys.argv[1:] == ["node"]:
+        print(node(known))  # noqa: T201
     if sys.argv[1:] == ["certificate"]:
         print((VOLUMES / "proxy" / "farm.pem").read_text(), end="")  # noqa: T201

@@ -17,8 +17,8 @@ from tests.support.farm_command import Command
 from tests.support.places import ROOT
 
 FILES = (ROOT / "deploy" / "compose" / "compose.yaml", ROOT / "tests" / "deploy" / "standins" / "compose.yaml")
-PROFILES = ("core", "cpu", "observability")
-SERVICES = ("proxy", "worker", "prometheus")
+PROFILES = ("core", "cpu", "nodes", "observability")
+SERVICES = ("proxy", "proxy-nodes", "worker", "prometheus")
 """What is started, with all that these need. Grafana is in no package."""
 
 IMAGES = {"serve": "farm-test/serve", "worker": "farm-test/worker"}
@@ -102,13 +102,14 @@ class Composed:
 @pytest.fixture(scope="session")
 def composed(docker: Docker, images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     """A farm that is up, made on a machine that had none."""
-    port, s3_port = free_ports(2)
+    port, s3_port, redis_port = free_ports(3)
     folder = tmp_path_factory.mktemp("composed")
     # Docker's daemon may have a root of its own: it sees the checkout, but not that folder.
     backup = ROOT / ".farm" / "deploy-backup"
     environ = {
         "FARM_PORT": str(port),
         "FARM_S3_PORT": str(s3_port),
+        "FARM_REDIS_PORT": str(redis_port),
         "FARM_GRACE_SECONDS": "2",
         "FARM_BACKUP": str(backup),
     }

@@ -128,6 +128,30 @@ def submit_again(client: Command, salt: str, folder: Path) -> str:
     return str(client.json("submit", str(manifest), "--detach")["build"]["id"])
 
 
+def test_a_worker_on_another_machine_takes_jobs(
+    docker: Docker, images: dict[str, str], composed: Composed, client: Command, tmp_path: Path
+) -> None:
+    """With what `setup node` prints, past all networks of compose."""
+    # Docker's daemon may have a root of its own: it sees the checkout alone.
+    place = ROOT / ".farm" / "deploy-node"
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copy(client.environ["SSL_CERT_FILE"], place / "farm.pem")
+    settings = composed("run", "--rm", "-T", "setup", "node").stdout.split()
+    words = ["--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp:exec,mode=1777", "--network", "host"]
+    words += [word for setting in settings for word in ("--env", setting)]
+    words += ["--volume", f"{place}/farm.pem:/etc/farm/farm.pem:ro", images["worker"], "worker", "--only", "cpu"]
+    composed("stop", "worker")
+    other = docker("run", "--detach", *words).stdout.strip()
+    try:
+        done = client("watch", submit_again(client, "node", tmp_path))
+        assert "3 of 4 cells succeeded, 1 failed as expected" in done.stdout
+        docker("stop", "--time", "60", other)
+        assert docker("inspect", "--format", "{{.State.ExitCode}}", other).stdout.strip() == "0"
+    finally:
+        docker("rm", "--force", "--volumes", other)
+        composed.up("worker", "--no-deps")
+
+
 def attempts_of(client: Command, build: str) -> list[str]:
     """How the attempts of a build's jobs ended, or what they do."""
     url, token, certificate = (client.environ[name] for name in ("FARM_API_URL", "FARM_API_TOKEN", "SSL_CERT_FILE"))

@@ -62,7 +62,7 @@ def test_no_service_can_do_more_than_it_needs() -> None:
             assert service["user"] == "10001:10001", name
     assert services["setup"]["network_mode"] == "none"
     open_to_others = {name for name, service in services.items() if "ports" in service}
-    assert open_to_others == {"proxy", "grafana"}
+    assert open_to_others == {"proxy", "proxy-nodes", "grafana"}
 
 
 def test_every_kind_of_worker_has_longer_to_end_than_it_takes() -> None:
