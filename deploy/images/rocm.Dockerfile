@@ -38,7 +38,7 @@ ENV PATH=/opt/farm/bin:$PATH HOME=/var/lib/farm FARM_DATA_DIR=/var/lib/farm FARM
 USER 10001:10001
 WORKDIR /var/lib/farm
 EXPOSE 8081
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["/opt/farm/bin/python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8081/live', timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=20s --start-period=120s \
+    CMD ["/opt/farm/bin/python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8081/live', timeout=10)"]
 ENTRYPOINT ["/opt/farm/bin/farm"]
 CMD ["worker"]
