@@ -27,7 +27,7 @@ SWAPS = (
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\b")
 CONDITION = re.compile(r"\b(?:if|elseif|while)\s+(.+?)\s+(?:then|do)\b")
 STATEMENT = re.compile(
-    r"^\s*(?:else )?((?!(?:return|local|if|for|end|function)\b)[\w.:]+\(.*\)|(?!local\b)[\w.\[\]#+, ]+ = .*)\s*$"
+    r"^\s*(?:else )?(?!(?:return|local|if|for|end|function)\b)([\w.:]+\(.*\)|\w[\w.\[\]#+, ]* = .*)\s*$"
 )
 """A call, or an assignment to what is there already."""
 TEXT = re.compile(r"\"[^\"]*\"|--.*$")

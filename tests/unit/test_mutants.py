@@ -38,6 +38,7 @@ def price(count: int | None = 2, *, of: str = "all") -> int | None:
 SCRIPT = b"""\
 -- a comment with 1 == 2
 local function spend(job)
+  local left = job.left
   if job.left > 0 and not job.over then call("DECRBY", "0 and 1", 4) end  -- not here
   return ARGV[2]
 end
