@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tests.mutants.places import ROOMS, ROOT
 
 FOLDER = Path(os.environ["REACH"])
 INCLUDED = [f"{ROOT}/{room}/*" for room in ROOMS]
+MODULES = tuple(room.replace("/", ".") for room in ROOMS)
+CACHED = type(cache(len))
 PHASE = re.compile(r" \((?:setup|call|teardown)\)$")
 
 LINES = coverage.Coverage(data_file=None, config_file=False, include=INCLUDED)
@@ -63,6 +67,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     global running  # noqa: PLW0603
     running = item.nodeid
+    _empty_caches()
     LINES.switch_context(running)
     try:
         return (yield)
@@ -97,6 +102,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if test not in not_passed
     }
     (FOLDER / f"{os.getpid()}.json").write_text(json.dumps(written))
+
+
+def _empty_caches() -> None:
+    """Empty the caches of the rooms: else what fills one would count as run by the first test alone."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(MODULES):
+            for value in list(vars(module).values()):
+                if isinstance(value, CACHED):
+                    value.cache_clear()
 
 
 def _runs_tests(session: pytest.Session) -> bool:
