@@ -7,8 +7,10 @@ ROOMS = ("farm/builds", "farm/results", "farm/artifacts", "farm/matrix", "farm/m
 PICTURES = {"farm/results/pictures.py"}
 """What is only looked at."""
 
+_UNIT = "artifacts builds cli client jobs manifest matrix models pages results store targets"
+_FILES = "test_cache_key.py test_extension.py test_foreign_text.py test_reference.py"
 TESTS = (
-    "tests/unit",
+    *(f"tests/unit/{name}" for name in f"{_UNIT} {_FILES}".split()),
     "tests/contracts",
     "tests/extras/radar",
     "tests/extras/triggers",
