@@ -244,7 +244,6 @@ def _fields_at(path: Iterable[str | int]) -> list[str]:
 
 
 def _inner(kind: Any, part: str | int) -> Any:
-    kind = _stripped(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
         return fields.get(str(part))
