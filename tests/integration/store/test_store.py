@@ -729,3 +729,20 @@ def test_a_program_that_nobody_wants_any_more_is_not_waited_for(store: Store) ->
     assert store.jobs.finish(job_id, claim.token, Outcome.cancelled()) == "ok"
     assert store._link.ask("EXISTS", key("kept")) == 0
     assert not findings(store, job_id)
+
+
+# --- what does not agree ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(["HSET", "running"], "is running"), (["HDEL"], "is gone")],
+    ids=["another state", "gone"],
+)
+def test_a_cell_that_does_not_follow_its_job_is_named(store: Store, damage: list[str], said: str) -> None:
+    build_id = submit(store, cell := new_cell())
+    (job_id,) = store.builds.jobs(build_id).values()
+    assert findings(store, job_id) == []
+    command, *state = damage
+    store._link.ask(command, ("build", build_id, "states"), cell["identifier"], *state)
+    assert findings(store, job_id) == [f"is queued, but its cell {cell['identifier']} of {build_id} {said}"]

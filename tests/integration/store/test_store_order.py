@@ -165,6 +165,14 @@ def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
     wait_until(lambda: explain(store, cell["job"])["live_workers"] == 0)
 
 
+def test_a_job_that_the_store_has_lost_does_not_hold_up_the_next(store: Store) -> None:
+    join_pool(store)
+    gone, there = cells("ab")
+    build_id = submit(store, gone, there)
+    store._link.ask("DEL", ("job", store.builds.jobs(build_id)[gone["identifier"]]))
+    assert order(store, 1) == ["b"]
+
+
 def test_what_was_started_before_does_not_queue_up_again(store: Store) -> None:
     """A job whose worker was lost goes before all of its priority, also where the broker has all it may have."""
     join_pool(store, slots=2)
@@ -292,6 +300,16 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     counts = store.builds.get(build_id)["counts"]
     assert (counts["succeeded"], counts["failed"], counts["cancelled"]) == (1, 1, 3)
     assert sorted(set(reported)) == sorted([build_id, other])
+
+
+def test_a_fail_fast_build_without_live_cells_is_not_stopped_again_while_lots_are_missing(store: Store) -> None:
+    join_pool(store)
+    build_id = f"b-{'7' * 16}"
+    store.builds.create({"id": build_id, "namespace": "main", "cells": 2, "fail_fast": True}, [new_cell()])
+    run_next(store, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
+    assert store.builds.to_stop() == [build_id]
+    settle_left(store, list[str]().append)
+    assert (store.builds.get(build_id)["state"], store.builds.to_stop()) == ("open", [])
 
 
 @pytest.mark.parametrize(
