@@ -154,9 +154,13 @@ def _calls(text: str, names: set[str]) -> bool:
 
 
 def _distance(test: str, file: str) -> int:
-    """Return how far a test is from a file: in its room's unit tests, its room's other tests, elsewhere."""
+    """Return how far a test is from a file: in its room's unit tests, its room's other tests, elsewhere.
+
+    Contracts are near every room.
+    """
     room = file.split("/")[1]
-    return 0 if test == LIMITS or test.startswith(f"tests/unit/{room}/") else 1 if f"/{room}/" in test else 2
+    near = f"/{room}/" in test or test.startswith("tests/contracts/")
+    return 0 if test == LIMITS or test.startswith(f"tests/unit/{room}/") else 1 if near else 2
 
 
 def _test_files(tests: Iterable[str]) -> list[str]:

@@ -211,6 +211,17 @@ def test_a_question_reads_a_bounded_number_of_reports(
     assert elsewhere.catch_up("main").is_whole
 
 
+def test_a_report_that_comes_by_itself_is_not_looked_for(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    many_reports(farm, failed, 1)
+    assert not elsewhere.catch_up("main").is_whole
+    elsewhere.add(failed)
+    elsewhere.add({**failed, "build": {**failed["build"], "id": f"b-{0:016x}"}})
+    assert elsewhere.catch_up("main").is_whole
+
+
 def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +248,7 @@ def test_a_report_that_storage_lost_leaves_nothing_undecided(
 ) -> None:
     monkeypatch.setattr(build_index, "AT_ONCE", 0)
     farm.artifacts.delete_object(build_key("main", failed["build"]["id"], "report.json"))
-    assert not elsewhere.catch_up("main", ["demo"]).is_whole
+    assert str(elsewhere.catch_up("main", ["demo"])) == "the index is at 0 %"
     monkeypatch.setattr(build_index, "AT_ONCE", 1)
     assert elsewhere.catch_up("main", ["demo"]).is_whole
     monkeypatch.setattr(build_index, "AT_ONCE", 0)

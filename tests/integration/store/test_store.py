@@ -1,5 +1,6 @@
 """The job store on a real Valkey: builds, cells, jobs, attempts."""
 
+import json
 import secrets
 import time
 from collections import Counter
@@ -254,6 +255,19 @@ def test_the_delay_before_another_attempt_grows(redis_url: str) -> None:
     assert delays == [100.0, 200.0]
 
 
+def test_a_job_that_the_store_lost_before_its_next_attempt_does_not_hold_up_others(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell(), new_cell())
+    lost, other = (run_next(store, Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11")) for _ in range(2))
+    store._link.ask("DEL", ("job", lost))
+
+    def handed() -> list[tuple[str, int]]:
+        store.jobs.promote()
+        return store.jobs.hand_out(POOL.name, 1)
+
+    assert wait_until(handed, message="the delay passed") == [(other, 2)]
+
+
 def test_a_released_attempt_is_not_charged(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
@@ -425,6 +439,23 @@ def test_a_server_clock_that_was_set_back_keeps_no_job_for_longer_than_two_lease
     assert lose(store) == job_id
 
 
+@pytest.mark.parametrize("name", ["leases", "kept"])
+def test_leases_of_jobs_that_are_gone_or_over_hold_up_no_other(store: Store, name: str) -> None:
+    join_pool(store)
+    over, build_id = submit(store, new_cell()), submit(store, new_cell())
+    ended = run_next(store, SUCCESS)
+    take(store)
+    store._link.ask("ZADD", key(name), 1, "j-gone", 1, ended)
+
+    def is_lost() -> bool:
+        store.jobs.expire_leases("reaper")
+        return states(store, build_id) == ["queued"]
+
+    wait_until(is_lost)
+    assert states(store, over) == ["succeeded"]
+    assert store._link.ask("EXISTS", key(name)) == 0
+
+
 def test_a_renewed_lease_does_not_end(store: Store) -> None:
     join_pool(store)
     submit(store, new_cell())
@@ -519,6 +550,14 @@ def test_a_node_that_failed_a_job_is_asked_last(store: Store) -> None:
     wait_until(store.jobs.promote)
     assert take(store, "w2", "n2")[1].answer == "run"
     assert [attempt["node"] for attempt in store.jobs.get(job_id)["attempts"]] == ["n1", "n2"]
+
+
+def test_it_is_asked_last_for_a_minute_after_the_job_may_be_handed_out_again(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell())
+    job_id = run_next(store, Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11"))
+    until = json.loads(store._link.ask("HGET", ("job", job_id), "excluded"))["n1"] / 1000
+    assert until - explain(store, job_id)["delayed_until"] == pytest.approx(60, abs=0.01)
 
 
 def test_the_last_node_of_a_pool_is_asked_all_the_same(store: Store) -> None:

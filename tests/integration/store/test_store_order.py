@@ -285,6 +285,18 @@ def test_max_parallel_bounds_a_build(store: Store) -> None:
     assert len(store.jobs.hand_out(POOL.name, 1)) == 1
 
 
+@pytest.mark.parametrize("bound", [0, 1])
+def test_the_end_of_a_job_wakes_its_pool_if_its_build_may_have_another_now(store: Store, bound: int) -> None:
+    join_pool(store, slots=10)
+    submit(store, *cells("aa"), max_parallel=bound)
+    handed = store.jobs.hand_out(POOL.name, 1)
+    (claim, *_) = start(store, *handed)
+    while store.wakeups.next_pool(0.01):
+        pass
+    store.jobs.finish(handed[0][0], claim.token, SUCCESS)
+    assert store.wakeups.next_pool(0.01) == (POOL.name if bound else None)
+
+
 def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, *[new_cell() for _ in range(5)], fail_fast=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from prometheus_client import REGISTRY
 
 from farm.control.loops import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
@@ -414,9 +415,22 @@ def test_a_server_that_refuses_commands_sent_in_one_go_is_unavailable_too(store:
     try:
         with pytest.raises(StoreUnavailable, match="refuses: NOREPLICAS") as refused:
             store.history.remember("main", [worked("a" * 64, 12.25)])
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+            store.check()
     finally:
         raw.config_set("min-replicas-to-write", 0)
     assert "ZADD" not in refused.value.message
+
+
+def test_a_wait_for_work_is_not_counted_as_a_slow_answer(store: Store) -> None:
+    def answers() -> float:
+        return REGISTRY.get_sample_value("farm_store_seconds_count", {"operation": "command"}) or 0.0
+
+    before = answers()
+    store.wakeups.next_pool(0.01)
+    assert answers() == before
+    store.now()
+    assert answers() == before + 1
 
 
 # --- durations ----------------------------------------------------------------------------------------------------
@@ -476,7 +490,15 @@ def test_a_heartbeat_says_all_of_a_worker_and_of_its_node(store: Store) -> None:
     store.workers.drain("w1")
     assert store.workers.heartbeat("w1").answer == "drain"
     assert store.workers.probed("w1", node="n1", wrong="it hangs", row=0) is not None
-    assert store.workers.heartbeat("w1").fenced.endswith("it hangs")
+    beat = store.workers.heartbeat("w1")
+    assert beat.fenced.endswith("it hangs") and beat.failed == 0, "the fence is the answer to what failed"
+
+
+def test_a_worker_that_fell_silent_right_after_it_registered_is_missed(store: Store) -> None:
+    before = int(store.now())
+    join_pool(store, ttl=0.05)
+    ((node, heard),) = wait_until(store.workers.silent, message="it is not live any more").items()
+    assert (node, heard >= before) == ("n1", True)
 
 
 @pytest.mark.parametrize("queue", ["waiting", "handed"])

@@ -466,6 +466,21 @@ def test_debug_goes_to_the_worker_and_what_is_compiled_already_says_nothing() ->
     assert "another `salt` compiles it again" in warning
 
 
+def test_a_miss_says_what_changed_since_the_last_program_that_passed_and_a_hit_nothing() -> None:
+    cell = one(manifest_text("salt: again", model=ONE))
+
+    def planned(spec: Any, known: Any, last: Any) -> tuple[str, str]:
+        read: Any = {"last": last, "read_spec": lambda key: spec}
+        (row,) = make_plan([cell], known=known, running=(), live_workers={CPU.name: 1}, estimates={}, **read).cells
+        return row["state"], row["reason"]
+
+    before, last = {**cell.spec, "salt": "once"}, {cell.identifier: {"key": "k"}}
+    assert planned(before, {}, {}) == ("miss", "first compile")
+    assert planned(before, {}, last) == ("miss", "salt: once -> again")
+    assert planned(None, {}, last) == ("miss", "the cache key changed")
+    assert planned(before, {cell.job: {"seconds": 1}}, last) == ("hit", "")
+
+
 @pytest.mark.parametrize(
     ("gate", "said"),
     [
@@ -557,6 +572,17 @@ def test_the_outputs_of_a_tensorflow_graph_are_part_of_the_key() -> None:
     assert cut.order["model"]["outputs"] == ["y"]
     text = manifest_text("    outputs: [y]", model="batches: [1]")
     assert "`outputs` belongs to `format: tf`" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "reference"), [("", "migraphx"), ("\n    verify: {reference: onnxruntime}", "onnxruntime")]
+)
+def test_a_tensorflow_graph_is_compared_with_what_can_run_it_unless_somebody_names_another(
+    line: str, reference: str
+) -> None:
+    graph = {"net": FrozenModel(**{**model(), "format": "tf"})}
+    cell = one(manifest_text(f"    format: tf{line}", targets="[migraphx/ref]", model="batches: [1]"), graph)
+    assert cell.spec["verification"]["reference"] == reference
 
 
 def test_calibration_and_samples_are_named_by_their_digest_and_used_where_needed() -> None:

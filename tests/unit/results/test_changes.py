@@ -27,6 +27,8 @@ FAILED = NOW._replace(look="failed", kind="compiler_error", latency=None)
             NOW._replace(latency=2e-3, device="gpu"),
             CellChange("same", left_out="measured on different devices"),
         ),
+        (BEFORE, NOW._replace(latency=2e-3, shared=True), CellChange("same", left_out="not measured alone")),
+        (BEFORE._replace(shared=True), NOW._replace(latency=2e-3), CellChange("same", left_out="not measured alone")),
         (BEFORE, FAILED, CellChange("newly failed", True)),
         (None, FAILED, CellChange("newly failed", True)),
         (None, NOW, CellChange("same")),

@@ -190,14 +190,15 @@ def test_a_failure_says_what_to_try_and_whose_it_is() -> None:
 
 
 def test_what_failed_as_expected_is_in_no_list_of_failures() -> None:
-    expected = {"kind": "accuracy", "reason": "r", "until": None}
+    expected = {"kind": "regression", "reason": "r", "until": None}
     known, new = (
-        judge_cell({**planned(), "identifier": name, "expected": entry}, row("failed", kind="accuracy"))
+        judge_cell({**planned(), "identifier": name, "expected": entry}, row("failed", kind="regression"))
         for name, entry in (("known", expected), ("new", None))
     )
     passed = judge_cell({**planned(), "identifier": "passed"}, row("succeeded", facts=None))
     found = changes_of([known, new, passed])
     assert [each["identifier"] for each in found["new_failures"]] == ["new"]
+    assert [each["identifier"] for each in found["regressions"]] == ["new"]
     assert found["still_failing"] == []
     assert verdict_of([known, passed])["counts"]["expected"] == 1
 
