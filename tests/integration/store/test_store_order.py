@@ -208,6 +208,16 @@ def test_what_was_started_before_does_not_overtake_the_more_urgent_in_the_broker
     assert store.jobs.hand_out(POOL.name, 2) == [(first[0], 2)]
 
 
+def test_what_was_started_before_is_not_handed_out_on_top_of_the_more_urgent(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("a"))
+    first, claim = take(store)
+    store.jobs.finish(first, claim.token, Outcome.released())
+    submit(store, *cells("b", priority=9))
+    (urgent,) = store.jobs.hand_out(POOL.name, 2)
+    assert urgent[0] != first
+
+
 def test_the_less_urgent_go_on_as_soon_as_a_node_refused_the_more_urgent(store: Store) -> None:
     """Both were started before; the node that is free must not have the urgent one for now."""
     join_pool(store, "w-n1", node="n1")

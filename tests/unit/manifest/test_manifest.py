@@ -18,7 +18,7 @@ from farm.errors import ExitCode, ManifestError, Problem, UsageError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import load_manifest, parse_manifest
 from farm.manifest.values import runs_after
-from farm.manifest.yaml import MAX_BYTES, read_document
+from farm.manifest.yaml import MAX_BYTES, MAX_DEPTH, read_document
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.units import parse_duration, parse_size
@@ -276,6 +276,15 @@ def test_entries_of_a_model_that_do_not_go_together_say_so(entry: str, message: 
     assert message in problems(SMALL + f"    {entry}\n")[0].message
 
 
+@pytest.mark.parametrize("place", ["a: ", "? "])
+def test_lists_may_be_as_deep_in_a_key_as_in_a_value(place: str) -> None:
+    def is_too_deep(lists: int) -> bool:
+        found = problems(f"{place}{'[' * lists}{']' * lists}\n")
+        return any(f"nested deeper than {MAX_DEPTH}" in problem.message for problem in found)
+
+    assert (is_too_deep(MAX_DEPTH - 1), is_too_deep(MAX_DEPTH)) == (False, True), "the document is the first level"
+
+
 def test_an_exclusion_of_nothing_is_refused() -> None:
     assert "write at least one of `model`" in only(SMALL + "exclude: [{}]\n").message
 
@@ -350,6 +359,43 @@ def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
 
 def read(text: str) -> Manifest:
     return parse_manifest(text, "farm.yaml")
+
+
+LISTS = """\
+version: 1
+name: all
+targets: [onnxruntime/cpu]
+toolchains: [onnxruntime1.30]
+precisions: [fp32]
+packs: [onnxruntime]
+debug: {trace: [mlir]}
+triggers: [{schedule: 17 3 * * *}]
+models:
+  - name: net
+    source: {path: net.pb}
+    format: tf
+    outputs: [y]
+    inputs: {x: {shape: [batch, 3]}}
+    batches: [1]
+    targets: [mi300x]
+    precisions: [fp16]
+    packs: []
+exclude: [{model: net, precision: fp32}]
+include: [{model: net, target: gfx1100, precision: fp16}]
+overrides: [{select: {model: net}, salt: a}]
+expected: [{model: net, kind: hang}]
+"""
+
+
+def test_a_list_is_taken_wherever_a_manifest_may_have_one_and_a_models_own_count() -> None:
+    manifest = parse_manifest(LISTS, "farm.yaml")
+    (model,) = manifest.models
+    assert (manifest.targets, model.targets) == (("onnxruntime/cpu",), ("mi300x",))
+    assert (manifest.precisions, model.precisions) == (("fp32",), ("fp16",))
+    assert (manifest.packs, model.packs) == (("onnxruntime",), ())
+    assert (model.outputs, model.inputs["x"].shape, manifest.debug.trace) == (("y",), ("batch", 3), ("mlir",))
+    rest = (manifest.toolchains, manifest.triggers, manifest.exclude, manifest.include, manifest.overrides)
+    assert [len(each) for each in (*rest, manifest.expected)] == [1] * 6
 
 
 def test_short_spellings_mean_the_long_ones() -> None:
