@@ -282,11 +282,12 @@ def test_a_released_attempt_is_not_charged(store: Store) -> None:
 def test_time_limit_is_final_only_for_cells_that_asked_for_no_more(store: Store) -> None:
     """A cell that joined the running job with a longer limit gets an attempt with that limit."""
     join_pool(store)
-    short = submit(store, new_cell("a" * 64, limits={"time": 1.0, "memory": 0}))
+    short = submit(store, new_cell("a" * 64, limits={"time": 1.0, "memory": 0}, priority=9))
     job_id, claim = take(store)
     long = submit(store, new_cell("a" * 64, limits={"time": 9.0, "memory": 0}))
     store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.TIME_LIMIT, "1 s is over"))
     assert (states(store, short), states(store, long)) == (["failed"], ["queued"])
+    assert store.jobs.get(job_id)["priority"] == 0, "whoever is left is less urgent"
     assert store.builds.get(short)["state"] == "ended"
     again, claim = take(store)
     assert (again, claim.limits["time"]) == (job_id, 9.0)
