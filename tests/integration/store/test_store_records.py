@@ -387,6 +387,16 @@ def test_a_server_that_would_lose_work_is_refused_with_the_fix(store: Store, raw
     store.check()
 
 
+def test_the_newest_signed_version_of_a_ref_is_known_until_it_is_forgotten(store: Store) -> None:
+    for path, version in (("main/prod", 3), ("main/prod", 2), ("main/v1", 1)):
+        store.signed.remember(path, version)
+    assert (store.signed.version("main/prod"), store.signed.version("main/v1")) == (3, 1)
+    store.signed.forget("main/prod")
+    assert (store.signed.version("main/prod"), store.signed.version("main/v1")) == (0, 1)
+    store.signed.forget()
+    assert store.signed.version("main/v1") == 0
+
+
 def test_a_server_that_is_away_is_named_without_its_password() -> None:
     store = Store.connect(load_settings({}, redis_url="redis://:hunter2@127.0.0.1:1/0"))
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
