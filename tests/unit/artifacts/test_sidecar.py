@@ -132,6 +132,23 @@ def test_facts_of_a_program_that_was_neither_verified_nor_measured() -> None:
     assert (facts["errors"], facts["latency"], facts["baseline_latency"], facts["load"]) == ({}, None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("errors", "equal", "unverified", "verified"),
+    [
+        ({"y": 0.0}, {}, {"z": "it is a string"}, True),
+        ({}, {"y": 1.0}, {"z": "it is a string"}, True),
+        ({}, {}, {"z": "it is a string"}, False),
+        ({}, {}, {}, True),
+    ],
+)
+def test_a_program_is_verified_if_one_of_its_outputs_was_compared_or_none_was_left_out(
+    errors: dict[str, float], equal: dict[str, float], unverified: dict[str, str], verified: bool
+) -> None:
+    verification = {**FULL["verification"], "errors": errors, "equal": equal, "unverified": unverified}
+    facts = facts_of(make(verification=verification))
+    assert (facts["verified"], bool(facts["unverified"])) == (verified, bool(unverified))
+
+
 def test_the_facts_say_what_durations_are_compared_by() -> None:
     spec = {
         "model": {"digest": DIGEST},
