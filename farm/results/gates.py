@@ -484,7 +484,7 @@ def _named(nodes: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{operator} (`{names[0]}`)" for operator, names in nodes.items())
 
 
-def weak_outputs(facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float = 0.99) -> Sequence[str]:
+def weak_outputs(facts: Evidence, tolerances: Mapping[str, float], *, equal_share: float) -> Sequence[str]:
     """Return the outputs whose check could not fail at these tolerances.
 
     An empty name stands for the whole check: too few samples, or no output depends on the inputs. An output that

@@ -135,8 +135,8 @@ def test_weak_evidence_is_refused_only_where_asked(weak: str, passes: bool) -> N
 
 def test_wider_tolerance_makes_evidence_weak() -> None:
     """Whether a check could fail depends on the tolerance that it is judged by."""
-    assert not weak_outputs(facts(spread={"y": 0.1}), {"*": 1e-3})
-    assert weak_outputs(facts(spread={"y": 0.1}), {"*": 0.2}) == ["y"]
+    assert not weak_outputs(facts(spread={"y": 0.1}), {"*": 1e-3}, equal_share=0.99)
+    assert weak_outputs(facts(spread={"y": 0.1}), {"*": 0.2}, equal_share=0.99) == ["y"]
 
 
 def test_without_verification_there_is_nothing_to_judge() -> None:

@@ -521,8 +521,10 @@ def test_a_difference_is_measured_again_if_it_may_be_beyond_the_limit() -> None:
 
 
 def test_outputs_that_hardly_differ_are_weak_by_their_name_or_together() -> None:
-    assert weak_outputs({"spread": {"y": 1.5e-9, "z": 1.0}, "errors": {"y": 0.0}}, {"*": 0.1}) == ["y"]
-    assert weak_outputs({"spread": {"y": 1.5e-9}, "errors": {"y": 0.0}}, {"*": 1e-10}) == []
-    assert weak_outputs({"spread": {"y": 1e-9}, "errors": {"y": 0.0}}, {"*": 0.1}) == [""]
-    assert weak_outputs({"spread": {"y": 0.1}, "errors": {"y": 0.0}}, {"*": 0.1}) == ["y"]
+    assert weak_outputs({"spread": {"y": 1.5e-9, "z": 1.0}, "errors": {"y": 0.0}}, {"*": 0.1}, equal_share=0.99) == [
+        "y"
+    ]
+    assert weak_outputs({"spread": {"y": 1.5e-9}, "errors": {"y": 0.0}}, {"*": 1e-10}, equal_share=0.99) == []
+    assert weak_outputs({"spread": {"y": 1e-9}, "errors": {"y": 0.0}}, {"*": 0.1}, equal_share=0.99) == [""]
+    assert weak_outputs({"spread": {"y": 0.1}, "errors": {"y": 0.0}}, {"*": 0.1}, equal_share=0.99) == ["y"]
     assert weak_outputs({"spread": {"y": 0.01}}, {"*": 1e-10}, equal_share=0.5) == ["y"]
