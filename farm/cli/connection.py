@@ -35,11 +35,7 @@ def connect_to_storage(address: str) -> FarmClient:
     from farm.settings import load_settings
 
     settings = load_settings()
-    options: dict[str, Any] = {
-        "namespace": settings.namespace,
-        "cache": default_cache(),
-        "trust": trust_of(settings),
-    }
+    options: dict[str, Any] = {"namespace": settings.namespace, "cache": default_cache(), "trust": trust_of(settings)}
     bucket = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,62})/?", address)
     if not bucket:
         return _speaking(StorageClient.below(address, **options))
@@ -58,7 +54,8 @@ def _speaking(client: FarmClient) -> FarmClient:
         output.note(f"{reason}: this is what it answered {duration(age)} ago")
 
     client.kept.on_away = say
-    client.when_silent(lambda: output.note(f"still waiting for an answer of {client.url}; Ctrl-C stops"))
+    waiting = f"still waiting for an answer of {client.url}; Ctrl-C stops"
+    client.transport.on_silence = lambda: output.note(waiting)
     return client
 
 

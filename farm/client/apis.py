@@ -12,7 +12,7 @@ from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.transport import Api, build_named, database_named, named
 from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
 from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
-from farm.wire.checking import checked, parsed
+from farm.wire.checking import read
 
 if TYPE_CHECKING:
     from farm.artifacts.ownership import Collected
@@ -185,10 +185,9 @@ class UpkeepApi(Api):
 
         With `deep`, the farm reads and hashes every blob of every artifact.
         """
-        url = self._transport.url
         with self._transport.lines("/v1/audit", timeout=AUDIT_SILENCE, params={"deep": deep}) as lines:
             for line in lines:
-                yield checked(parsed(line, url), AuditLine, url)
+                yield read(line, AuditLine, self._transport.url)
 
     def gc(self, *, dry_run: bool = False) -> Collected:
         """Mark blobs that nothing has named for a day, and delete those that were marked a day ago.

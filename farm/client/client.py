@@ -36,7 +36,7 @@ from farm.errors import (
     StillRunning,
 )
 from farm.files import read_private
-from farm.wire.checking import checked, parsed, unexpected
+from farm.wire.checking import read, unexpected
 
 if TYPE_CHECKING:
     import httpx
@@ -199,10 +199,6 @@ class FarmClient:
             url, token = running[0], token or running[1]
         defaults = {"cache": default_cache(), "trust": trust_of(settings)}
         return cls(url, token, namespace=settings.namespace, **{**defaults, **options})
-
-    def when_silent(self, say: Callable[[], object]) -> None:
-        """Let `say` be called, from another thread, whenever an answer takes more than a few seconds."""
-        self.transport.on_silence = say
 
     def __enter__(self) -> Self:
         return self
@@ -414,7 +410,7 @@ class FarmClient:
         from farm.jobs.rows import BuildEvent
 
         for data in _follow(self, build_id, after):
-            yield checked(parsed(data, self.url), BuildEvent, self.url)
+            yield read(data, BuildEvent, self.url)
 
     def changes(self, build_id: str, *, after: str | None = None) -> Iterator[BuildChange]:
         """Yield what changes in a build until its report is written: cells as they are now, not the whole report.
@@ -425,7 +421,7 @@ class FarmClient:
         from farm.results.report import BuildChange
 
         for data in _follow(self, build_id, after, cells=True):
-            yield checked(parsed(data, self.url), BuildChange, self.url)
+            yield read(data, BuildChange, self.url)
 
     # --- programs -----------------------------------------------------------------------------------------------
 

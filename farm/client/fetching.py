@@ -29,7 +29,7 @@ from farm.runner.bounds import Amount, Bound, Digest, relative
 from farm.runner.documents import MeasuredPoint, TensorInfo
 from farm.spec import FileReference, JsonSchema, PlainSize, digest_of, model_digest, program_extension, program_name
 from farm.units import by_number
-from farm.wire.checking import checked, parsed
+from farm.wire.checking import read
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -436,7 +436,7 @@ def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionD
     from farm.jobs.order import keys_of
     from farm.jobs.rows import ReproductionDocument
 
-    found = checked(parsed(data, source), ReproductionDocument, source)
+    found = read(data, ReproductionDocument, source)
     order = found["order"]
     digest = model_digest({file["path"]: file["digest"] for file in order["model"]["files"]})
     made_of = [order["spec"]["model"]["digest"], *keys_of(order, digest_of(order["spec"]))]

@@ -21,7 +21,7 @@ from urllib.request import getproxies
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
-from farm.wire.checking import checked, parsed, unexpected
+from farm.wire.checking import checked, read, unexpected
 
 if TYPE_CHECKING:
     import httpx
@@ -214,7 +214,7 @@ class Transport:
 
         Raises as `request`, and UsageError for an unexpected answer.
         """
-        return checked(parsed(self.request(method, path, **options).content, f"{self.url}{path}"), kind, self.url)
+        return read(self.request(method, path, **options).content, kind, f"{self.url}{path}")
 
     def request(self, method: str, path: str, *, limit: int = LARGEST_ANSWER, **options: Any) -> httpx.Response:
         """Ask the farm; its answer has `limit` bytes at most.

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def read(text: str | bytes, kind: type[T], source: str) -> T:
+    """Return the document of this type that JSON says. Raises as `parsed` and `checked`."""
+    return checked(parsed(text, source), kind, source)
+
+
 def parsed(text: str | bytes, source: str) -> Any:
     """Return what JSON says. Raises UsageError for anything else, and for whole numbers that no float can hold."""
     try:

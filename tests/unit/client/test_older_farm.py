@@ -65,7 +65,7 @@ def test_somebody_who_waits_for_a_silent_farm_hears_why(monkeypatch: pytest.Monk
         return httpx.Response(200, json={"items": []})
 
     with FarmClient("http://farm.example:8080", transport=httpx.MockTransport(answer)) as client:
-        client.when_silent(said.set)
+        client.transport.on_silence = said.set
         assert client.builds() == []
 
 
