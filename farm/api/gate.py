@@ -9,14 +9,14 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
 import anyio
 from fastapi.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import TypedDict
@@ -84,13 +84,13 @@ class Gate:
     It is the only one, so that the order can be read here. What it calls knows nothing of what comes next.
     """
 
-    def __init__(self, app: ASGIApp, farm: Callable[[], Farm], site: OwnSite) -> None:
-        """`farm` returns the farm that the app serves now."""
+    def __init__(self, app: ASGIApp, state: State, site: OwnSite) -> None:
+        """`state` is the app's, with the `farm` that it serves."""
         self._app = app
         self._compressed = GZipMiddleware(self._tagged, minimum_size=4096, compresslevel=5)
-        self._farm = farm
+        self._state = state
         self._site = site
-        self._turns = Turns(farm)
+        self._turns = Turns()
         self._room = RoomForBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class Gate:
             with bound(**_ids(scope)):  # In every line that is logged meanwhile, also in threads.
                 await self._let_in(scope, receive, noting)
                 if may_change(scope) and status < 400:
-                    await write_change(self._farm().artifacts, scope, status)
+                    await write_change(self._state.farm.artifacts, scope, status)
         finally:
             REQUESTS.labels(method if method in METHODS else OTHER, str(status)).inc()
             route = scope["route"].path if "route" in scope else OTHER
@@ -126,11 +126,11 @@ class Gate:
         """Refuse a request with Problem Details, or answer it when it is its turn."""
         try:
             self._site.check(Headers(scope=scope))
-            sign_in(scope, self._farm().settings.proxy_secret.get_secret_value())
+            sign_in(scope, self._state.farm.settings.proxy_secret.get_secret_value())
             if is_free(scope):
                 await self._compressed(scope, receive, send)
                 return
-            caller = await self._turns.caller(scope)
+            caller = await self._turns.caller(self._state.farm, scope)
             async with self._room.of(scope, caller):
                 with_body = await whole_body(receive, caller)
                 if with_body:
@@ -218,20 +218,18 @@ class Turns:
     Callers that the farm does not know have one small bound together, so they never wait in front of one it knows.
     """
 
-    def __init__(self, farm: Callable[[], Farm]) -> None:
-        """`farm` returns the farm that knows the tokens."""
-        self._farm = farm
+    def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
         """By caller; of those that have requests now, which hold them."""
         self._rates = Rates()
 
-    async def caller(self, scope: Scope) -> str:
+    async def caller(self, farm: Farm, scope: Scope) -> str:
         """Return the token that counts for a request; `STRANGERS` if the farm does not know it.
 
         Only a token that this process has not seen yet is looked up in storage, a few at a time and without patience.
         Raises QuotaExceeded if the token sends more than `Rates` allows, StorageAway.
         """
-        farm, token = self._farm(), shown_token(scope)
+        token = shown_token(scope)
         if token and not self._rates.takes(token):
             raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
         own = farm.settings.api_token.get_secret_value()

@@ -96,7 +96,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     app.add_route("/live", lambda _: PlainTextResponse("ok"), include_in_schema=False)
     app.add_route("/", lambda _: RedirectResponse(f"{page_answers.BASE}/", 303), include_in_schema=False)
     hosts = farm.settings.api_hosts
-    app.add_middleware(Gate, farm=lambda: app.state.farm, site=OwnSite(hosts, named=bool(hosts) or loopback))
+    app.add_middleware(Gate, state=app.state, site=OwnSite(hosts, named=bool(hosts) or loopback))
     return app
 
 

@@ -15,8 +15,8 @@ from farm.settings import load_settings
 
 def gated() -> FastAPI:
     app = FastAPI()
-    farm = SimpleNamespace(settings=load_settings({}))
-    app.add_middleware(Gate, farm=lambda: farm, site=OwnSite((), named=False))
+    app.state.farm = SimpleNamespace(settings=load_settings({}))
+    app.add_middleware(Gate, state=app.state, site=OwnSite((), named=False))
 
     @app.get("/{path:path}")
     def answer() -> dict[str, str]:
