@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -15,8 +16,7 @@ from farm.app import Farm
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import collect
 from farm.artifacts.s3 import S3Store
-from farm.control.presence import ASK_SECONDS, Presence
-from farm.errors import ArtifactGone, FarmFault
+from farm.errors import ArtifactGone, FarmError, FarmFault
 from farm.extension import Loop
 from farm.logging import bound, get_logger
 from farm.metrics.instruments import LEASES_EXPIRED
@@ -240,7 +240,53 @@ def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) 
         log.info("some blobs are garbage; `gc = true` or `farm gc` deletes them", **found)
 
 
-log = get_logger(__name__)
+# --- presence --------------------------------------------------------------------------------------------------------
+
+
+ASK_SECONDS = 5.0
+"""Seconds between two looks of a control plane at object storage."""
+
+PATIENCE = 4.0
+"""Seconds without an answer after which it counts as out of reach; a request gives up only after half a minute."""
+
+
+class Presence:
+    """What one control plane tells the others: that it is there, and if it does not reach object storage.
+
+    `farm/builds/troubles.py` reads it.
+    """
+
+    def __init__(self, store: Store, reach: Callable[[], object]) -> None:
+        """`reach` asks object storage for something."""
+        self._store = store
+        self._reach = reach
+        self._name = f"{socket.gethostname()} (process {os.getpid()})"
+        self._asked: float | None = None
+        self._away = ""
+
+    def look(self) -> None:
+        """Ask object storage."""
+        self._asked = time.monotonic()
+        try:
+            self._reach()
+            self._away = ""
+        except FarmError as error:
+            self._away = error.message
+        self._asked = None
+
+    def report(self) -> None:
+        """Say that this control plane is there, and what it found. Raises StoreUnavailable."""
+        asked, away = self._asked, self._away
+        if asked is not None and time.monotonic() - asked > PATIENCE:
+            away = away or f"no answer for {time.monotonic() - asked:.0f} s"
+        self._store.planes.report(self._name, away)
+
+    def leave(self) -> None:
+        """Say that this control plane ends. Raises StoreUnavailable."""
+        self._store.planes.leave(self._name)
+
+
+# --- the loops -------------------------------------------------------------------------------------------------------
 
 SWEEP_SECONDS = 1.0
 """Seconds between two checks of what should have happened by itself."""

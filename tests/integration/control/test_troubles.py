@@ -8,7 +8,7 @@ import pytest
 
 import farm
 from farm.builds.troubles import troubles
-from farm.control.presence import Presence
+from farm.control.loops import Presence
 from farm.errors import StorageAway
 from farm.node import health_probe
 from farm.node.health_probe import DiskWatch
@@ -76,7 +76,7 @@ def test_each_control_plane_knows_what_the_others_do_not_reach(
     presence.report()
     assert of(store, farm_settings, "cannot reach object storage: object storage at s3.example did not answer")
     # One whose packets get lost has no answer yet.
-    monkeypatch.setattr("farm.control.presence.PATIENCE", 0.0)
+    monkeypatch.setattr("farm.control.loops.PATIENCE", 0.0)
     hangs = threading.Event()
     silent = Presence(store, lambda: hangs.wait(60))
     with in_a_thread(lambda _: silent.look()):
