@@ -282,20 +282,10 @@ def sweep(folder: Path) -> list[str]:
                     if not status.st_mode & stat.S_IRUSR:
                         path.chmod(0o600)
                 else:
-                    found.append(f"{_shown(path.relative_to(folder))} ({_what(status, count)})")
-                    _remove(path, status)
+                    shown = os.fsencode(path.relative_to(folder)).decode(errors="replace")[:80]
+                    found.append(f"{shown} ({_what(status, count)})")
+                    remove_tree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
     return found
-
-
-def _shown(path: Path) -> str:
-    return os.fsencode(path).decode(errors="replace")[:80]
-
-
-def _remove(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        remove_tree(path)
-    else:
-        path.unlink()
 
 
 def _what(status: os.stat_result, count: int) -> str:

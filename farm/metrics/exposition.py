@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -65,25 +66,20 @@ def exposition(readings: Iterable[GaugeValue], folder: Path | None = None) -> by
 
 def bounded(readings: Iterable[GaugeValue], most: int = MOST_VALUES) -> list[GaugeValue]:
     """Return readings of one label with at most so many values: the largest ones, and the sum of the others."""
-    by_name: dict[str, list[GaugeValue]] = {}
-    for reading in readings:
-        by_name.setdefault(reading.name, []).append(reading)
-    values = {reading.labels for found in by_name.values() for reading in found}
-    if len(values) <= most:
-        return [reading for found in by_name.values() for reading in found]
-    weight: dict[tuple[str, ...], float] = dict.fromkeys(sorted(values), 0.0)
-    for found in by_name.values():
-        for reading in found:
-            weight[reading.labels] += reading.value
-    kept = set(sorted(weight, key=lambda labels: -weight[labels])[: most - 1])
-    result: list[GaugeValue] = []
-    for name, found in by_name.items():
-        rest = [reading.value for reading in found if reading.labels not in kept]
-        result += [reading for reading in found if reading.labels in kept]
-        if rest:
-            # Ages do not add up.
-            result.append(GaugeValue(name, max(rest) if name.endswith("_seconds") else sum(rest), (OTHER,)))
-    return result
+    found, weight = list(readings), defaultdict[tuple[str, ...], float](float)
+    for reading in found:
+        weight[reading.labels] += reading.value
+    if len(weight) <= most:
+        return found
+    kept = set(sorted(weight, key=lambda labels: (-weight[labels], labels))[: most - 1])
+    rest = defaultdict[str, list[float]](list)
+    for reading in found:
+        if reading.labels not in kept:
+            rest[reading.name].append(reading.value)
+    # Ages do not add up.
+    sums = {name: max(values) if name.endswith("_seconds") else sum(values) for name, values in rest.items()}
+    others = [GaugeValue(name, value, (OTHER,)) for name, value in sums.items()]
+    return [*(reading for reading in found if reading.labels in kept), *others]
 
 
 class _Gauges:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +82,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"SIGNS": SIGNS, "ranked": ranked, "version_of": version_of}
-    environment.filters |= {
-        name: getattr(quantities, name)
-        for name in (
-            "latency",
-            "milliseconds",
-            "duration",
-            "size",
-            "percent",
-            "part",
-            "day",
-            "error",
-            "moment",
-            "machine_moment",
-            "ago",
-        )
-    }
+    environment.filters |= dict(getmembers(quantities, isfunction))
     environment.filters |= {
         "marked": _marked,
         "said": said,
         "places": lambda number, count=2: f"{number:.{count}f}",
-        "plural": quantities.plural,
         "one_line": one_line,
         "inert": inert,
     }

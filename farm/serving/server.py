@@ -142,10 +142,7 @@ class BoundedConnection(H11Protocol):
         self._stage, self._since = stage, self.loop.time()
         if stage is not _Stage.ANSWER:
             seconds = self.header_seconds if stage is _Stage.HEADER else self.body_seconds
-            self._timer = self.loop.call_later(seconds, self._too_late)
-
-    def _too_late(self) -> None:
-        self.transport.abort()
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _await_taking(self) -> None:
         self._stop_awaiting()
