@@ -81,18 +81,7 @@ def acknowledged(caller: ReaderCaller, farm: FarmDep) -> Listed[Acknowledged]:
 @acknowledged_router.put("/acknowledged")
 def acknowledge(cell: CellName, failure: schemas.KnownFailure, caller: Submitter, farm: FarmDep) -> Acknowledged:
     """Expect this failure of a cell in the builds submitted from now on, until a day. Repeating it is harmless."""
-    return farm.acknowledged.put(
-        caller.namespace,
-        {
-            "cell": cell,
-            "kind": failure.kind,
-            "reason": failure.reason,
-            "until": failure.until,
-            "link": failure.link,
-            "by": caller.name,
-            "at": time.time(),
-        },
-    )
+    return farm.acknowledged.put(caller.namespace, {**failure, "cell": cell, "by": caller.name, "at": time.time()})
 
 
 @acknowledged_router.delete("/acknowledged", status_code=204)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from farm.settings import NAMESPACE
 from farm.wire.asked import BUILD_ID, TAG
@@ -34,15 +35,14 @@ class Retry(BaseModel):
     only: Annotated[tuple[Label, ...], Field(max_length=100)] = ()
 
 
-class KnownFailure(BaseModel):
+@with_config(ConfigDict(extra="forbid"))
+class KnownFailure(TypedDict):
     """What is known about a cell's failure: its kind, why, and the last day on which it is expected."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Annotated[str, Field(max_length=64)]
     reason: Annotated[str, Field(min_length=1, max_length=1000)]
     until: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
-    link: Annotated[str, Field(pattern=r"^(https?://[^\s<>\"']{1,500})?$")] = ""
+    link: Annotated[str, Field(pattern=r"^(https?://[^\s<>\"']{1,500})?$", default="")]
 
 
 SignedMove = Annotated[str, Field(max_length=1 << 16, description="What the caller signed about the ref.")]

@@ -423,12 +423,13 @@ def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
         planned = client.plan(frozen)
         _say_plan(planned, quiet=quiet, starting=_starting(client, planned))
         build = client.submit(frozen, plan=planned, progress=uploaded)
-    if build.get("plan") != planned.get("digest"):
-        for line in render.plan_changes(planned["cells"], client.cells(build["id"])):
+    found = build.document
+    if found.get("plan") != planned.get("digest"):
+        for line in render.plan_changes(planned["cells"], client.cells(found["id"])):
             output.note(line)
-    say_build(build.id, quiet=quiet)
+    say_build(found["id"], quiet=quiet)
     output.note(f"page: {build.url}")
-    return build.id
+    return found["id"]
 
 
 def _starting(client: FarmClient, planned: ShownPlan) -> set[str]:
@@ -485,12 +486,12 @@ def _watch(
         if pages:  # Else it is a farm of this command's own.
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
         raise
-    build, cells = report["build"], report["cells"]
+    build, page = report["build"], client.page_of(report["build"])
     if as_json:
-        output.emit({"build": build, "cells": cells})
+        output.emit({"build": build, "cells": report["cells"]})
     else:
-        output.say_all(["", *render.outcome(report, client.page_of(build) if pages else "", output.width())])
-    publish_report(report, wanted, link=client.page_of(build), quiet=as_json)
+        output.say_all(["", *render.outcome(report, page if pages else "", output.width())])
+    publish_report(report, wanted, link=page, quiet=as_json)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 

@@ -172,7 +172,7 @@ class _ManifestReader:
 
     def of_hub(self, entry: ModelEntry, place: Place) -> Path | None:
         try:
-            hub = source_of("hf")
+            hub: ModelSource = entry_points.required(entry_points.SOURCES, "hf")
             if self.quick:
                 return hub.kept_from_hub(entry.source, self.cache)
             return hub.from_hub(entry.source, self.cache, onnx=entry.format == "onnx")
@@ -609,11 +609,6 @@ class ModelConverter(Protocol):
 
     def source_digest(self, path: Path) -> str:
         """Return the digest of a model before its conversion."""
-
-
-def source_of(name: str) -> ModelSource:
-    """Return what brings the models of a source. Raises UsageError if no extension does."""
-    return cast(ModelSource, entry_points.required(entry_points.SOURCES, name))
 
 
 def converter_of(format: str) -> ModelConverter:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,33 +194,28 @@ def best_fit(
     """Return the artifacts of one model and precision that run here, the best first, of their cells and sidecars.
 
     A GPU comes first, then what no other toolchain's program has superseded, then of one cell what was submitted last,
-    as for all readers, then what this very toolchain made, then
-    the smallest program that takes `batch` samples (the largest if none does, or if nobody says how many there are),
-    then the fastest.
+    as for all readers, then what this very toolchain made, then the smallest program that takes `batch` samples (the
+    largest if none does, or if nobody says how many there are), then the fastest.
 
     Raises NotFound with the reasons if none runs here.
     """
     running, others = [], {}
     for cell, sidecar in found:
-        reasons = [reason for pool in pools for reason in [_against(cell, sidecar, pool)] if reason]
-        good = [pool for pool in pools if not why_not(cell, [pool]) and not _against(cell, sidecar, pool)]
-        if good:
+        reasons = [(pool, _against(sidecar, pool)) for pool in pools if not why_not(cell, [pool])]
+        if good := [pool for pool, reason in reasons if not reason]:
             running.append((cell, sidecar, good))
         else:
-            others[cell["identifier"]] = why_not(cell, pools) or reasons[0]
+            others[cell["identifier"]] = why_not(cell, pools) or reasons[0][1]
     if not running:
         raise nothing_fits(others)
     of_cell: dict[str, list[SnapshotCell]] = {}
     for cell, _, _ in running:
         of_cell.setdefault(cell["identifier"], []).append(cell)
-    fits = [
-        min(
-            (_fit(cell, sidecar, pool, batch, last(of_cell[cell["identifier"]])) for pool in good),
-            key=lambda fit: fit.rank,
-        )
-        for cell, sidecar, good in running
-    ]
-    return sorted(fits, key=lambda fit: fit.rank)
+    fits = []
+    for cell, sidecar, good in running:
+        given = last(of_cell[cell["identifier"]])
+        fits.append(min((_fit(cell, sidecar, pool, batch, given) for pool in good), key=attrgetter("rank")))
+    return sorted(fits, key=attrgetter("rank"))
 
 
 def nothing_fits(reasons: dict[str, str]) -> NotFound:
@@ -239,10 +235,8 @@ def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
     return here == there or (here.partition(":")[0] == there.partition(":")[0] and ":" not in min(here, there, key=len))
 
 
-def _against(cell: SnapshotCell, sidecar: Sidecar, pool: Pool) -> str:
+def _against(sidecar: Sidecar, pool: Pool) -> str:
     """Return what the sidecar says against a pool of the right device; empty if nothing."""
-    if why_not(cell, [pool]):
-        return ""
     device = sidecar["spec"].get("device")
     units, family = (device.get("compute_units"), device.get("cpu_family")) if device else (None, None)
     if units and pool.device.compute_units and units != pool.device.compute_units:
