@@ -6,9 +6,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from farm.app import Farm
@@ -69,15 +69,6 @@ class _Kept:
     whole_cost: float
 
 
-class _Reading:
-    """A build that is being read."""
-
-    def __init__(self) -> None:
-        self.first: Future[ShownBuild] = Future()
-        """What can be shown first: of a large open build its cells before they are judged."""
-        self.whole: Future[ShownBuild] = Future()
-
-
 class BuildPages:
     """Builds as pages show them, of one farm. Thread-safe."""
 
@@ -85,7 +76,8 @@ class BuildPages:
         self._farm = farm
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._lock = threading.Lock()
-        self._under_way: dict[tuple[str, str], _Reading] = {}
+        self._under_way: dict[tuple[str, str], tuple[Future[ShownBuild], Future[ShownBuild]]] = {}
+        """What is being read: what can be shown first (of a large open build its cells before they are judged), all."""
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="pages")
         self._side_by_side: dict[tuple[str, ...], Across] = {}
         self._compared = lru_cache(maxsize=8)(compare)
@@ -100,20 +92,20 @@ class BuildPages:
         if kept and self._is_current(key, kept):
             return kept.view
         # All who ask for a build that is being read wait for the same reading.
-        reading = self._begin(key)
-        try:
-            return reading.whole.result(IMPATIENCE) if kept else reading.first.result(patience)
-        except TimeoutError:
-            if kept:
-                return kept.view
-            raise StillReading(*key) from None
+        first, whole = self._begin(key)
+        done, _ = wait([whole] if kept else [first, whole], IMPATIENCE if kept else patience, FIRST_COMPLETED)
+        if done:
+            return (whole if whole in done else first).result()
+        if kept:
+            return kept.view
+        raise StillReading(*key)
 
     def newest(self, namespace: str, build_id: str) -> ShownBuild:
         """Return a build after all of its events so far, however long it takes. Raises NotFound."""
         key = (namespace, build_id)
         position = self.position(*key)
         while True:
-            view = self._begin(key).whole.result()
+            view = self._begin(key)[1].result()
             if not view.is_open or not _is_before(view.position, position):
                 return view
 
@@ -181,53 +173,39 @@ class BuildPages:
         age = time.monotonic() - kept.read_at
         return age < (UNCHANGED if kept.view.position == self.position(*key) else STALE * kept.cost)
 
-    def _begin(self, key: tuple[str, str]) -> _Reading:
+    def _begin(self, key: tuple[str, str]) -> tuple[Future[ShownBuild], Future[ShownBuild]]:
         """Return the reading of a build that is under way, else begin one."""
         with self._lock:
-            reading = self._under_way.get(key)
-            if reading is None:
-                reading = self._under_way[key] = _Reading()
-                self._threads.submit(self._read, key, reading)
-            return reading
+            if key not in self._under_way:
+                first = Future[ShownBuild]()
+                self._under_way[key] = first, self._threads.submit(self._read, key, first)
+            return self._under_way[key]
 
-    def _read(self, key: tuple[str, str], reading: _Reading) -> None:
-        view, error = None, None
+    def _read(self, key: tuple[str, str], first: Future[ShownBuild]) -> ShownBuild:
         try:
-            view = self._keep(key, reading)
-        except Exception as failure:
-            error = failure
-        with self._lock:
-            del self._under_way[key]
-        for waited_for in (reading.first, reading.whole):
-            if waited_for.done():
-                continue
-            if error:
-                waited_for.set_exception(error)
-            elif view:
-                waited_for.set_result(view)
+            return self._keep(key, first)
+        finally:
+            with self._lock:
+                del self._under_way[key]
 
-    def _keep(self, key: tuple[str, str], reading: _Reading) -> ShownBuild:
+    def _keep(self, key: tuple[str, str], first: Future[ShownBuild]) -> ShownBuild:
         kept = self._find(key)
         if kept and not kept.view.is_open:
             return kept.view
         began = time.monotonic()
-        view = self._updated(key, kept) if kept else None
-        whole = view is None
-        if view is None:
-            position = self.position(*key)
-            found = self._farm.build_reader.unjudged_lines(*key) if kept is None else None
-            if found and len(found.cells) >= SMALL:
-                first = ShownBuild(*found, position, judged=False)
-                self._remember(key, _Kept(first, began, 0.0, began, 0.0))
-                reading.first.set_result(first)
-            view = ShownBuild(*self._farm.build_reader.lines(*key), position)
-        ended = time.monotonic()
-        cost = ended - began
-        known = kept if kept and not whole else None
-        self._remember(
-            key,
-            _Kept(view, ended, cost, known.whole_at if known else ended, known.whole_cost if known else cost),
-        )
+        if kept and (view := self._updated(key, kept)):
+            now = time.monotonic()
+            self._remember(key, replace(kept, view=view, read_at=now, cost=now - began))
+            return view
+        position = self.position(*key)
+        found = self._farm.build_reader.unjudged_lines(*key) if kept is None else None
+        if found and len(found.cells) >= SMALL:
+            unjudged = ShownBuild(*found, position, judged=False)
+            self._remember(key, _Kept(unjudged, began, 0.0, began, 0.0))
+            first.set_result(unjudged)
+        view = ShownBuild(*self._farm.build_reader.lines(*key), position)
+        now = time.monotonic()
+        self._remember(key, _Kept(view, now, now - began, now, now - began))
         return view
 
     def _remember(self, key: tuple[str, str], kept: _Kept) -> None:
