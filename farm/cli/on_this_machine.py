@@ -67,9 +67,6 @@ def latency(measured: MeasuredDocument) -> str:
 
 def compared(comparison: ComparisonDocument) -> str:
     """Return a program's speed as a multiple of another's, for people."""
-    ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in _figures(comparison))
+    figures = (comparison["ratio"], *comparison["interval"])
+    ratio, low, high = (f"{value:.2f}" if value >= 0.1 else f"{value:.2g}" for value in figures)
     return f"{ratio}x the speed of the other [{low}, {high}]: {comparison['verdict']}"
-
-
-def _figures(comparison: ComparisonDocument) -> list[float]:
-    return [comparison["ratio"], *comparison["interval"]]
