@@ -1,24 +1,28 @@
 """Cells, control planes and workers for tests of the job store and what moves its jobs."""
 
+import multiprocessing
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.slots import ANYWHERE
 from farm.control.loops import ControlPlane, job_loops
 from farm.jobs.state import Outcome
-from farm.settings import Settings
+from farm.logging import configure
+from farm.node.slot_shares import SlotKind
+from farm.node.supervisor import Supervisor
+from farm.settings import Settings, load_settings
 from farm.store import Claim, Store, broker
 from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
-from tests.support.scripted_pool import POOL
+from tests.support.scripted_pool import POOL, ask
 
 
 def new_cell(key: str | None = None, *, script: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
@@ -117,15 +121,70 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         yield reports
 
 
-START = (
-    "from pathlib import Path; from farm.logging import configure; from farm.settings import load_settings;"
-    "from farm.compiling.slots import ANYWHERE; from farm.node.slot_shares import SlotKind;"
-    "from farm.node.supervisor import Supervisor; from tests.support.scripted_pool import POOL, ask;"
-    "configure(load_settings()); kind = SlotKind('cpu', (POOL,), (ANYWHERE,) * {slots}); wrong = Path({wrong!r});"
-    "raise SystemExit(Supervisor(load_settings(), [kind], node={node!r}, app={app!r},"
-    "probe=lambda settings, kind: ask(wrong){options}).run())"
-)
-"""What a worker process runs; a test may have one of another release."""
+FORKS = multiprocessing.get_context("forkserver")
+"""Forks from a process that has imported a supervisor: each start of a fresh one would take 0.6 s of CPU for that."""
+
+
+class Ours:
+    """A descriptor that a forked process gets from the one that asked for it, under the same number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _take, (self._number, reduction.DupFd(self._number))
+
+
+def _take(number: int, ours: Any) -> None:
+    os.dup2(ours.detach(), number)
+
+
+def supervise(
+    _: Sequence[Ours],
+    environment: Mapping[str, str],
+    node: str,
+    app: str,
+    slots: int,
+    wrong: Path,
+    options: Mapping[str, Any],
+) -> None:
+    """What a supervisor's process does."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    settings = load_settings()
+    configure(settings)
+    kind = SlotKind("cpu", (POOL,), (ANYWHERE,) * slots)
+    supervisor = Supervisor(settings, [kind], node=node, app=app, probe=lambda *_: ask(wrong), **options)
+    raise SystemExit(supervisor.run())
+
+
+class ForkedSupervisor:
+    """A supervisor's process, with what `subprocess.Popen` offers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        FORKS.set_forkserver_preload([__name__])
+        self._process = FORKS.Process(target=supervise, args=([Ours(1), Ours(2)], *arguments), daemon=True)
+        self._process.start()
+        assert self._process.pid
+        self.pid: int = self._process.pid
+        self.terminate, self.kill = self._process.terminate, self._process.kill
+
+    def poll(self) -> int | None:
+        """Exit status, or less than zero for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit status at its end, which has to come in so many seconds."""
+        self._process.join(timeout)
+        status = self.poll()
+        assert status is not None, f"the supervisor runs after {timeout} s"
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 class Worker:
@@ -142,19 +201,13 @@ class Worker:
         *,
         wrong: Path | None = None,
         app: str = "tests.support.scripted",
-        start: str = START,
-        root: Path = ROOT,
         environment: Mapping[str, str] | None = None,
-        idle_seconds: float | None = None,
+        **options: Any,
     ) -> None:
-        options = "" if idle_seconds is None else f", idle_seconds={idle_seconds}"
-        code = start.format(slots=slots, node=node, app=app, wrong=str(wrong or os.devnull), options=options)
+        """`options` are further ones of the supervisor."""
         self.node = node
-        self.supervisor = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=root,
-            env={**os.environ, **settings.environment(), "PYTHONPATH": str(root), **(environment or {})},
-        )
+        variables = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT), **(environment or {})}
+        self.supervisor = ForkedSupervisor(variables, node, app, slots, wrong or Path(os.devnull), options)
 
     def celery(self) -> int:
         """Process id of the Celery process."""
