@@ -31,7 +31,7 @@ def demo_data() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def quickstart(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """A farm that is up and has run the quickstart manifest once."""
     runner = command(tmp_path_factory.mktemp("quickstart"))
