@@ -120,16 +120,9 @@ def fetch(
         raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
     if family:
         with connected(source) as client:
-            client.artifacts.any_name = any_name
+            client.artifacts.any_name, ref = any_name, _ref(client, named)
             made = client.fetch_family(
-                model,
-                target,
-                precision,
-                ref=_ref(client, named),
-                folder=folder,
-                toolchain=toolchain,
-                log=log,
-                force=force,
+                model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
             )
         for identifier in () if as_json else made.left_out:
             output.note(f"left out: {identifier} has another model file or toolchain")
