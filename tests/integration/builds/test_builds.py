@@ -374,6 +374,19 @@ def test_a_hit_whose_program_is_gone_is_a_miss(farm: Farm, frozen: Frozen) -> No
     assert retried["counts"]["succeeded"] == 2
 
 
+def test_a_cell_that_was_there_before_its_build_and_is_gone_now_cannot_be_retried(farm: Farm, frozen: Frozen) -> None:
+    first = submit(farm, frozen)
+    work(farm)
+    farm.build_finisher.finish(first["id"])
+    hits = submit(farm, again(frozen))
+    farm.build_finisher.finish(hits["id"])
+    for cell in farm.build_reader.cells("main", hits["id"]):
+        farm.artifacts.delete_object(blob_key(cell["facts"]["program"]["digest"]))
+    with pytest.raises(UsageError, match="existed before the build, and is gone now") as refused:
+        farm.builds.retry("main", hits["id"], new_build_id(), failed=False, by="test")
+    assert refused.value.hint.startswith("submit the manifest again")
+
+
 def test_a_build_whose_plan_is_gone_is_still_there_and_says_why_it_cannot_be_retried(
     farm: Farm, frozen: Frozen
 ) -> None:
