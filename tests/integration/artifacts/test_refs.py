@@ -59,6 +59,14 @@ def test_a_ref_that_nobody_made_is_none(refs: Refs) -> None:
     assert list(refs.list("main")) == []
 
 
+def test_readers_in_a_namespace_get_its_own_ref_if_it_has_one(refs: Refs) -> None:
+    add(refs, "main", "prod", [make_cell("a")])
+    assert (refs.owner("team", "prod"), names(refs.read_through("team", "prod"))) == ("main", {"a"})
+    add(refs, "team", "prod", [make_cell("b")])
+    assert (refs.owner("team", "prod"), names(refs.read_through("team", "prod"))) == ("team", {"b"})
+    assert names(refs.read_through("main", "prod")) == {"a"}
+
+
 def test_cells_gather_under_a_name(refs: Refs) -> None:
     """A build adds its cells; those of the same identifier, device and toolchain take the place of those that were
     submitted before."""
