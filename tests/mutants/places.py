@@ -13,6 +13,7 @@ TESTS = (
     *(f"tests/unit/{name}" for name in f"{_UNIT} {_FILES}".split()),
     "tests/contracts",
     "tests/extras/radar",
+    "tests/extras/signing",
     "tests/extras/triggers",
     *(f"tests/integration/{room}" for room in ("api", "artifacts", "builds", "cli", "control", "pages", "store")),
 )

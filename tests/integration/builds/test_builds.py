@@ -156,6 +156,14 @@ def test_an_index_that_is_lost_while_it_is_filled_is_not_complete(farm: Farm, fr
     assert farm.store.index.complete("main")
 
 
+def test_a_plan_knows_what_is_published_when_the_store_has_forgotten_it(farm: Farm, frozen: Frozen) -> None:
+    submit(farm, frozen)
+    work(farm)
+    lose_redis(farm)
+    planned = farm.builds.plan("main", again(frozen).submission)
+    assert [cell["state"] for cell in planned["cells"]] == ["hit", "hit"]
+
+
 def test_a_build_that_cannot_be_resumed_keeps_no_other(farm: Farm, frozen: Frozen) -> None:
     builds = sorted(submit(farm, again(frozen))["id"] for _ in range(2))
     farm.artifacts.put_object(f"ns/main/builds/{builds[0]}/plan.json", b"{")

@@ -786,3 +786,12 @@ def test_a_cell_that_does_not_follow_its_job_is_named(store: Store, damage: list
     command, *state = damage
     store._link.ask(command, ("build", build_id, "states"), cell["identifier"], *state)
     assert findings(store, job_id) == [f"is queued, but its cell {cell['identifier']} of {build_id} {said}"]
+
+
+def test_a_job_that_succeeded_twice_is_named(store: Store) -> None:
+    join_pool(store)
+    submit(store, new_cell())
+    attempts = ("job", job_id := run_next(store, SUCCESS), "attempts")
+    assert findings(store, job_id) == []
+    store._link.ask("HSET", attempts, "2:end", store._link.ask("HGET", attempts, "1:end"))
+    assert findings(store, job_id) == ["succeeded 2 times"]
