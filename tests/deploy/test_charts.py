@@ -218,6 +218,14 @@ def test_workers_are_added_by_number_and_leave_by_themselves() -> None:
         assert not any(document["kind"] == "HorizontalPodAutoscaler" for document in found)
 
 
+def test_whoever_installs_it_is_told_which_pools_do_not_shrink() -> None:
+    done = helm("install", "farm", CHART, "--namespace", "farm", "--dry-run=client", "--values", SETS[2])
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:\n")[2]
+    assert "Pool cpu: up to 20 workers; each leaves after 120 s without work." in notes
+    assert "Pool steady: a Deployment, which does not shrink by itself." in notes
+
+
 @every_set
 def test_a_drain_of_nodes_is_held_up_only_where_that_was_asked_for(values: Path) -> None:
     pools = YAML(typ="safe").load(values).get("pools", {})
