@@ -248,6 +248,21 @@ def test_a_gpu_comes_by_a_plug_in_or_a_claim_and_never_by_both(values: Path) -> 
         assert by_claim == ("claims" in container["resources"])
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [("https://s3.example:8333", {8333}), ("http://s3.example", {80}), ("https://s3.example", {443}), ("", {443})],
+)
+def test_network_policies_let_pods_reach_object_storage(endpoint: str, ports: set[int]) -> None:
+    options = ["--set-string", f"objectStorage.endpoint={endpoint}", "--set", "networkPolicy.apiEgressPorts=null"]
+    done = template("--values", SETS[1], *options)
+    assert done.returncode == 0, done.stderr
+    found = [each for each in YAML(typ="safe").load_all(done.stdout) if each and each["kind"] == "NetworkPolicy"]
+    assert len(found) == 2
+    for policy in found:
+        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        assert reached == {53, 6379} | ports
+
+
 def test_changed_settings_start_pods_again() -> None:
     def annotations(*options: str) -> set[str]:
         done = template("--values", SETS[1], *options)

@@ -30,6 +30,13 @@ checksum/settings: {{ include (print $.Template.BasePath "/settings.yaml") . | s
 checksum/secrets-version: {{ .Values.secretsVersion | sha256sum }}
 {{- end }}
 
+{{/* The port of object storage that network policies leave open. */}}
+{{- define "farm.objectStoragePort" -}}
+{{- $url := urlParse .Values.objectStorage.endpoint -}}
+{{- $named := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- .Values.networkPolicy.objectStoragePort | default $named | default (ternary 80 443 (eq $url.scheme "http")) -}}
+{{- end }}
+
 {{/* Pod Security "restricted". Workers for GPUs also need the numbers of the groups that own /dev/kfd and /dev/dri. */}}
 {{- define "farm.podSecurity" -}}
 runAsNonRoot: true
