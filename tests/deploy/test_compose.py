@@ -139,10 +139,16 @@ def test_a_worker_on_another_machine_takes_jobs(
     settings = composed("run", "--rm", "-T", "setup", "node").stdout.split()
     words = ["--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp:exec,mode=1777", "--network", "host"]
     words += [word for setting in settings for word in ("--env", setting)]
-    words += ["--volume", f"{place}/farm.pem:/etc/farm/farm.pem:ro", images["worker"], "worker", "--only", "cpu"]
+    words += ["--volume", f"{place}/farm.pem:/etc/farm/farm.pem:ro", "--volume", "/var/lib/farm"]
     composed("stop", "worker")
-    other = docker("run", "--detach", *words).stdout.strip()
+    other = docker("run", "--detach", *words, images["worker"], "worker", "--only", "cpu").stdout.strip()
+
+    def registered() -> bool:
+        said = docker("logs", other)
+        return '"worker registered"' in said.stdout + said.stderr
+
     try:
+        wait_until(registered, 120, "the worker")
         done = client("watch", submit_again(client, "node", tmp_path))
         assert "3 of 4 cells succeeded, 1 failed as expected" in done.stdout
         docker("stop", "--time", "60", other)
