@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
@@ -15,7 +14,7 @@ from farm.app import Farm
 from farm.artifacts.ownership import lacking
 from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3 import client_parts
-from farm.artifacts.storage import Missing, SignedSidecar, Upload, blob_key, sidecar_key
+from farm.artifacts.storage import Missing, SignedSidecar, Upload, at_once, blob_key, sidecar_key
 from farm.artifacts.tokens import Token
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import entries
@@ -27,9 +26,6 @@ blobs = APIRouter(tags=["blobs"])
 
 MAX_PUT = 1 << 30
 """Most bytes of a blob that one PUT sends. S3 takes 5 GiB, but a broken upload starts again from the beginning."""
-
-READERS = 8
-"""Refs that are read at once for a list of them."""
 
 MAX_PERMISSIONS = 2000
 """Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
@@ -99,8 +95,7 @@ def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> ListedRefs
     tags = sorted(namespaces)
     if not moves:
         return {"items": tags}
-    with ThreadPoolExecutor(READERS) as readers:
-        shown = [ref for ref in readers.map(lambda tag: refs.listed(namespaces[tag], tag), tags) if ref]
+    shown = [ref for ref in at_once(lambda tag: refs.listed(namespaces[tag], tag), tags) if ref]
     return {"items": [ref["tag"] for ref in shown], "refs": shown}
 
 

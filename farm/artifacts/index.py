@@ -11,20 +11,17 @@ import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.storage import BLOBS, ArtifactStore, artifacts_prefix
+from farm.artifacts.storage import BLOBS, ArtifactStore, artifacts_prefix, at_once
 from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
 
 log = get_logger(__name__)
 
 SCHEMA = 2
-THREADS = 16
-"""Requests at once while a namespace is read."""
 FEW = 500
 """Up to this number of blobs, asking for each is faster than listing all."""
 
@@ -44,12 +41,11 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Art
     checkpoint = _read_checkpoint(artifacts, namespace)
     known = {key: found for key, found in checkpoint.items() if listed.get(key) == found.etag}
     changed = [key for key in listed if key not in known]
-    with ThreadPoolExecutor(THREADS) as pool:
-        read = pool.map(lambda key: _read(artifacts, key), changed)
-        known |= {key: found for key, found in zip(changed, read, strict=True) if found}
-        if known != checkpoint:
-            _write_checkpoint(artifacts, namespace, known)
-        sizes = _blob_sizes(artifacts, pool, {blob for found in known.values() for blob in found.blobs})
+    read = at_once(lambda key: _read(artifacts, key), changed)
+    known |= {key: found for key, found in zip(changed, read, strict=True) if found}
+    if known != checkpoint:
+        _write_checkpoint(artifacts, namespace, known)
+    sizes = _blob_sizes(artifacts, {blob for found in known.values() for blob in found.blobs})
     whole = [found for found in known.values() if all(sizes.get(digest) == size for digest, size in found.blobs)]
     log.info("artifacts indexed", namespace=namespace, sidecars=len(listed), read=len(changed), whole=len(whole))
     for found in whole:
@@ -59,10 +55,7 @@ def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, Art
 def without_program(artifacts: ArtifactStore, found: Mapping[str, ArtifactFacts]) -> list[str]:
     """Return the names of the artifacts (name: facts) whose program is gone, or has another size."""
     programs = {name: (facts["program"]["digest"], facts["program"]["size"]) for name, facts in found.items()}
-    if not programs:
-        return []
-    with ThreadPoolExecutor(THREADS) as pool:
-        sizes = _blob_sizes(artifacts, pool, set(programs.values()))
+    sizes = _blob_sizes(artifacts, set(programs.values()))
     return [name for name, (digest, size) in programs.items() if sizes.get(digest) != size]
 
 
@@ -82,16 +75,13 @@ def _read(artifacts: ArtifactStore, key: str) -> Known | None:
     return Known(found.etag, facts, [(blob["digest"], blob["size"]) for blob in sidecars.required(sidecar["blobs"])])
 
 
-def _blob_sizes(
-    artifacts: ArtifactStore, pool: ThreadPoolExecutor, wanted: Iterable[tuple[str, int]]
-) -> dict[str, int]:
+def _blob_sizes(artifacts: ArtifactStore, wanted: Collection[tuple[str, int]]) -> dict[str, int]:
     """Return the sizes of the wanted blobs that exist."""
-    wanted = list(wanted)
     if len(wanted) <= FEW:
-        there = pool.map(lambda blob: artifacts.has_blob(*blob), wanted)
+        there = at_once(lambda blob: artifacts.has_blob(*blob), wanted)
         return {digest: size for (digest, size), is_there in zip(wanted, there, strict=True) if is_there}
     folders = Counter(digest[:2] for digest, _ in wanted)
-    listings = pool.map(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders)
+    listings = at_once(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders)
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 

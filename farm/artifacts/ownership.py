@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from typing_extensions import TypedDict
 
 from farm.artifacts.refs import SNAPSHOT_LIMIT
-from farm.artifacts.storage import BLOBS, ArtifactStore, ListedObject, blob_key, build_key, builds_prefix
+from farm.artifacts.storage import BLOBS, ArtifactStore, ListedObject, at_once, blob_key, build_key, builds_prefix
 from farm.errors import ArtifactGone
 
-THREADS = 16
 ORPHAN_AGE = timedelta(days=1)
 """How long a blob may have no owner: it is uploaded before the document that names it is written."""
 GRACE = timedelta(days=1)
@@ -87,8 +85,7 @@ def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = 
         artifacts.delete_object(_mark_key(entry))
         return gone
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        deleted = [entry for entry, gone in zip(ripe, pool.map(remove, ripe), strict=True) if gone]
+    deleted = [entry for entry, gone in zip(ripe, at_once(remove, ripe), strict=True) if gone]
     return Garbage(deleted, [entry for entry in found if entry not in ripe])
 
 
@@ -101,10 +98,7 @@ def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
     def lacks(digest: str) -> bool:
         return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, blob_key(digest))
 
-    if not wanted:
-        return []
-    with ThreadPoolExecutor(min(THREADS, len(wanted))) as pool:
-        return [digest for digest, lack in zip(wanted, pool.map(lacks, wanted), strict=True) if lack]
+    return [digest for digest, lack in zip(wanted, at_once(lacks, wanted), strict=True) if lack]
 
 
 def _mark(artifacts: ArtifactStore, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
@@ -112,9 +106,8 @@ def _mark(artifacts: ArtifactStore, found: Iterable[ListedObject]) -> dict[str, 
     doomed = {_mark_key(entry): entry for entry in found}
     there = {mark.key: mark for mark in artifacts.list_entries(MARKS)}
     new = [key for key, entry in doomed.items() if key not in there or there[key].modified <= entry.modified]
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(artifacts.delete_object, there.keys() - doomed.keys()))
-        list(pool.map(lambda key: artifacts.put_object(key, b"{}"), new))
+    at_once(artifacts.delete_object, there.keys() - doomed.keys())
+    at_once(lambda key: artifacts.put_object(key, b"{}"), new)
     return {mark.key: mark for mark in artifacts.list_entries(MARKS)}
 
 
@@ -147,8 +140,7 @@ def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
                 plans.add(folder)
             elif name == "report.json" and entry.modified < before:
                 old.add(folder)
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old))
+    at_once(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old)
 
 
 def documents(artifacts: ArtifactStore) -> list[str]:
@@ -171,8 +163,7 @@ def owned(artifacts: ArtifactStore, keys: Iterable[str]) -> set[str]:
             digests |= {digest for snapshot in digests for digest in _in_snapshot(artifacts, snapshot)}
         return digests
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        return set().union(*pool.map(mentioned, keys))
+    return set().union(*at_once(mentioned, keys))
 
 
 def _in_snapshot(artifacts: ArtifactStore, digest: str) -> set[str]:

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
@@ -23,6 +22,7 @@ from farm.artifacts.storage import (
     Published,
     Put,
     Sign,
+    at_once,
     blob_key,
     sidecar_key,
     statements_key,
@@ -254,6 +254,5 @@ class S3Store(Bucket):
 
     def _first_absent(self, sidecar: Sidecar) -> str | None:
         blobs = sidecars.required(sidecar["blobs"])
-        with ThreadPoolExecutor(len(blobs)) as pool:
-            there = pool.map(lambda blob: self.has_blob(blob["digest"], blob["size"]), blobs)
-            return next((blob["digest"] for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)
+        there = at_once(lambda blob: self.has_blob(blob["digest"], blob["size"]), blobs)
+        return next((blob["digest"] for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -214,6 +215,7 @@ class ArtifactStore(Protocol):
         """Return names."""
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 MOVES = 64
@@ -230,6 +232,16 @@ def until_moved(key: str, attempt: Callable[[], T | None]) -> T:
             return moved
         time.sleep(random.uniform(0, 0.01 * min(turn + 1, 10)))  # noqa: S311 - lets one of many through
     raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
+
+
+AT_ONCE = 16
+"""Requests of one question at once."""
+
+
+def at_once(ask: Callable[[A], T], about: Iterable[A]) -> list[T]:
+    """Ask storage about many things, some at once; return the answers in order. Raises what the first one raises."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(ask, about))
 
 
 def rewrite(

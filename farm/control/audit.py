@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.ownership import THREADS, orphans
+from farm.artifacts.ownership import orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
+from farm.artifacts.storage import AT_ONCE, BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.errors import ArtifactGone
 from farm.jobs.rows import AuditLine
 from farm.jobs.state import ENDED
@@ -70,7 +70,7 @@ class Auditor:
         entries = list(self._artifacts.list_entries(artifacts_prefix(namespace)))
         self._counts["artifacts"] = self._counts.get("artifacts", 0) + len(entries)
         settled, whole = datetime.now(UTC) - SETTLED, set()
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             problems = pool.map(lambda entry: self._problem_of(namespace, entry.key, sizes), entries)
             for entry, problem in zip(entries, problems, strict=True):
                 if problem:
@@ -147,7 +147,7 @@ class Auditor:
         open_builds = {entry.key.removeprefix(marks): entry.modified for entry in self._artifacts.list_entries(marks)}
         reported = [build_id for build_id, names in there.items() if "report.json" in names]
         self._counts["reports"] = self._counts.get("reports", 0) + len(reported)
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             for findings in pool.map(lambda build_id: list(self._report(namespace, build_id)), reported):
                 yield from findings
         for build_id, names in there.items():

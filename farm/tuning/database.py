@@ -15,13 +15,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
-from farm.artifacts.storage import ArtifactStore, ListedObject, blob_key, readable, until_moved
+from farm.artifacts.storage import ArtifactStore, ListedObject, at_once, blob_key, readable, until_moved
 from farm.errors import ArtifactGone, Conflict, UsageError
 from farm.jobs.order import WorkOrder
 from farm.logging import get_logger
@@ -34,9 +33,6 @@ log = get_logger(__name__)
 
 SNAPSHOT_LIMIT = 1 << 30
 """Bytes of a packed snapshot that are read at most."""
-
-READERS = 8
-"""Deltas read at once."""
 
 PACKED = "application/gzip"
 """The content type of a delta."""
@@ -240,15 +236,14 @@ class TuningDatabase:
         """Return the deltas that were not seen by object key, and the keys of those that cannot be read."""
         keys = [key for key in self._artifacts.list_objects(f"{self._prefix}deltas/") if _digest(key) not in seen]
         deltas, unreadable = {}, []
-        with ThreadPoolExecutor(READERS) as readers:
-            for key, found in zip(keys, readers.map(self._artifacts.get_object, keys), strict=True):
-                if found is None:
-                    continue  # Merged and deleted meanwhile.
-                try:
-                    deltas[key] = text.unpack(found.data)
-                except UsageError as error:
-                    log.error("delta cannot be read, left as it is", key=key, error=error.message)
-                    unreadable.append(key)
+        for key, found in zip(keys, at_once(self._artifacts.get_object, keys), strict=True):
+            if found is None:
+                continue  # Merged and deleted meanwhile.
+            try:
+                deltas[key] = text.unpack(found.data)
+            except UsageError as error:
+                log.error("delta cannot be read, left as it is", key=key, error=error.message)
+                unreadable.append(key)
         return deltas, unreadable
 
     def _merged(self, seen: frozenset[str] = frozenset()) -> tuple[Head | None, Snapshot]:

@@ -7,7 +7,6 @@ and rolling back are one conditional write of the ref each, and keep the program
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from typing_extensions import TypedDict
 
 from farm.artifacts.refs import Cells, RefView, SnapshotCell
 from farm.artifacts.sidecar import facts as facts_of
-from farm.artifacts.storage import readable
+from farm.artifacts.storage import at_once, readable
 from farm.builds.baselines import Baselines
 from farm.builds.plan import is_unfinished, plan_digest
 from farm.client.fetching import read_work_order
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-THREADS = 16
 REPRODUCTION_LIMIT = 8 << 20
 """Most bytes of a reproduction that are read."""
 
@@ -216,8 +214,7 @@ class Toolchains:
         self, namespace: str, wish: ShadowBuild, chosen: Sequence[SnapshotCell], pools: Sequence[tuple[Pool, int]]
     ) -> tuple[list[CellPlan], list[NotShadowed], dict[str, ShadowedCell]]:
         """Return the cells of a shadow build, those that it leaves out, and what each is compared with."""
-        with ThreadPoolExecutor(THREADS) as threads:
-            works = list(threads.map(lambda cell: self._work(namespace, cell), chosen))
+        works = at_once(lambda cell: self._work(namespace, cell), chosen)
         cells: list[CellPlan] = []
         left_out: list[NotShadowed] = []
         before: dict[str, ShadowedCell] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import ArtifactStore, Object, rewrite, sidecar_key, statements_key
+from farm.artifacts.storage import ArtifactStore, Object, at_once, rewrite, sidecar_key, statements_key
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import bundles, statements
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from farm.settings import Settings
     from farm.wire.program import Sidecar
 
-THREADS = 16
 KEPT = 32
 """The newest verdicts of gates, and summaries, that are kept of an artifact for each key."""
 JSON_LINES = "application/jsonl"
@@ -87,12 +85,7 @@ def attest_build(farm: Farm, report: Report) -> None:
             said = notary.sign("test-results", {program["path"]: program["digest"]}, predicate)
             add(farm.artifacts, build["namespace"], facts["key"], [said])
 
-    _all_at_once(sign, [cell for cell in report["cells"] if has_passed(cell)])
-
-
-def _all_at_once(does: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
-    with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(does, things))
+    at_once(sign, [cell for cell in report["cells"] if has_passed(cell)])
 
 
 def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
@@ -161,8 +154,8 @@ class Promotions:
         Raises Untrusted for the first that the server's policy refuses, ArtifactGone.
         """
         named = statements.resource_of(namespace, tag)
-        signs = _all_at_once(lambda cell: self._checked(namespace, named, cell), cells)
-        return lambda: _all_at_once(lambda sign: sign(), signs)
+        signs = at_once(lambda cell: self._checked(namespace, named, cell), cells)
+        return lambda: at_once(lambda sign: sign(), signs)
 
     def _checked(self, namespace: str, resource: str, cell: SnapshotCell) -> Callable[[], object]:
         place = cell.get("sidecar") or sidecar_key(namespace, cell["key"])

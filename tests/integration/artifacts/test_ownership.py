@@ -176,7 +176,7 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
     """Before each single request of the collection, but the deletion itself, by another process."""
     names = ("endpoint", "bucket", "access_key", "secret_key")
     refs = Refs(S3Store(**{name: s3_settings[f"s3_{name}"] for name in names}))
-    monkeypatch.setattr("farm.artifacts.ownership.THREADS", 1)
+    monkeypatch.setattr("farm.artifacts.storage.AT_ONCE", 1)
     monkeypatch.setattr(ownership, "GRACE", timedelta(0))
     wanted, others = {"w": cell("w")}, ({"o": cell("o")}, {"p": cell("p")})
 
