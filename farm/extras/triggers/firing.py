@@ -105,23 +105,19 @@ class TriggerRounds:
         self, namespace: str, name: str, head: ManifestHead, before: TriggerState, after: TriggerState
     ) -> bool:
         """Replace a trigger's state if it is still what it was; return whether it was."""
-        replaced = False
 
         def change(now: ManifestHead | None) -> ManifestHead:
-            nonlocal replaced
-            states = now.get("triggers", []) if now and now["id"] == head["id"] else []
-            replaced = before in states
             if now is None:
                 raise NotFound(f"{name} was removed")
-            if not replaced:
+            if now["id"] != head["id"] or before not in now.get("triggers", []):
                 return now
-            return {**now, "triggers": [after if state == before else state for state in states]}
+            return {**now, "triggers": [after if state == before else state for state in now["triggers"]]}
 
         try:
-            self._manifests.move(namespace, name, change)
+            was, is_now = self._manifests.move(namespace, name, change)
         except (NotFound, ArtifactGone):
             return False
-        return replaced
+        return was != is_now
 
     def _found(self, state: TriggerState) -> set[str] | None:
         """Return what a trigger looks at. Raises as `SourceBuckets.version`."""

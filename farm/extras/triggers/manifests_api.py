@@ -24,12 +24,10 @@ class ManifestsApi(Api):
 
     def all(self) -> list[StoredManifest]:
         """Return the stored manifests of the namespace."""
-
         return self._transport.items("/v1/manifests", StoredManifest)
 
     def get(self, name: str, version: int | None = None) -> ShownManifest:
         """Return a stored manifest with the content of a version, by default of the newest. Raises NotFound."""
-
         return self._transport.get(_manifest(name), ShownManifest, **_version(version))
 
     def push(self, frozen: Frozen, *, version: int | None = None, progress: OnUpload | None = None) -> StoredManifest:
@@ -74,7 +72,7 @@ class ManifestsApi(Api):
         """
         from farm.results.report import BuildView
 
-        body = {"version": version, "labels": dict(labels or {}), "gates": gates}
+        body = _wish(version, labels, gates)
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         found = self._transport.post(f"{_manifest(name)}/builds", BuildView, body, headers=headers, timeout=300.0)
         return SubmittedBuild(self._client, found)
@@ -88,13 +86,16 @@ class ManifestsApi(Api):
         gates: ChosenGates | None = None,
     ) -> ShownPlan:
         """Return what `build` would do now; as `FarmClient.plan`. Raises NotFound."""
-
-        body = {"version": version, "labels": dict(labels or {}), "gates": gates}
+        body = _wish(version, labels, gates)
         return self._transport.post(f"{_manifest(name)}/plan", ShownPlan, body, timeout=300.0)
 
 
 def _manifest(name: str) -> str:
     return f"/v1/manifests/{named('manifest', name)}"
+
+
+def _wish(version: int | None, labels: Mapping[str, str] | None, gates: ChosenGates | None) -> dict[str, object]:
+    return {"version": version, "labels": dict(labels or {}), "gates": gates}
 
 
 def _version(version: int | None) -> dict[str, int]:
