@@ -31,11 +31,12 @@ from botocore.exceptions import (
     ResponseStreamingError,
     SSLError,
 )
+from prometheus_client import REGISTRY
 
 from farm.artifacts.bucket_rules import rules
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.s3_bucket import PART
-from farm.artifacts.storage import Published, blob_key, readable, rewrite, sidecar_key
+from farm.artifacts.storage import ListedObject, Published, blob_key, readable, rewrite, sidecar_key
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -107,11 +108,18 @@ def test_a_blob_comes_back_as_it_went(store: S3Store, tmp_path: Path, size: int)
     assert store.verify_blob(digest, size)
 
 
+def written() -> float:
+    """The bytes that were sent to storage, as the metrics say it."""
+    return REGISTRY.get_sample_value("farm_storage_bytes_total", {"direction": "written"}) or 0.0
+
+
 def test_a_large_blob_goes_up_in_parts(store: S3Store, outside: Overwriter, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(os.urandom(3 * PART))
+    before = written()
     digest, _ = store.put_blob_file(path)
     assert outside.head(blob_key(digest))["ETag"].endswith('-3"')
+    assert written() == before + 3 * PART
 
 
 def test_a_missing_blob_is_named_in_the_error(store: S3Store, s3_connection: dict[str, str], tmp_path: Path) -> None:
@@ -218,6 +226,23 @@ def test_verifying_finds_a_damaged_large_blob(store: S3Store, outside: Overwrite
     assert store.has_blob(digest, size)
     assert not store.verify_blob(digest, size)
     assert not store.has_blob(digest)
+
+
+def test_a_damaged_blob_that_somebody_removes_at_the_same_time_needs_no_quarantine(
+    store: S3Store, outside: Overwriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, _ = store.put_blob_bytes(b"right")
+    outside.put(blob_key(digest), b"wrong")
+    read, seen = store.hash_of, list[str]()
+
+    def read_and_remove(entry: ListedObject) -> str:
+        seen.append(read(entry))
+        if len(seen) == 2:
+            store.delete_object(entry.key)
+        return seen[-1]
+
+    monkeypatch.setattr(store, "hash_of", read_and_remove)
+    assert not store.verify_blob(digest)
 
 
 MEMORY = """
