@@ -64,10 +64,6 @@ class StepEnded(Exception):
         self.failure = failure
 
 
-def no_conditions() -> None:
-    """Return None: a slot of CPUs has no GPU to look at."""
-
-
 @dataclass
 class Children:
     """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
@@ -82,7 +78,7 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
-    conditions: Callable[[], Conditions | None] = no_conditions
+    conditions: Callable[[], Conditions | None] = lambda: None
     """Returns the state of the slot's GPU; `look` calls it."""
     began: float = field(default_factory=time.monotonic)
     """When it all began; later by the time in which its children were paused."""

@@ -167,8 +167,9 @@ class Steps:
         self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0
     ) -> None:
         request = reference_request(self.order, model, samples, path, used=used, unverified=unverified)
-        inputs = [model.parent, *([samples] if samples else [])]
-        self.children.ask(request, read=inputs, write=[path.parent], seconds=seconds)
+        if used == "migraphx":
+            self._let_check(model, None)
+        self.children.ask(request, read=inputs_of(model, samples), write=[path.parent], seconds=seconds)
         self._checked = True
 
     @property
@@ -185,18 +186,19 @@ class Steps:
 
     def prepare(self, model: Path) -> Path:
         """Check the model if the compiling child cannot, and return it in the form that the compiler reads."""
-        if (
-            not self._checked
-            and self.compiler.name == "migraphx"
-            and (self.installation or self.children.settings.migraphx_python)
-        ):
-            # A compiling child checks the model itself if it can; MIGraphX's own Python may lack onnx.
-            self.children.ask(check_request(self.order, model), read=[model.parent])
+        if self.compiler.name == "migraphx":
+            self._let_check(model, self.installation)
         if not self.compiler.packs(self.order["spec"]["precision"]):
             return model
         packed = self.children.folder / "packed" / "packed.onnx"
         self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
         return packed
+
+    def _let_check(self, model: Path, installation: Installation | None) -> None:
+        """Let a child of the farm's own Python check the model: one of MIGraphX's may lack onnx, and opens it next."""
+        if not self._checked and (installation or self.children.settings.migraphx_python):
+            self.children.ask(check_request(self.order, model), read=[model.parent])
+            self._checked = True
 
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Quantize, compile and save the program."""
@@ -345,9 +347,9 @@ def texts_next_to(program: Path) -> dict[str, Path]:
     return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
 
 
-def inputs_of(model: Path, calibration: Path | None) -> list[Path]:
-    """Return what a child that compiles a model reads: the model's folder, and the calibration data."""
-    return [model.parent, *([calibration] if calibration else [])]
+def inputs_of(model: Path, data: Path | None) -> list[Path]:
+    """Return what a child reads that opens a model: the model's folder, and its calibration data or samples."""
+    return [model.parent, *([data] if data else [])]
 
 
 _PASS = re.compile(rb"^([A-Za-z0-9_:]{1,128}): ([0-9]{1,12}(?:[.][0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?)ms\n?$")

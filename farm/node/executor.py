@@ -26,7 +26,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import Children, OnPhase, StepEnded, StepSettings, no_conditions
+from farm.compiling.children import Children, OnPhase, StepEnded, StepSettings
 from farm.compiling.failures import Failure
 from farm.compiling.installations import by_toolchain
 from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone, is_shared
@@ -90,7 +90,7 @@ class Executor:
         try:
             with self.work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 environment = after_a_crash(attempt.previous)
-                look = partial(conditions, attempt.slot) if attempt.slot.gpu else no_conditions
+                look = partial(conditions, attempt.slot)
                 machine = StepSettings.of(self.settings)
                 children = Children(
                     folder, machine, attempt.limits, on_phase, cancelled, attempt.slot, environment, look

@@ -107,7 +107,7 @@ def compiler_module(request: Request) -> CompilerModule:
 
 
 def check_model(request: Request) -> CheckAnswer | None:
-    """Check the request's model; None if this interpreter has no onnx (another child has checked it)."""
+    """Check the request's model; None if this interpreter lacks onnx or protobuf (another child has checked it)."""
     from .onnx_check import check_onnx
     from .tf_check import check_tf
 
@@ -117,7 +117,7 @@ def check_model(request: Request) -> CheckAnswer | None:
             return check_tf(model["path"], model.get("outputs") or ())
         return check_onnx(model["path"], alone=model.get("alone", False))
     except ModuleNotFoundError as error:
-        if error.name != "onnx":
+        if (error.name or "").partition(".")[0] not in ("onnx", "google"):
             raise
         return None
 

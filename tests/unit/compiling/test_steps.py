@@ -102,13 +102,14 @@ REFUSAL = Failure(FailureKind.UNVERIFIABLE, "has no such operator")
 
 
 def asking(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: Failure | None
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: Failure | None, python: str = ""
 ) -> tuple[Steps, list[tuple[str, float]]]:
     """Steps whose children end as given, one after the other; what was asked of them, and for how many seconds."""
-    children = Children(folder, StepSettings(), {"time": 60.0, "memory": 0}, lambda *_: None, threading.Event())
+    settings = StepSettings(migraphx_python=python)
+    children = Children(folder, settings, {"time": 60.0, "memory": 0}, lambda *_: None, threading.Event())
     asked: list[tuple[str, float]] = []
 
-    def ask(request: dict[str, Any], *, seconds: float, **_: Any) -> dict[str, Any]:
+    def ask(request: dict[str, Any], *, seconds: float = 0.0, **_: Any) -> dict[str, Any]:
         asked.append((request["compiler"], seconds))
         if failure := ends[len(asked) - 1]:
             raise StepEnded(failure)
@@ -141,6 +142,19 @@ def test_references_that_nobody_asked_for_leave_time_to_compile(
     assert [name for name, _ in asked] == ["onnxruntime", "onnx", "migraphx"]
     assert asked[0][1] == 0, "all there is"
     assert 0 < asked[1][1] <= 30
+
+
+@pytest.mark.parametrize("format", ["onnx", "tf"])
+def test_no_python_of_migraphx_opens_a_model_that_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """It may lack what the check needs, also if MIGraphX makes the reference; once is enough."""
+    steps, asked = asking(tmp_path, monkeypatch, None, None, python="/opt/rocm/python")
+    steps.order["model"]["format"] = format
+    steps.order["spec"]["verification"]["reference"] = "migraphx"
+    steps.reference(tmp_path / "net", None)
+    assert steps.prepare(tmp_path / "net") == tmp_path / "net"
+    assert [name for name, _ in asked] == ["onnxruntime", "migraphx"], "the check, the reference"
 
 
 def test_of_passes_that_a_child_makes_up_only_so_many_are_kept(tmp_path: Path) -> None:
