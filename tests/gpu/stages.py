@@ -29,7 +29,7 @@ from farm.node.machine import Machine
 from farm.node.slot_shares import share_out
 from farm.node.survey import survey
 from farm.settings import Settings, load_settings
-from farm.targets.compilers import Maker, compilers
+from farm.targets.compilers import Maker, compilers, filled
 from tests.gpu.card_sampler import CardSampler, NvmlSampler
 from tests.gpu.larger_nets import LARGER, NETS, left_out
 from tests.support.places import ROOT
@@ -582,7 +582,7 @@ class Run:
                 "model": {"path": str(model), "format": "onnx", "names": ["y"]},
                 "inputs": {"x": {"dtype": "float32", "shape": [1, 3, 128, 128]}},
                 "batch": None,
-                "options": compilers()[self.compiler].filled({}, self.device),
+                "options": filled(compilers()[self.compiler].options_of(self.device), {}),
                 "quantization": {},
                 "tuning": {"mode": "off"},
                 "calibration": None,

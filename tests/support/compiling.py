@@ -17,7 +17,7 @@ from farm.compiling.failures import ChildEnd, ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.models.model import check_here
 from farm.runner.onnx_check import BadModel
-from farm.targets.compilers import compilers, default_equal_share, default_tolerance
+from farm.targets.compilers import compilers, default_equal_share, default_tolerance, filled
 
 
 def package_file(package: str, path: str) -> Path:
@@ -111,7 +111,7 @@ class Case:
             },
             "inputs": self.inputs,
             "batch": self.batch,
-            "options": compilers()[self.compiler].filled(self.options, self.device),
+            "options": filled(compilers()[self.compiler].options_of(self.device), self.options),
             **fields,
         }
         end = run_child(
@@ -157,7 +157,7 @@ class Case:
     def pack(self, precision: str, **quantization: Any) -> dict[str, int]:
         """Give the model int4 weights; the later steps take that one."""
         packed = self.folder / "packed.onnx"
-        options = compilers()[self.compiler].filled_quantization(precision, quantization, self.device)
+        options = filled(compilers()[self.compiler].quantization_options(precision, self.device), quantization)
         found = self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
         self.path = packed
         return dict(found["quantized"])
@@ -174,7 +174,7 @@ class Case:
             "compile",
             expected=expected,
             precision=precision,
-            quantization=compilers()[self.compiler].filled_quantization(precision, quantization, self.device),
+            quantization=filled(compilers()[self.compiler].quantization_options(precision, self.device), quantization),
             tuning={"mode": "off"},
             calibration=calibration or {"generate": 16, "seed": 0, "ranges": self.ranges},
             program=str(self.program),
