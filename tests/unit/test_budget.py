@@ -20,7 +20,7 @@ LINES = {
     "builds": 3194,
     "cli": 4965,
     "client": 4749,
-    "compiling": 3348,
+    "compiling": 3346,
     "control": 637,
     "extras/ci": 576,
     "extras/convert": 527,
