@@ -20,10 +20,10 @@ from typing import Any
 from tests.mutants.change import Change
 from tests.mutants.places import KEPT, LIMITS, ROOMS, ROOT, TESTS
 
-AT_MOST = 40.0
-"""Seconds of tests for one change."""
-SLOW = 15.0
-"""Seconds above which a test is asked about no change."""
+AT_MOST = 1 / 16
+"""Tests for one change, as a share of the seconds of all: about 40 s. A busy machine chooses the same ones."""
+SLOW = 1 / 45
+"""A test that takes more of them is asked about no change."""
 
 BODY = re.compile(r"^local function (\w+)\((?:[^\n]* end$|.*?^end\b)", re.MULTILINE | re.DOTALL)
 """A shared function of a script, on one line or on several."""
@@ -116,9 +116,10 @@ class TestsByLine:
         for test in sorted(able, key=lambda test: (seconds[test], test)):
             place[test] = next(counts[test.partition("::")[0]])
         ordered = sorted(able, key=lambda test: (_distance(test, change.file), place[test], seconds[test], test))
+        whole = self.seconds(self._kept["tests"])
         chosen, spent = [], 0.0
         for test in ordered:
-            if seconds[test] <= SLOW and (spent + seconds[test] <= AT_MOST or not chosen):
+            if seconds[test] <= SLOW * whole and (spent + seconds[test] <= AT_MOST * whole or not chosen):
                 chosen.append(test)
                 spent += seconds[test]
         return chosen
