@@ -622,6 +622,16 @@ def test_a_success_after_the_cancel_is_the_jobs_alone(store: Store) -> None:
     assert states(store, build_id) == ["cancelled"]
 
 
+def test_a_cancelled_job_is_over_when_its_worker_is_lost(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    job_id, _ = take(store)
+    store.builds.cancel(build_id)
+    assert lose(store) == job_id
+    assert store.jobs.get(job_id)["state"] == "cancelled"
+    assert findings(store, job_id) == []
+
+
 def test_a_job_lives_as_long_as_one_cell_wants_it(store: Store) -> None:
     join_pool(store)
     first, second = submit(store, new_cell("a" * 64)), submit(store, new_cell("a" * 64))

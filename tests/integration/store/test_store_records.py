@@ -466,6 +466,19 @@ def test_the_newest_durations_are_kept(store: Store) -> None:
     store.history.remember("main", [worked(f"{number:064}", float(number), 1 + number // 100) for number in range(300)])
     (samples,) = store.history.samples(["main", "other"], ["onnxruntime-cpu.fp32.off"]).values()
     assert sorted(sample.seconds for sample in samples) == [float(number) for number in range(100, 300)]
+    join_pool(store)
+    submit(store, new_cell())
+    run_next(store, Outcome.success(worked("a" * 64, 300.0, 4)))
+    (samples,) = store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"]).values()
+    assert sorted(sample.seconds for sample in samples) == [float(number) for number in range(101, 301)]
+
+
+def test_what_ended_is_kept_for_as_many_days_as_is_set(redis_url: str) -> None:
+    store = Store.connect(load_settings({}, redis_url=redis_url, keep_days=3))
+    join_pool(store)
+    submit(store, new_cell())
+    job_id = run_next(store, Outcome.success({}))
+    assert store._link.ask("PTTL", ("job", job_id)) == pytest.approx(3 * 86_400_000, abs=600_000)
 
 
 def test_what_a_job_took_is_counted_over_its_attempts(store: Store) -> None:
