@@ -68,16 +68,16 @@ def lock_place(folder: str) -> str:
 
 
 class Clock:
-    """Seconds of a child's life in which it was not paused. It begins paused."""
+    """Seconds in which the children of an attempt, one after the other, were not paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: float = 0.0) -> None:
         self.began = time.monotonic()
-        self._lost: tuple[float, float | None] = 0.0, self.began
+        self._lost: tuple[float, float | None] = lost, None
         """Seconds lost before, and since when it stands still; one value, because several threads use it."""
 
     @property
     def lost(self) -> float:
-        """Seconds for which it has stood still."""
+        """Seconds for which it has stood still: the attempt was paused."""
         before, since = self._lost
         return before if since is None else before + time.monotonic() - since
 
@@ -101,8 +101,10 @@ class Clock:
 class HostChild:
     """A child among those of its process, which pause together. Thread-safe."""
 
-    def __init__(self, host: Host, *, gpu: bool) -> None:
-        self.clock = Clock()
+    def __init__(self, host: Host, clock: Clock, *, gpu: bool) -> None:
+        self.clock = clock
+        clock.run(runs=False)  # Until it may start.
+        self.began = clock()
         self.shared = False
         """Whether it has measured while others ran, or may have."""
         self._host = host
@@ -213,9 +215,9 @@ class Host:
         self._rests_until = 0.0
 
     @contextmanager
-    def child(self, *, gpu: bool, cancelled: threading.Event | None = None) -> Iterator[HostChild]:
+    def child(self, clock: Clock, *, gpu: bool, cancelled: threading.Event | None = None) -> Iterator[HostChild]:
         """Wait until children may run, or `cancelled` is set; then hold a place for one until the block ends."""
-        child = HostChild(self, gpu=gpu)
+        child = HostChild(self, clock, gpu=gpu)
         self._join(child, cancelled)
         try:
             yield child

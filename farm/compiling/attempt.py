@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import farm
+from farm.compiling.alone import Clock
 from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import FailureDocument, ReproductionDocument
@@ -68,6 +69,8 @@ class Attempt:
     """To be called, from any thread, whenever object storage is found away; says whether the finished program is kept
     on the node's disk, so that it outlives this attempt."""
     tail: LogTail = field(default_factory=LogTail, compare=False)
+    clock: Clock = field(default_factory=Clock, compare=False)
+    """Stands still while the attempt is paused."""
 
     def describe(
         self, *, reference: FileReference | None, ended: FailureDocument | None = None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
-from farm.compiling.alone import LOOK_SECONDS, Host, HostChild
+from farm.compiling.alone import LOOK_SECONDS, Clock, Host, HostChild
 from farm.compiling.answers import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy
@@ -107,6 +107,7 @@ def run_child(
     cancelled: threading.Event | None = None,
     seal: Seal | None = None,
     host: Host | None = None,
+    clock: Clock | None = None,
     script: Path = RUNNER,
     answer: Hashable = None,
     templates: Templates | None = None,
@@ -115,10 +116,10 @@ def run_child(
 
     `environment` is added to the clean one that `child_environment` makes. The log is appended to `log_path`. The
     child's private temporary folder is made in `folder`, and removed at the end. A child that opens an untrusted model
-    needs a `seal`. On a `host`, it is paused while another program is measured there. `answer` is the type of the
-    answer to an extension's action. With `templates` the child is forked from one, if that can be. When this returns or
-    raises, or if the calling process dies in any way, no process of the child is left, except those that the kernel
-    cannot end (`ChildEnd.stuck`).
+    needs a `seal`. On a `host`, it is paused while another program is measured there; `clock` stands still then.
+    `answer` is the type of the answer to an extension's action. With `templates` the child is forked from one, if that
+    can be. When this returns or raises, or if the calling process dies in any way, no process of the child is left,
+    except those that the kernel cannot end (`ChildEnd.stuck`).
 
     Raises OSError if the child cannot be started.
     """
@@ -140,7 +141,7 @@ def run_child(
             }
             start = log.tell()
             with (
-                (host or Host()).child(gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
+                (host or Host()).child(clock or Clock(), gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
                 closing(Conversation(place, on_message)) as conversation,
             ):
                 command = [python or sys.executable, str(script)]
@@ -383,8 +384,7 @@ class ChildProcess:
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            seconds=place.clock(),
-            paused=place.clock.lost,
+            seconds=place.clock() - place.began,
             shared=place.shared,
             memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.alone import host_at
+from farm.compiling.alone import Clock, host_at
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.installations import Installation
@@ -81,7 +81,9 @@ class Children:
     conditions: Callable[[], Conditions | None] = lambda: None
     """Returns the state of the slot's GPU; `look` calls it."""
     began: float = field(default_factory=time.monotonic)
-    """When it all began; later by the time in which its children were paused."""
+    """When it all began; later by the time for which it waited for object storage."""
+    clock: Clock = field(default_factory=Clock)
+    """Stands still while its child is paused."""
     shared: bool = False
     """Whether a child of this slot measured while others ran on the host, or may have."""
     memory: list[int] = field(default_factory=list)
@@ -106,12 +108,12 @@ class Children:
         The time limit holds for all of them together, the memory limit for each.
         """
         folder.mkdir()
-        return replace(self, slot=slot, folder=folder)
+        return replace(self, slot=slot, folder=folder, clock=Clock(self.clock.lost))
 
     @property
     def seconds(self) -> float:
         """Seconds since it all began, without those in which its children were paused."""
-        return round(time.monotonic() - self.began, 3)
+        return round(time.monotonic() - self.began - self.clock.lost, 3)
 
     @property
     def largest(self) -> int:
@@ -203,9 +205,9 @@ class Children:
             cancelled=self.cancelled,
             seal=Seal(read=read, write=write, within=self.within),
             host=host_at(self.settings.lock_dir),
+            clock=self.clock,
             templates=self.templates,
         )
-        self.began += end.paused
         self.shared = self.shared or end.shared
         self.memory.append(end.memory)
         if end.result is not None and end.ok:

@@ -81,7 +81,6 @@ class ChildEnd:
     signal: int | None = None
     seconds: float = 0.0
     """For which it was not paused."""
-    paused: float = 0.0
     shared: bool = False
     """Whether it measured something while others ran on its host, or may have."""
     memory: int = 0

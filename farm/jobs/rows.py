@@ -142,7 +142,7 @@ class NewCell(TypedDict):
 class CellRow(TypedDict):
     """How a cell is now: `state` is queued, running, succeeded, failed or cancelled.
 
-    `elapsed` are the seconds of its last attempt so far, `spent` those of all its attempts.
+    `elapsed` are the seconds for which its last attempt has run and was not paused, `spent` all of all its attempts.
     """
 
     identifier: str

@@ -276,8 +276,8 @@ class Lease:
     def renewal(self) -> Renewal:
         """Return what it says to the store."""
         phase, progress, detail = self.doing
-        attempt = self.attempt
-        return Renewal(attempt.token, attempt.job_id, phase, progress, detail, attempt.tail.news(), self.kept)
+        attempt, paused = self.attempt, round(self.attempt.clock.lost, 3)
+        return Renewal(attempt.token, attempt.job_id, phase, progress, detail, paused, attempt.tail.news(), self.kept)
 
     def hear(self, answer: Renewed) -> None:
         """Hear whether the store wants the attempt to go on."""

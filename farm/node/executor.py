@@ -95,6 +95,7 @@ class Executor:
                 children = Children(
                     folder, machine, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
                 )
+                children.clock = attempt.clock
                 if not any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children):
                     children.templates = self.templates
                 return _AttemptRun(self, attempt, children).outcome()

@@ -31,7 +31,7 @@ FOR_EVER = 1e11
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
 
-_LIVE = ("worker", "number", "started_at", "phase", "progress", "detail", "spent")
+_LIVE = ("worker", "number", "started_at", "phase", "progress", "detail", "paused", "spent")
 
 BuildRows = list[BuildRow]
 CellRows = list[CellRow]
@@ -247,7 +247,8 @@ def _cell(
     ended = json.loads(end) if end else {}
     started_at, ended_at = _seconds(ended.get("started_at") or live.get("started_at")), _seconds(ended.get("at"))
     outcome = ended.get("outcome") or {}
-    elapsed = round(max(0.0, (ended_at or now) - started_at), 3) if started_at else None
+    taken = max(0.0, (ended_at or now) - started_at) if started_at else 0.0
+    paused = _seconds(ended.get("paused") or live.get("paused")) or 0.0
     spent = float(ended.get("spent") or live.get("spent") or 0) / 1000
     return {
         "identifier": static["identifier"],
@@ -261,8 +262,8 @@ def _cell(
         "phase": live.get("phase"),
         "progress": _number(live.get("progress")),
         "worker": ended.get("worker") or live.get("worker"),
-        "elapsed": elapsed,
-        "spent": round(spent + (elapsed or 0.0), 3) if state == "running" else spent,
+        "elapsed": round(max(0.0, taken - paused), 3) if started_at else None,
+        "spent": round(spent + taken, 3) if state == "running" else spent,
         "facts": _facts(static["facts"], state, outcome),
         "log": outcome.get("log") or None,
     }

@@ -52,6 +52,8 @@ the job."""
 class Renewal:
     """What an attempt says about itself when its lease is renewed; `log_tail` is kept until the next renewal.
 
+    `paused` are the seconds for which it was paused so far (None: as it said before).
+
     `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
     after the last renewal, whatever happens to the worker.
     """
@@ -61,6 +63,7 @@ class Renewal:
     phase: str = ""
     progress: float | None = None
     detail: str = ""
+    paused: float | None = None
     log_tail: bytes | None = None
     kept: bool = False
 
@@ -73,6 +76,7 @@ class Renewal:
             "phase": self.phase,
             "progress": "" if self.progress is None else self.progress,
             "detail": self.detail,
+            "paused": "" if self.paused is None else round(self.paused * 1000),
             "log": self.log_tail or b"",
             "kept": int(self.kept),
         }

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from farm.compiling import alone, cgroups
-from farm.compiling.alone import Host
+from farm.compiling.alone import Clock, Host
 from farm.compiling.child_process import OnMessage, run_child
 from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
 from farm.jobs.state import PAUSED, WAITS_FOR_TURN
@@ -29,16 +29,17 @@ WORKER = """
 import dataclasses, json, sys
 from farm.compiling import cgroups
 from pathlib import Path
-from farm.compiling.alone import Host
+from farm.compiling.alone import Clock, Host
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildLimits
 
 folder, request, limits = Path(sys.argv[1]), json.loads(sys.argv[2]), ChildLimits(**json.loads(sys.argv[3]))
 if sys.argv[5] == "False":
     cgroups.find = lambda: cgroups.Groups(None, "as the test wants it")
+clock = Clock()
 end = run_child(request, log_path=folder / f"{request['do']}.txt", folder=folder, script=Path(sys.argv[4]),
-                limits=limits, host=Host(folder))
-print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": end.paused, "shared": end.shared}))
+                limits=limits, host=Host(folder), clock=clock)
+print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": clock.lost, "shared": end.shared}))
 """
 
 
@@ -110,7 +111,7 @@ def run_here(
     do: str,
     host: Host,
     cancelled: threading.Event,
-    *,
+    clock: Clock | None = None,
     on_message: OnMessage | None = None,
     **fields: Any,
 ) -> ChildEnd:
@@ -124,6 +125,7 @@ def run_here(
         script=HOSTILE,
         limits=limits,
         host=host,
+        clock=clock,
         cancelled=cancelled,
         on_message=on_message,
     )
@@ -233,11 +235,11 @@ def test_a_child_that_stands_still_is_shown_to(
     monkeypatch.setattr(alone, "LONGEST", longest)
     said: list[str] = []
     ended: list[ChildEnd] = []
-    host, never = Host(tmp_path), threading.Event()
+    host, clock, never = Host(tmp_path), Clock(), threading.Event()
 
     def count_and_measure(_: threading.Event) -> None:
         ended.append(
-            run_here(tmp_path, "count_and_measure", host, never, on_message=lambda each: said.append(each["detail"]))
+            run_here(tmp_path, "count_and_measure", host, never, clock, lambda each: said.append(each["detail"]))
         )
 
     with in_a_thread(count_and_measure):
@@ -251,7 +253,7 @@ def test_a_child_that_stands_still_is_shown_to(
     assert ended[0].ok
     assert said[0] == ""
     assert said[-1] == "measures"
-    assert ended[0].paused > 1
+    assert clock.lost > 1
 
 
 @pytest.mark.parametrize("do", ["count", "measure"])

@@ -102,7 +102,7 @@ end
 
 local FIELDS = {"state", "where", "namespace", "key", "job_key", "pool", "priority", "rank", "number", "charged",
                 "losses", "token", "nonce", "build", "worker", "node", "started_at", "queued_at", "cancelling",
-                "excluded", "time", "memory", "phase", "spent", "kept"}
+                "excluded", "time", "memory", "phase", "spent", "kept", "paused"}
 
 -- Return a job's fields without its order, or nil if there is no such job.
 local function read(job)
@@ -221,6 +221,12 @@ local function is_measurement(job)
   return job.job_key:find(":against:", 1, true) ~= nil
 end
 
+-- What is kept of a job's last attempt with a cell that ends.
+local function about(job)
+  return {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil, spent = tonumber(job.spent) or nil,
+          started_at = tonumber(job.started_at) or nil, paused = tonumber(job.paused) or nil}
+end
+
 -- End a job and its live cells, and let all that belongs to it expire.
 local function end_job(job, cells, to, outcome, kind)
   local from = job.state
@@ -239,9 +245,7 @@ local function end_job(job, cells, to, outcome, kind)
   call("HSET", JOB .. job.id, "state", to, "where", "", "ended_at", NOW, "outcome", outcome)
   local active = FARM .. "active:" .. job.namespace .. ":" .. job.job_key
   if call("GET", active) == job.id then call("DEL", active) end
-  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
-                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
-  local document = ending(about, outcome)
+  local document = ending(about(job), outcome)
   for _, cell in ipairs(cells) do
     if cell.live then end_cell(cell.build, cell.identifier, from, to, job, document, kind) end
   end
@@ -254,9 +258,7 @@ end
 -- worker's next renewal.
 local function cancel_cell(build, identifier, job, outcome)
   local cells = cells_of(job)
-  local about = {job = job.id, attempt = tonumber(job.number), worker = job.worker or nil,
-                 started_at = tonumber(job.started_at) or nil, spent = tonumber(job.spent) or nil}
-  end_cell(build, identifier, job.state, "cancelled", job, ending(about, outcome))
+  end_cell(build, identifier, job.state, "cancelled", job, ending(about(job), outcome))
   for _, cell in ipairs(cells) do
     if cell.build == build and cell.identifier == identifier then cell.live = false end
   end

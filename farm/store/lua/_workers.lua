@@ -155,7 +155,7 @@ local function requeue(job, cells, delay, node, kind)
   call("HSET", JOB .. job.id, "state", "queued", "number", job.number, "queued_at", NOW,
        "charged", job.charged, "losses", job.losses, "excluded", cjson.encode(excluded))
   call("HDEL", JOB .. job.id, "token", "nonce", "worker", "node", "started_at", "phase", "progress", "detail",
-       "refused", "kept")
+       "paused", "refused", "kept")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
 end

@@ -56,9 +56,7 @@ elseif not is_measurement(job)
   if not others then
     end_job(job, cells, "failed", outcome, kind)
   else
-    local about = {job = id, attempt = tonumber(job.number), worker = job.worker, started_at = tonumber(job.started_at),
-                   spent = tonumber(job.spent)}
-    local document = ending(about, outcome)
+    local document = ending(about(job), outcome)
     for _, cell in ipairs(content) do
       end_cell(cell.build, cell.identifier, "running", "failed", job, document, kind)
       cell.live = false

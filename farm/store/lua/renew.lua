@@ -1,7 +1,8 @@
 -- A worker reports that its attempt is alive, and its progress.
 -- keys: job:<job> with :cells :log, leases, kept, build:<build>:events
--- arguments: job, token, phase, progress, detail, log, kept
+-- arguments: job, token, phase, progress, detail, paused, log, kept
 --   progress: a number, or "" if it is unknown; log: the last part of the attempt's log, "" = as before;
+--   paused: for so many milliseconds another program was measured on its host, "" = as before;
 --   kept: 1 if its finished program is on the node's disk
 -- answer: "ok", "cancel" (nobody wants it any more: end it, then finish) or "lost" (another attempt has the job)
 local id = job
@@ -17,6 +18,7 @@ else
 end
 if log ~= "" then call("SET", JOB .. id .. ":log", log) end
 call("HSET", JOB .. id, "phase", phase, "progress", progress, "detail", detail)
+if paused ~= "" then call("HSET", JOB .. id, "paused", paused) end
 if job.cancelling then return "cancel" end
 if phase ~= (job.phase or "") then
   for _, cell in ipairs(cells_of(job)) do

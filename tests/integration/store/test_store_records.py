@@ -572,10 +572,14 @@ def test_a_cell_has_the_time_since_its_attempt_began_and_a_job_its_limits(store:
     assert attempt["limits"] in ({"time": 7.0, "memory": 5 << 30}, {"time": 60.0, "memory": 0})
     assert attempt["limits"] == claim.limits
     (running,) = (cell for cell in store.builds.cells(build_id) if cell["state"] == "running")
-    assert 0 <= running["elapsed"] < 60
+    assert 0 < running["elapsed"] < 60
+    assert store.jobs.renew(claim.token, job_id, paused=60.0) == "ok"
+    assert store.jobs.renew(claim.token, job_id) == "ok", "that says nothing of pauses"
+    (running,) = (cell for cell in store.builds.cells(build_id) if cell["state"] == "running")
+    assert running["elapsed"] == 0 < running["spent"] < 60, "a slot was held all the time"
     store.jobs.finish(job_id, claim.token, Outcome.success({}))
     (ended,) = (cell for cell in store.builds.cells(build_id) if cell["state"] == "succeeded")
-    assert 0 <= ended["elapsed"] < 60 and 0 <= ended["spent"] < 60
+    assert ended["elapsed"] == 0 < ended["spent"] < 60
     (other,) = store.jobs.hand_out(POOL.name, 1)
     store.jobs.claim(*other, nonce="n", worker="w1", node="n1")
     assert {store.jobs.get(each)["attempts"][0]["limits"]["memory"] for each in (job_id, other[0])} == {5 << 30, 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.compiling import alone
-from farm.compiling.alone import Host, HostChild
+from farm.compiling.alone import Clock, Host, HostChild
 from farm.runner.protocol import CONTINUE, GO, PAUSE
 from tests.support.helpers import in_a_thread, wait_until
 
@@ -19,7 +19,7 @@ class Played:
     def __init__(self, host: Host, *, gpu: bool = False, stubborn: bool = False) -> None:
         self.heard: list[bytes] = []
         self._stubborn = stubborn
-        self._place = host.child(gpu=gpu)
+        self._place = host.child(Clock(), gpu=gpu)
         self.child: HostChild = self._place.__enter__()
         self.child.started(self._hear)
 
@@ -117,7 +117,7 @@ def test_a_child_waits_for_the_end_of_a_measurement_before_it_starts(
     with in_a_thread(lambda _: late.append(start(theirs))):
         cancelled = threading.Event()
         cancelled.set()
-        with theirs.child(gpu=False, cancelled=cancelled):
+        with theirs.child(Clock(), gpu=False, cancelled=cancelled):
             assert not late
         measuring.child.wish(alone=False)
         wait_until(lambda: late)
