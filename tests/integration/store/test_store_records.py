@@ -522,6 +522,11 @@ def test_a_worker_that_fell_silent_right_after_it_registered_is_missed(store: St
     join_pool(store, ttl=0.05)
     ((node, heard),) = wait_until(store.workers.silent, message="it is not live any more").items()
     assert (node, heard >= before) == ("n1", True)
+    store.workers.forget_dead()
+    assert list(store.workers.silent()) == ["n1"], "it died within the hour"
+    store._link.ask("ZADD", ("workers",), (before - 3601) * 1000, "w1")
+    store.workers.forget_dead()
+    assert store.workers.silent() == {}
 
 
 @pytest.mark.parametrize("queue", ["waiting", "handed"])
