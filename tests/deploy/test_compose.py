@@ -88,9 +88,9 @@ def test_a_worker_that_is_stopped_in_an_attempt_keeps_what_it_learnt_and_exits_w
     assert '"giving attempts back"' in said
     done = client("watch", build)
     assert done.returncode == 0, done.stdout + done.stderr
-    attempts = attempts_of(client, build)
-    assert "released" in attempts
-    assert set(attempts) <= {"released", "succeeded"}, "none was lost"
+    ends = {end for end, _ in attempts_of(client, build)}
+    assert "released" in ends
+    assert ends <= {"released", "succeeded"}, "none was lost"
     tuned = [json.loads(line) for line in said.splitlines() if '"tuning committed"' in line]
     assert any(line["records"] for line in tuned)
 
@@ -110,13 +110,14 @@ def test_no_attempt_is_lost_however_often_workers_are_stopped(
     for _ in range(STOPS):
         wait_until(runs, 120, "a running cell")
         assert '"draining"' in stop_the_worker(composed)
-    ends: list[str] = []
+    attempts = []
     for build in builds:
         done = client("watch", build)
         assert done.returncode == 0, done.stdout + done.stderr
-        ends += attempts_of(client, build)
-    assert set(ends) <= {"released", "succeeded", "failed"}
-    assert ends.count("failed") == len(builds), "the one of each that is expected"
+        attempts += attempts_of(client, build)
+    assert {end for end, _ in attempts} <= {"released", "succeeded", "failed"}
+    failures = [kind for end, kind in attempts if end == "failed"]
+    assert failures == ["compiler_error"] * len(builds), "the one of each that is expected"
 
 
 def submit_again(client: Command, salt: str, folder: Path) -> str:
@@ -158,14 +159,14 @@ def test_a_worker_on_another_machine_takes_jobs(
         composed.up("worker", "--no-deps")
 
 
-def attempts_of(client: Command, build: str) -> list[str]:
-    """How the attempts of a build's jobs ended, or what they do."""
+def attempts_of(client: Command, build: str) -> list[tuple[str, str]]:
+    """How the attempts of a build's jobs ended, or what they do, and the kinds of failures."""
     url, token, certificate = (client.environ[name] for name in ("FARM_API_URL", "FARM_API_TOKEN", "SSL_CERT_FILE"))
     with httpx.Client(
         headers={"Authorization": f"Bearer {token}"}, verify=ssl.create_default_context(cafile=certificate)
     ) as http:
         jobs = [http.get(f"{url}/v1/jobs/{cell['job']}").json() for cell in client.json("status", build)["cells"]]
-    return [attempt["end"] for job in jobs for attempt in job["attempts"]]
+    return [(attempt["end"], attempt["kind"] or "") for job in jobs for attempt in job["attempts"]]
 
 
 @pytest.mark.parametrize("service", ["valkey", "s3", "serve", "worker"])
