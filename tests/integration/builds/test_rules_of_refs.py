@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from farm.settings import Settings
-from tests.support.ref_machine import CALM, Wish, World
+from tests.support.ref_machine import CALM, STRICT, Wish, World
 
-OLD, NEW = "onnxruntime1.3", "onnxruntime1.30"
+OLD, NEW, NEWEST = "onnxruntime1.3", "onnxruntime1.30", "onnxruntime1.31"
 
 WALK: list[tuple[str, dict[str, Any]]] = [
     ("fleet", {"versions": ("1.3", "1.30")}),
@@ -36,6 +36,18 @@ WALK: list[tuple[str, dict[str, Any]]] = [
     ("forget", {"namespace": "main", "tag": "prod"}),
     ("tag", {"namespace": "main", "tag": "prod", "source": "latest", "which": 0, "previous": False}),
     ("promote", {"which": 0, "force": True}),
+    # A person's word ends a refusal.
+    ("insist", {"namespace": "main", "word": "tag"}),
+    # What a shadow build says against a program is not kept.
+    ("fleet", {"versions": ("1.3", "1.30", "1.31")}),
+    ("build", {"namespace": "main", "wish": Wish(commit=5, batches=(1,), toolchain=OLD, tolerance=STRICT), **CALM}),
+    ("shadow", {"namespace": "main", "ref": "latest", "named": NEW, "is_promoted": False, **CALM, "error": 0.01}),
+    ("build", {"namespace": "main", "wish": Wish(commit=5, batches=(1,), toolchain=NEW), **CALM}),
+    # Of three toolchains, readers get what they lost last, or the one that is named.
+    ("build", {"namespace": "main", "wish": Wish(commit=5, batches=(1,), toolchain=NEWEST), **CALM}),
+    ("roll_back", {"namespace": "main", "ref": "latest", "named": ""}),
+    ("roll_back", {"namespace": "main", "ref": "latest", "named": OLD}),
+    ("roll_back", {"namespace": "main", "ref": "latest", "named": ""}),
 ]
 
 
