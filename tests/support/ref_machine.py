@@ -265,6 +265,8 @@ class RefMachine(RuleBasedStateMachine):
         self.passed: dict[str, dict[str, tuple[str, Program]]] = {}
         self.made: dict[tuple[str, str], bool] = {}
         """Which programs a namespace has, and if each was shown to be faster than what it was measured against."""
+        self.shown: dict[str, bool] = {}
+        """If the program that a job made was shown to be faster, by the job's id."""
         self.numbers: dict[str, Numbers] = {}
         """Error and compile time of programs, by their keys."""
         self.models: dict[str, str] = {}
@@ -316,7 +318,7 @@ class RefMachine(RuleBasedStateMachine):
         publish = self.farm.artifacts.publish
 
         def published(namespace: str, sidecar: dict[str, Any], **more: Any) -> Any:
-            self.made[namespace, sidecar["key"]] = faster
+            self.made[namespace, sidecar["key"]] = self.shown[sidecar["job"]] = faster
             # What more tuning makes faster is less exact: builds that allow less must not get it.
             is_rough = faster and sidecar["spec"]["tuning"]["mode"] == "exhaustive"
             numbers = self.numbers.setdefault(
@@ -414,10 +416,11 @@ class RefMachine(RuleBasedStateMachine):
         if not passed or build.shadows:
             return
         if build.against:
+            jobs = {cell["identifier"]: cell["job"] for cell in report["cells"]}
             faster = {
                 name: (made, build.against[name])
                 for name, made in passed.items()
-                if self.is_faster(build.namespace, made[1].key)
+                if self.shown.get(jobs[name], self.is_faster(build.namespace, made[1].key))
             }
             self.model.speed_up(build.namespace, build.moment, faster)
             return
