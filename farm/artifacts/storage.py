@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -240,6 +239,8 @@ AT_ONCE = 16
 
 def at_once(ask: Callable[[A], T], about: Iterable[A]) -> list[T]:
     """Ask storage about many things, some at once; return the answers in order. Raises what the first one raises."""
+    from concurrent.futures import ThreadPoolExecutor  # Most commands ask for nothing here.
+
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(ask, about))
 

@@ -16,7 +16,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2406,
+    "artifacts": 2408,
     "builds": 3194,
     "cli": 4965,
     "client": 4749,
