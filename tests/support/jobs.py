@@ -1,5 +1,6 @@
 """Cells, control planes and workers for tests of the job store and what moves its jobs."""
 
+import ctypes
 import multiprocessing
 import os
 import secrets
@@ -139,8 +140,25 @@ def _take(number: int, ours: Any) -> None:
     os.dup2(ours.detach(), number)
 
 
+class OurNetwork:
+    """The network of the thread that asks: a test may have put it on another host than the one that forks."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        return _enter, (reduction.DupFd(space),)
+
+
+def _enter(network: Any) -> None:
+    space = network.detach()
+    if os.fstat(space).st_ino != Path("/proc/self/ns/net").stat().st_ino:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(space, 0):
+            raise OSError(ctypes.get_errno(), "cannot enter the network of the test")
+    os.close(space)
+
+
 def supervise(
-    _: Sequence[Ours],
+    _: Sequence[object],
     environment: Mapping[str, str],
     node: str,
     app: str,
@@ -164,7 +182,9 @@ class ForkedSupervisor:
 
     def __init__(self, *arguments: Any) -> None:
         FORKS.set_forkserver_preload([__name__])
-        self._process = FORKS.Process(target=supervise, args=([Ours(1), Ours(2)], *arguments), daemon=True)
+        self._process = FORKS.Process(
+            target=supervise, args=([Ours(1), Ours(2), OurNetwork()], *arguments), daemon=True
+        )
         self._process.start()
         assert self._process.pid
         self.pid: int = self._process.pid
