@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import redis
 from pydantic import SecretStr
+from redis.sentinel import Sentinel
 
 from farm.client.client import FarmClient
 from farm.local import servers
@@ -238,8 +240,14 @@ def primary(hosts: Network, url: str) -> str:
 
 
 def has_a_replica(url: str) -> bool:
-    """Whether the primary has a replica that follows it."""
+    """Whether the primary has a replica that follows it, and each Sentinel has heard of it (they ask every 10 s)."""
+    found = sentinel.read(url)
+    assert found
     try:
-        return sentinel.connect(url).info("replication").get("slave0", {}).get("state") == "online"
+        if sentinel.connect(url).info("replication").get("slave0", {}).get("state") != "online":
+            return False
+        asked: Any = Sentinel(found.places, sentinel_kwargs=found.sentinel)  # type: ignore[no-untyped-call]
+        known = [each.sentinel_slaves(found.master) for each in asked.sentinels]
     except redis.ConnectionError:
         return False
+    return all(any(not replica["is_sdown"] for replica in replicas) for replicas in known)
