@@ -143,9 +143,14 @@ def _take(number: int, ours: Any) -> None:
 class OurNetwork:
     """The network of the thread that asks: a test may have put it on another host than the one that forks."""
 
+    def __init__(self) -> None:
+        self._space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self._space)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        return _enter, (reduction.DupFd(space),)
+        return _enter, (reduction.DupFd(self._space),)
 
 
 def _enter(network: Any) -> None:
