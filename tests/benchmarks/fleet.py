@@ -29,10 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import psutil
 import redis
-from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
+from tests.benchmarks.ten_thousand import write_net  # noqa: E402
 from tests.support.helpers import in_a_thread, wait_until  # noqa: E402
 from tests.support.jobs import Worker  # noqa: E402
 from tests.support.timed_compiler import seconds_of  # noqa: E402
@@ -230,16 +229,7 @@ def write_manifests(folder: Path, builds: int, batches: int) -> list[Path]:
     """Write the models, and a manifest for each build that makes MODELS x `batches` cells of its own."""
     entries, numbers = [], ", ".join(map(str, range(1, batches + 1)))
     for number in range(MODELS):
-        weight = numpy_helper.from_array(np.full((8, 8), number, np.float32), "w")
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])],
-            "net",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
-            [weight],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(model, folder / f"net{number}.onnx")
+        write_net(folder, number)
         entries.append(f"  - {{name: net{number}, source: {{path: net{number}.onnx}}, batches: [{numbers}]}}")
     head = "version: 1\nname: fleet\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
     manifests = []

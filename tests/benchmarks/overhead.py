@@ -87,7 +87,7 @@ def main(runs: int) -> None:
     measured = settings.measure_seconds * sum(cell["state"] == "succeeded" for cell in cells)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians, "
-        f"of which {measured:.0f} s are measuring"
+        f"measuring takes {measured:.0f} s"
     )
     process = statistics.median(seconds["one process"])
     for name, values in seconds.items():

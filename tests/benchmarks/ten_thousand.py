@@ -41,21 +41,26 @@ from tests.support.helpers import wait_until  # noqa: E402
 MODELS, BATCHES, PRECISIONS = 50, 100, ("fp32", "fp16")
 
 
+def write_net(folder: Path, number: int) -> None:
+    """Write `net<number>.onnx`, a small model that no other number gives."""
+    weight = numpy_helper.from_array(np.full((8, 8), number, np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / f"net{number}.onnx")
+
+
 def write_models(folder: Path) -> Path:
     """Write 50 small models and a manifest that makes 10,000 cells of them."""
     lines = ["version: 1", "name: ten-thousand", "targets: [onnxruntime/cpu]", f"precisions: [{', '.join(PRECISIONS)}]"]
     lines += ["models:"]
     for number in range(MODELS):
-        weight = numpy_helper.from_array(np.full((8, 8), number, np.float32), "w")
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])],
-            "net",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])],
-            [weight],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(model, folder / f"net{number}.onnx")
+        write_net(folder, number)
         lines += [f"  - name: net{number}", f"    source: {{path: net{number}.onnx}}"]
         lines += [f"    batches: [{', '.join(map(str, range(1, BATCHES + 1)))}]"]
     manifest = folder / "ten-thousand.yaml"
