@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,7 +61,7 @@ class CannotRun(RequestFailed):
     """A program cannot be given its inputs from here, which says nothing against it."""
 
 
-class Program:
+class Program(ABC):
     """Something that runs: a compiled program from its file, or an original model."""
 
     outputs: list[str]
@@ -70,9 +71,9 @@ class Program:
         """Return the inputs in the compiler's own form; arrays by input name come in."""
         return feeds
 
+    @abstractmethod
     def run(self, prepared: Any) -> list[Array]:
         """Run once, with the copies from and to the host, and return the outputs in order."""
-        raise NotImplementedError
 
     def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
         """Return what runs once without host copies, or None if that is the same."""
