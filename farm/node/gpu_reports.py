@@ -96,7 +96,7 @@ def of_amd_smi(text: str) -> list[GpuReport]:
 
     It has model names and partition modes, even if rocminfo and the kernel's files are missing.
 
-    Fields without a value are `"N/A"`. Text that is no such JSON is not a GPU.
+    Fields without a value are `"N/A"`. Other text names no GPU.
     """
     start = re.search(r"^[\[{]", text, re.MULTILINE)  # Python's own warnings may come before it.
     try:

@@ -252,8 +252,8 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
 
 
 def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str, str], dict[str, str]]:
-    """Return the ranks of the model's outputs by name, where known; those that depend on a random operator, with its
-    name; and those of which the onnx package's evaluator, if it is asked, is not known to be right, with the reason.
+    """Return the ranks of the model's outputs by name, where known; the outputs that depend on a random operator, with
+    its name; and, if the onnx package's evaluator is asked, those that it may get wrong, with the reason.
 
     All are empty if no right outputs are wanted. Without onnx the names are known alone.
     """

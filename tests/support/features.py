@@ -1,4 +1,4 @@
-"""Features of MIGraphX, of which a release has some: what workers may say that theirs has."""
+"""Features that some releases of MIGraphX have: what workers may say of theirs."""
 
 from collections.abc import Mapping
 
