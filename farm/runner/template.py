@@ -105,6 +105,8 @@ def _become_launcher(own: socket.socket, said: int, work: launcher.RequestWork |
     """Take from the worker what a cold launcher gets as it starts, and run the request."""
     code = 1
     try:
+        # Celery gives sockets that are opened while it shuts down a time-out, with which the system does not wait.
+        own.setblocking(True)
         text, found, _, _ = socket.recv_fds(own, LONGEST, 4)
         if not text:  # The worker has given up.
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from celery.worker.worker import SHUTDOWN_SOCKET_TIMEOUT
 
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
@@ -85,6 +88,29 @@ def test_a_template_that_hangs_is_ended_and_its_child_starts_cold(
     assert hostile("answer", tmp_path, own).ok
     assert own.warm == [True, False]
     assert not template.is_running() or template.status() == psutil.STATUS_ZOMBIE
+
+
+def test_children_of_a_worker_that_drains_are_forked(
+    own: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery then gives new sockets a time-out, for the whole process: such a socket does not wait by itself."""
+    opened = os.pidfd_open
+
+    def waits(pid: int) -> int:
+        """The fork has come as far as it gets without a word of ours."""
+        wait_until(lambda: psutil.Process(pid).status() in (psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE))
+        return opened(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", waits)
+    assert hostile("answer", tmp_path, own).ok
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SHUTDOWN_SOCKET_TIMEOUT)
+    try:
+        end = hostile("answer", tmp_path, own)
+    finally:
+        socket.setdefaulttimeout(before)
+    assert end.ok
+    assert own.warm == [True, True]
 
 
 def module(folder: Path, text: str) -> Path:

@@ -41,7 +41,7 @@ LINES = {
     "node": 3993,
     "pages": 3120,
     "results": 1922,
-    "runner": 7123,
+    "runner": 7125,
     "serving": 451,
     "store": 1825,
     "targets": 1166,
