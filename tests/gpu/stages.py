@@ -33,7 +33,7 @@ from farm.targets.compilers import Maker, compilers, filled
 from tests.gpu.card_sampler import CardSampler, NvmlSampler
 from tests.gpu.larger_nets import LARGER, NETS, left_out
 from tests.support.places import ROOT
-from tests.support.plain_loop import plain_loop, work_orders
+from tests.support.plain_loop import plain_loop, plain_process, work_orders
 from tests.support.reaching import HOSTILE, PROBES, make_places, within_reach
 
 CHILD = Path(__file__).with_name("card_child.py")
@@ -307,11 +307,13 @@ class Run:
     def loop(self) -> dict[str, Any]:
         """One card through the farm, from the end of the upload on, against a plain loop over the same children.
 
-        Both one after the other in turns, with equal threads; at most 1.05 times as long.
+        Both one after the other in turns, with equal threads; at most 1.05 times as long. Shown next to it: one process
+        that takes the same steps with one context on the card, and how much longer the farm takes than that outside
+        measuring and the two contexts that each of its cells has.
         """
         manifest = self.manifest("loop", ["fp32", "fp16"], nets=["encoder"] if self.rehearsal else LARGER)
         text = manifest.read_text()
-        through, looped = [], []
+        through, looped, alone = [], [], []
         with self.farm(self.work / "loop-farm", self.cards[:1]) as (client, settings):
             wait_for_probe(client)
             for turn in range(1 if self.short else 3):
@@ -327,8 +329,16 @@ class Run:
                 seconds = settings.measure_seconds
                 took = plain_loop(orders, frozen.files, THREADS, seconds, self.slot(settings), **installed)
                 looped.append(round(took, 2))
+                if not installed["search"] and not installed["python"]:
+                    alone.append(round(plain_process(orders, frozen.files, THREADS, seconds, self.slot(settings)), 2))
         ratio = round(statistics.median(through) / statistics.median(looped), 3)
-        return {"cells": rows(report), "farm": through, "loop": looped, "ratio": ratio, "ok": ratio <= MOST_OVERHEAD}
+        found = {"farm": through, "loop": looped, "process": alone, "ratio": ratio, "ok": ratio <= MOST_OVERHEAD}
+        if alone and self.maker == "nvidia" and not self.rehearsal:
+            found["context"] = context = context_seconds()
+            measured = seconds * len(orders)
+            outside = statistics.median(through) - measured - 2 * context * len(orders)
+            found["outside"] = round(outside / (statistics.median(alone) - measured), 3)
+        return {"cells": rows(report), **found}
 
     def slot(self, settings: Settings) -> Slot:
         """Return the slot that a worker gives the first card's children."""
@@ -596,6 +606,18 @@ class Run:
         )
         failure = classify(end)
         return {"kind": failure.kind.value if failure else "", "message": failure.message if failure else ""}
+
+
+def context_seconds() -> float:
+    """Return the median seconds in which a process gets a context on the first card from NVIDIA's driver."""
+    text = (
+        "import ctypes, time; start = time.perf_counter(); cuda = ctypes.CDLL('libcuda.so.1'); "
+        "there = ctypes.c_void_p(); "
+        "wrong = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(there), 0); "
+        "assert not wrong, wrong; print(time.perf_counter() - start)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True) for _ in range(5)]
+    return round(statistics.median(float(run.stdout) for run in runs), 3)
 
 
 @contextmanager

@@ -21,9 +21,10 @@ from farm.compiling.failures import classify
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.runner.actions import run_action
+from farm.runner.child import add_modules
 from farm.runner.protocol import Messages, RequestFailed
 from farm.spec import digest_of
-from farm.targets.compilers import compilers
+from farm.targets.compilers import child_modules, compilers
 from tests.support.places import ROOT
 
 Step = Callable[[dict[str, Any]], Any]
@@ -61,13 +62,17 @@ def plain_loop(
 
 
 def plain_process(
-    orders: Sequence[dict[str, Any]], files: Mapping[str, Path], threads: int, measure_seconds: float
+    orders: Sequence[dict[str, Any]],
+    files: Mapping[str, Path],
+    threads: int,
+    measure_seconds: float,
+    slot: Slot = ANYWHERE,
 ) -> float:
-    """Return the seconds that one process takes for the same steps, from its start to its end."""
+    """Return the seconds that one process takes for the same steps in a slot, from its start to its end."""
     asked = {
         "orders": orders,
         "files": {digest: str(path) for digest, path in files.items()},
-        "threads": threads,
+        "where": {"threads": threads, "gpu": slot.gpu, "maker": slot.maker, "cpus": slot.cpus},
         "measure_seconds": measure_seconds,
     }
     start = time.monotonic()
@@ -118,4 +123,5 @@ def _in_this_process(request: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     paths = {digest: Path(path) for digest, path in given["files"].items()}
-    _steps(given["orders"], paths, {"threads": given["threads"]}, given["measure_seconds"], _in_this_process)
+    add_modules(child_modules())
+    _steps(given["orders"], paths, given["where"], given["measure_seconds"], _in_this_process)
