@@ -83,6 +83,8 @@ class Templates:
             "maker": request.get("maker", ""),
             "gpu": request.get("gpu", ""),
             "cpus": request.get("cpus", ()),
+            "device": request.get("device", ""),
+            "modules": request.get("modules") or {},
             # A library may read a variable as it is loaded, or later.
             "environment": request.get("environment") or {},
             "seal": {"read": libraries, "write": []} if request.get("seal") else None,

@@ -25,6 +25,7 @@ from importlib.util import find_spec, resolve_name
 from typing import TYPE_CHECKING
 
 from . import launcher
+from .child import add_modules, find_module
 from .guard import drain, reap
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def _import(wish: ChildRequest) -> None:
     os.environ.update(wish.get("environment") or {})
     for name in _named(wish):
         importlib.import_module(name)
+    if wish.get("gpu"):
+        add_modules(wish["modules"])
+        # What sessions on the device load from files, such as CUDA's libraries.
+        getattr(find_module(wish["compiler"], wish["device"]), "preload", lambda: None)()
 
 
 def _become_launcher(own: socket.socket, said: int, work: launcher.RequestWork | None) -> None:

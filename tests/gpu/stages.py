@@ -335,7 +335,7 @@ class Run:
         found = {"farm": through, "loop": looped, "process": alone, "ratio": ratio, "ok": ratio <= MOST_OVERHEAD}
         if alone and self.maker == "nvidia" and not self.rehearsal:
             found["context"] = context = context_seconds()
-            measured = seconds * len(orders)
+            measured = 2 * seconds * len(orders)  # With copies from and to the host, and without.
             outside = statistics.median(through) - measured - 2 * context * len(orders)
             found["outside"] = round(outside / (statistics.median(alone) - measured), 3)
         return {"cells": rows(report), **found}

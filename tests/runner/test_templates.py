@@ -132,6 +132,22 @@ def test_a_changed_toolchain_gets_another_template(own: Counted, tmp_path: Path)
     assert len(own.processes) == 2
 
 
+def test_a_template_for_a_device_loads_its_libraries(
+    own: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each child would load them again: CUDA's take a tenth of a second."""
+    search = [str(module(tmp_path / "one", "VERSION = 1"))]
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "__init__.py").touch()
+    (tmp_path / "added" / "card.py").write_text("import migraphx\ndef preload():\n    migraphx.VERSION = 2\n")
+    added = {"migraphx/card": ["added.card", str(tmp_path / "added")]}
+    monkeypatch.setattr("farm.compiling.child_process._modules", lambda: added)
+    request = {"compiler": "migraphx", "name": "migraphx", "search": search, "gpu": "0"}
+    assert hostile("version", tmp_path, own, **request, device="card").result == {"answer": 2}
+    assert hostile("version", tmp_path, own, **request, device="other").result == {"answer": 1}
+    assert own.warm == [True, True]
+
+
 @pytest.mark.parametrize(
     "text",
     [
