@@ -179,7 +179,7 @@ def submit(
 
 def retry(
     build: BuildId,
-    failed: Annotated[bool, typer.Option("--failed", help="Only the cells that did not succeed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed unexpectedly or was cancelled.")] = False,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")
     ] = None,

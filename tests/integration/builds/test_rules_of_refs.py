@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from farm.settings import Settings
-from tests.support.ref_machine import CALM, STRICT, Wish, World
+from tests.support.ref_machine import CALM, QUICK, STRICT, Wish, World
 
 OLD, NEW, NEWEST = "onnxruntime1.3", "onnxruntime1.30", "onnxruntime1.31"
 
@@ -38,6 +38,10 @@ WALK: list[tuple[str, dict[str, Any]]] = [
     ("promote", {"which": 0, "force": True}),
     # A person's word ends a refusal.
     ("insist", {"namespace": "main", "word": "tag"}),
+    # What failed as expected is not tried again.
+    ("acknowledge", {"namespace": "pr", "batch": 1, "kind": "budget"}),
+    ("build", {"namespace": "pr", "wish": Wish(commit=7, batches=(1,), budget=QUICK), **CALM, "seconds": 20.0}),
+    ("retry", {"which": -1, "failed": True}),
     # What a shadow build says against a program is not kept.
     ("fleet", {"versions": ("1.3", "1.30", "1.31")}),
     ("build", {"namespace": "main", "wish": Wish(commit=5, batches=(1,), toolchain=OLD, tolerance=STRICT), **CALM}),
