@@ -76,7 +76,8 @@ class SignedParts(TypedDict):
 class RefView(TypedDict):
     """Where a ref points: `generation` counts its moves, `snapshot` and `previous` are digests of blobs.
 
-    `namespace` is the one that has it. `damaged` says why it cannot be read; it points nowhere then.
+    A ref that is made again repeats none. `namespace` is the one that has it. `damaged` says why it cannot be read; it
+    points nowhere then.
     """
 
     tag: str
@@ -312,8 +313,10 @@ def _require_generation(tag: str, now: RefView | None, generation: int | None) -
 
 def following(tag: str, now: RefView | None, snapshot: str) -> RefView:
     """Return a ref that moves at this moment from where it is `now` to a snapshot."""
-    moved, number = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), now["generation"] + 1 if now else 1
-    previous = now["snapshot"] if now else None
+    at = time.time()
+    # A new one begins at the time in milliseconds: it repeats no generation of a ref that was deleted.
+    number, previous = (now["generation"] + 1, now["snapshot"]) if now else (int(at * 1000), None)
+    moved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
     return {"tag": tag, "generation": number, "snapshot": snapshot, "previous": previous, "moved": moved}
 
 

@@ -322,7 +322,7 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
 
 _HEADERS: dict[Listing, tuple[str, ...]] = {
     Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
-    Listing.REFS: ("REF", "MOVES", "MOVED (UTC)", "NAMESPACE"),
+    Listing.REFS: ("REF", "GENERATION", "MOVED (UTC)", "NAMESPACE"),
     Listing.WORKERS: ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
     Listing.POOLS: ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
 }

@@ -165,17 +165,6 @@ def promoted(there: Cells, new: Cells, moment: float) -> Cells:
     return {**_taken(there, new.values(), moment), **new}
 
 
-def is_as_compared(there: Cells, compared: Mapping[str, str], moment: float) -> bool:
-    """Whether readers get what a shadow build compared its programs with, and nobody has moved that since its `moment`.
-
-    `compared` has keys by identifier. A generation does not tell: those of a ref that was deleted begin again.
-    """
-    cells = [cell for cell in there.values() if cell["identifier"] in compared]
-    current = {(cell["identifier"], cell["key"]) for cell in cells if not cell.get("superseded")}
-    last_move = max((max(cell["submitted"], cell.get("superseded", 0.0)) for cell in cells), default=0.0)
-    return compared.items() <= current and last_move <= moment
-
-
 def rolled_back(there: Cells, toolchain: str, moment: float) -> Cells:
     """Return entries of which readers get those again that another toolchain has made; `moment` as in `promoted`.
 

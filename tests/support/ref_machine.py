@@ -578,14 +578,6 @@ class RefMachine(RuleBasedStateMachine):
         place = build.namespace, found["ref"]
         has_moved = place not in self.model.refs or client.refs.get(found["ref"])["generation"] != found["generation"]
         new = {name: made for name, made in self.made_by(build).items() if name in passing}
-        if not has_moved:  # A ref that was deleted begins its generations again.
-            given, logs = self.model.given(*place), self.model.refs[place]
-            has_moved = any(
-                given.get(cell["identifier"], ("", ""))[1] != cell["key_before"]
-                or max(event.moment for event in logs[cell["identifier"]]) > build.moment
-                for cell in found["cells"]
-                if cell["passes"]
-            )
         try:
             client.toolchains.promote(build.id, force=force)
         except GateFailed:

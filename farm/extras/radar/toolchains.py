@@ -6,7 +6,7 @@ and rolling back are one conditional write of the ref each, and keep the program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
@@ -317,19 +317,12 @@ class Toolchains:
         if not cells:
             raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
         new = ref_rules.entries(namespace, cells)
-        compared = {cell["identifier"]: cell["key_before"] for cell in found["cells"] if cell["passes"]}
-
-        def check(before: Cells, after: Cells) -> Callable[[], object]:
-            if after != before and not ref_rules.is_as_compared(before, compared, moment):
-                raise Conflict(f"{found['ref']} names other programs than those that were compared: somebody moved it")
-            return self._check_named(namespace, found["ref"], [after[name] for name in new])
-
         moved = self._refs.move(
             namespace,
             found["ref"],
             lambda there: ref_rules.promoted(there, new, moment),
             generation=found["generation"],
-            check=check,
+            check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
         )
         self._refused.taken(namespace, {cell["key"] for cell in cells})
         return moved

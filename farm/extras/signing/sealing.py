@@ -119,7 +119,9 @@ class Sealer:
             if commit.signed:
                 given = json.loads(commit.signed)
                 ref, data = {**ref, **given["ref"], "tag": commit.tag}, str(given["role"]).encode()
-                if any(ref[name] != commit.after[name] for name in ("generation", "snapshot")):
+                # A new ref begins by the promoter's clock, and has none before it.
+                moved = ref["generation"] != commit.after["generation"] if before else ref["previous"] is not None
+                if moved or ref["snapshot"] != commit.after["snapshot"]:
                     raise Conflict(f"{path} is not what was signed", hint="somebody moved it, or its source: try again")
             elif before and "signed" in before and unsigned(before) == unsigned(ref):
                 data = before["signed"]["role"].encode()

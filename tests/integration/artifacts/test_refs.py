@@ -93,16 +93,16 @@ def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, stor
     first = add(refs, "main", "latest", [make_cell("a")])
     second = add(refs, "main", "latest", [make_cell("b")])
     again = add(refs, "main", "latest", [make_cell("b")])
-    assert (first["generation"], first["previous"]) == (1, None)
-    assert (second["generation"], second["previous"]) == (2, first["snapshot"])
+    assert first["previous"] is None
+    assert (second["generation"], second["previous"]) == (first["generation"] + 1, first["snapshot"])
     assert again == refs.find("main", "latest")
-    assert again["generation"] == 2, "what changes nothing moves nothing"
+    assert again["generation"] == second["generation"], "what changes nothing moves nothing"
     document = store.get_object("ns/main/refs/latest.json")
     assert document
     pointer = json.loads(document.data)
     assert {name: pointer[name] for name in ("schema", "generation", "snapshot", "previous")} == {
         "schema": 1,
-        "generation": 2,
+        "generation": second["generation"],
         "snapshot": second["snapshot"],
         "previous": first["snapshot"],
     }
@@ -110,6 +110,7 @@ def test_every_move_is_counted_and_remembers_where_it_came_from(refs: Refs, stor
 
 def test_eight_that_move_one_ref_lose_nothing(refs: Refs) -> None:
     """Each adds its own cells, all at once, twice."""
+    began = add(refs, "main", "latest", [])["generation"]
     start = threading.Barrier(8)
 
     def move(number: int) -> None:
@@ -121,7 +122,7 @@ def test_eight_that_move_one_ref_lose_nothing(refs: Refs) -> None:
         list(pool.map(move, range(8)))
     assert names(refs.read("main", "latest")) == {f"{number}-{turn}" for number in range(8) for turn in range(2)}
     ref = refs.find("main", "latest")
-    assert ref and ref["generation"] == 16
+    assert ref and ref["generation"] == began + 16
 
 
 def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
@@ -152,19 +153,39 @@ def test_a_name_cannot_point_to_what_is_not_there(refs: Refs, store: S3Store) ->
 
 def test_of_two_that_promote_from_one_generation_one_is_refused(refs: Refs) -> None:
     add(refs, "main", "latest", [make_cell("a")])
-    assert point(refs, "prod", "latest", generation=0)["generation"] == 1
+    first = point(refs, "prod", "latest", generation=0)["generation"]
     add(refs, "main", "latest", [make_cell("b")])
-    point(refs, "prod", "latest", generation=1)
-    assert point(refs, "prod", "latest", generation=1)["generation"] == 2, "a repetition finds its move made"
+    point(refs, "prod", "latest", generation=first)
+    second = point(refs, "prod", "latest", generation=first)["generation"]
+    assert second == first + 1, "a repetition finds its move made"
     add(refs, "main", "latest", [make_cell("c")])
-    for stale in (0, 1):
-        with pytest.raises(Conflict, match="has generation 2"):
+    for stale in (0, first):
+        with pytest.raises(Conflict, match=f"has generation {second}"):
             point(refs, "prod", "latest", generation=stale)
-        with pytest.raises(Conflict, match="has generation 2"):
+        with pytest.raises(Conflict, match=f"has generation {second}"):
             refs.delete("main", "prod", generation=stale)
-    refs.delete("main", "prod", generation=2)
+    refs.delete("main", "prod", generation=second)
     with pytest.raises(Conflict, match="does not exist"):
-        point(refs, "prod", "latest", generation=2)
+        point(refs, "prod", "latest", generation=second)
+
+
+def test_a_ref_that_is_made_again_has_no_generation_of_before(refs: Refs) -> None:
+    """Else who saw the old one could move, or delete, the new one."""
+    add(refs, "main", "latest", [make_cell("a")])
+    old = {point(refs, "prod", "latest")["generation"]}
+    add(refs, "main", "latest", [make_cell("b")])
+    old.add(point(refs, "prod", "latest")["generation"])
+    refs.delete("main", "prod")
+    new = {point(refs, "prod", "latest")["generation"]}
+    add(refs, "main", "latest", [make_cell("c")])
+    new.add(point(refs, "prod", "latest")["generation"])
+    add(refs, "main", "latest", [make_cell("d")])
+    assert max(new) == min(new) + 1
+    for stale in old:
+        with pytest.raises(Conflict, match=f"has generation {max(new)}, not generation {stale}"):
+            point(refs, "prod", "latest", generation=stale)
+        with pytest.raises(Conflict, match=f"has generation {max(new)}, not generation {stale}"):
+            refs.delete("main", "prod", generation=stale)
 
 
 def test_a_ref_that_cannot_be_read_is_forgotten_when_that_is_asked(refs: Refs, store: S3Store) -> None:
@@ -183,7 +204,7 @@ def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_m
         refs.read("main", "latest")
     moved = add(refs, "main", "latest", [make_cell("c")])
     assert names(refs.read("main", "latest")) == {"a", "c"}
-    assert moved["generation"] == 3
+    assert moved["generation"] == ref["generation"] + 1
     assert moved["previous"]
     assert names(refs.snapshot(moved["previous"])) == {"a"}
 

@@ -32,7 +32,7 @@ WALK: list[tuple[str, dict[str, Any]]] = [
     ("build", {"namespace": "main", "wish": Wish(batches=(8,), toolchain=NEW), **CALM}),
     ("tighten", {"namespace": "main", "at_once": True}),
     ("insist", {"namespace": "main", "word": "promote"}),
-    # A ref that is deleted begins its generations again, so the first shadow build's is there a second time.
+    # A ref that was made again is not the one of the first shadow build.
     ("forget", {"namespace": "main", "tag": "prod"}),
     ("tag", {"namespace": "main", "tag": "prod", "source": "latest", "which": 0, "previous": False}),
     ("promote", {"which": 0, "force": True}),

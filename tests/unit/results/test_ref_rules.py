@@ -14,7 +14,6 @@ from farm.results.ref_rules import (
     given,
     given_up,
     has_passed,
-    is_as_compared,
     last,
     promoted,
     replaced,
@@ -129,20 +128,6 @@ def test_a_promotion_supersedes_what_readers_got_and_one_of_the_same_programs_ch
     other = named("c", 2.0, "t2")
     assert promoted(moved, other, 4.0) == {**moved, **other}, "another program under the same name"
     assert promoted(moved, named("a", 1.0, "t1"), 5.0)[f"{NAME}@cpu@t2"]["superseded"] == 5.0
-
-
-def test_a_promotion_needs_what_was_compared_to_be_there_still() -> None:
-    there, compared = named("a", 1.0, "t1"), {NAME: "a"}
-    assert is_as_compared(there, compared, 2.0)
-    assert is_as_compared(there, compared, 1.0)
-    assert is_as_compared(there, {}, 0.0)
-    assert not is_as_compared(there, compared, 0.9), "submitted since"
-    assert not is_as_compared({}, compared, 2.0)
-    assert not is_as_compared(there, {NAME: "b"}, 2.0)
-    lost = {**there, **named("b", 0.5, "t2", superseded=1.5)}
-    assert not is_as_compared(lost, {NAME: "b"}, 2.0), "readers do not get it"
-    assert is_as_compared(lost, compared, 1.5)
-    assert not is_as_compared(lost, compared, 1.4), "chosen since"
 
 
 def test_a_rollback_gives_what_readers_lost_last_or_what_a_toolchain_made() -> None:

@@ -287,7 +287,8 @@ def test_detach_prints_the_id_alone_and_the_pipeline_gets_what_it_built(
 
     assert main(["tag", "nightly", "run=1"]) == 0
     assert [cell["key"] for cell in client.ls("nightly")] == [keys[0]]
-    assert main(["tag", "nightly", client.find_build("run=2"), "--generation", "1"]) == 0
+    seen = str(client.refs.get("nightly")["generation"])
+    assert main(["tag", "nightly", client.find_build("run=2"), "--generation", seen]) == 0
     assert [cell["key"] for cell in client.ls("nightly")] == [keys[4]]
     assert main(["diff", "run=1", "run=2"]) == 0
     assert "2 of 2 cells that both have differ" in capsys.readouterr().out
