@@ -439,7 +439,9 @@ def _make_certificate(folder: Path, *addresses: str) -> dict[str, str]:
 def own_folder(folder: Path) -> Path:
     """Make a folder for this user alone, or close one that is there, and return it. Raises UsageError."""
     try:
-        return private_folder(folder)
+        found = private_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            return found  # It can be written.
     except OSError as error:
         raise UsageError(f"cannot keep data in {folder}: {error.strerror}", hint="set another data_dir") from None
 

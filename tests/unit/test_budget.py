@@ -32,7 +32,7 @@ LINES = {
     "extras/triggers": 1226,
     "extras/webhooks": 931,
     "jobs": 1023,
-    "local": 1752,
+    "local": 1754,
     "loose": 1830,
     "manifest": 2190,
     "matrix": 1630,

@@ -7,9 +7,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -280,6 +283,22 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot keep data"):
         EmbeddedFarm(settings_for(tmp_path / "file")).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can mount a folder read-only")
+@pytest.mark.parametrize("command", ["up", "worker"])
+def test_a_folder_that_can_only_be_read_is_a_usage_error(tmp_path: Path, command: str) -> None:
+    """Such as a volume that is mounted so."""
+    mounted = 'mount -t tmpfs none "$1" && chmod 700 "$1" && mount -o remount,ro "$1" && exec "$0" -m farm "$2"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted, sys.executable, str(tmp_path), command],
+        check=False,
+        env={**os.environ, "FARM_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert f"cannot keep data in {tmp_path}: Read-only file system" in done.stderr
 
 
 def test_a_folder_that_came_with_a_clone_gives_no_credentials(tmp_path: Path) -> None:
