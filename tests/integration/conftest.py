@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from farm.settings import Settings, load_settings
 from farm.store import Store
+from tests.support.sound_store import kept_sound
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def farm_settings(redis_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def store(farm_settings: Settings) -> Store:
-    """The store of these settings."""
-    return Store.connect(farm_settings)
+def store(farm_settings: Settings, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """The store of these settings, in which nothing contradicts anything when the test has ended."""
+    with kept_sound(farm_settings, request):
+        yield Store.connect(farm_settings)

@@ -29,6 +29,7 @@ from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target
 from tests.support.helpers import wait_until
+from tests.support.sound_store import kept_sound
 
 POOL = Pool(
     Target("onnxruntime", "cpu"), onnxruntime_compiler.probe({})["toolchain"], Device("cpu"), 1, {"onnx": "1.23.2"}
@@ -102,11 +103,12 @@ def commands(farm: Farm, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def farm(settings: Settings) -> Farm:
+def farm(settings: Settings, request: pytest.FixtureRequest) -> Iterator[Farm]:
     farm = Farm(settings.model_copy(update={"api_token": SecretStr("sesame-" + secrets.token_hex(8))}))
     worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [POOL.as_dict()]}
     farm.store.workers.register(worker, ttl=600)
-    return farm
+    with kept_sound(settings, request):
+        yield farm
 
 
 @pytest.fixture(scope="session")

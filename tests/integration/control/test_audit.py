@@ -79,6 +79,7 @@ def overwrite(farm: Farm, digest: str, change: Callable[[bytes], bytes]) -> None
     farm.artifacts.put_object(f"blobs/sha256/{digest[:2]}/{digest}", change(data))
 
 
+@pytest.mark.damaged
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -125,6 +126,7 @@ def test_damage_is_named_with_its_place(
     assert all(finding["where"] and finding["remedy"] for finding in found)
 
 
+@pytest.mark.damaged
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -147,6 +149,7 @@ def test_a_job_that_would_be_stuck_is_named(
     ]
 
 
+@pytest.mark.damaged
 def test_a_submission_that_failed_half_way_is_named(
     farm: Farm, client: FarmClient, frozen: Frozen, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ def test_the_delay_before_another_attempt_grows(redis_url: str) -> None:
     assert delays == [100.0, 200.0]
 
 
+@pytest.mark.damaged
 def test_a_job_that_the_store_lost_before_its_next_attempt_does_not_hold_up_others(store: Store) -> None:
     join_pool(store)
     submit(store, new_cell(), new_cell())
@@ -789,6 +790,7 @@ def test_a_program_that_nobody_wants_any_more_is_not_waited_for(store: Store) ->
     [(["HSET", "running"], "is running"), (["HDEL"], "is gone")],
     ids=["another state", "gone"],
 )
+@pytest.mark.damaged
 def test_a_cell_that_does_not_follow_its_job_is_named(store: Store, damage: list[str], said: str) -> None:
     build_id = submit(store, cell := new_cell())
     (job_id,) = store.builds.jobs(build_id).values()
@@ -798,6 +800,7 @@ def test_a_cell_that_does_not_follow_its_job_is_named(store: Store, damage: list
     assert findings(store, job_id) == [f"is queued, but its cell {cell['identifier']} of {build_id} {said}"]
 
 
+@pytest.mark.damaged
 def test_a_job_that_succeeded_twice_is_named(store: Store) -> None:
     join_pool(store)
     submit(store, new_cell())

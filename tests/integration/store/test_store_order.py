@@ -165,6 +165,7 @@ def test_nothing_is_handed_to_a_pool_that_nobody_serves(store: Store) -> None:
     wait_until(lambda: explain(store, cell["job"])["live_workers"] == 0)
 
 
+@pytest.mark.damaged
 def test_a_job_that_the_store_has_lost_does_not_hold_up_the_next(store: Store) -> None:
     join_pool(store)
     gone, there = cells("ab")

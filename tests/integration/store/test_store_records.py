@@ -69,6 +69,7 @@ def test_a_reader_that_waits_hears_at_once(store: Store) -> None:
     assert heard == ["running"]
 
 
+@pytest.mark.damaged
 def test_a_reader_whose_position_was_trimmed_gets_one_reset(store: Store, raw: redis.Redis) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
