@@ -30,6 +30,9 @@ STATEMENT = re.compile(
     r"^\s*(?:else )?(?!(?:return|local|if|for|end|function)\b)([\w.:]+\(.*\)|\w[\w.\[\]#+, ]* = .*)\s*$"
 )
 """A call, or an assignment to what is there already."""
+BOUNDARY = {"<", "<=", ">", ">="}
+CLOCK = re.compile(r"\bNOW(?: [-+] [\w.]+)*\s*$"), re.compile(r"[<>]=?\s*NOW\b")
+"""The time now on a side of a comparison: nobody notices a millisecond, in which no test can meet it."""
 TEXT = re.compile(r"\"[^\"]*\"|--.*$")
 FUNCTION = re.compile(r"^(?:local )?function (\w+)\(")
 
@@ -64,10 +67,18 @@ def _changes(file: str, source: bytes) -> Iterator[Change]:
 def _of_line(code: str, raw: str) -> Iterator[tuple[str, int, int, str]]:
     for sort, written, instead in SWAPS:
         for found in re.finditer(written, code):
+            if instead in BOUNDARY and (CLOCK[0].search(code[: found.start()]) or CLOCK[1].match(code, found.start())):
+                continue
             yield sort, *found.span(), instead
     for found in NUMBER.finditer(code):
         if not re.search(r"unpack\($|\[$", code[: found.start()]):
-            yield "number", *found.span(), other_number(float(found[0]) if "." in found[0] else int(found[0]))
+            # Whether a script did something is asked, not how often.
+            told = found[0] == "1" and code[: found.start()].endswith("return ")
+            yield (
+                "number",
+                *found.span(),
+                "0" if told else other_number(float(found[0]) if "." in found[0] else int(found[0])),
+            )
     for found in CONDITION.finditer(code):
         if not re.fullmatch(r"not\s.*|[^()]*(?:==|~=)[^()]*", found[1]):
             yield "inverted condition", *found.span(1), f"not ({raw[slice(*found.span(1))]})"

@@ -41,7 +41,7 @@ OPPOSITES = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
 """An inverted condition of one of these alone would be the same change as the swap."""
 
 TEXTS = {"description", "examples", "hint", "title"}
-"""Arguments that are for people."""
+"""Arguments that are for people. So is `strict` of `zip`: like `assert`, it says what is true anyway."""
 
 CACHES = {"cache", "cached_property", "lru_cache"}
 
@@ -178,7 +178,7 @@ def _is_log(statement: ast.stmt) -> bool:
 def _is_for_people(node: ast.AST) -> bool:
     match node:
         case ast.keyword(arg=str() as name):
-            return name in TEXTS
+            return name in TEXTS or name == "strict"
         case ast.Call(func=ast.Name(id="dataclass")) | ast.Call(func=ast.Attribute(attr="dataclass")):
             return True
     return False

@@ -2,10 +2,10 @@
 -- keys: build:<build> with :cells :states :jobs :ends :live :flying :pools :events, unreported, incomplete
 -- arguments: build, verdict
 --   verdict: JSON
--- answer: 1; 0 if the build has live cells or is gone
+-- answer: none; a build that has live cells or is gone stays as it is
 local record = BUILD .. build
 local state = call("HGET", record, "state")
-if not state or call("EXISTS", record .. ":live") == 1 then return 0 end
+if not state or call("EXISTS", record .. ":live") == 1 then return end
 if state ~= "reported" then
   call("HSET", record, "state", "reported", "verdict", verdict)
   event(build, {"type", "build", "state", "reported"})
@@ -15,4 +15,3 @@ call("ZREM", FARM .. "incomplete", build)
 for _, part in ipairs({"", ":cells", ":states", ":jobs", ":ends", ":live", ":flying", ":pools", ":events"}) do
   call("PEXPIRE", record .. part, KEEP)
 end
-return 1

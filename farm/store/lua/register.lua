@@ -6,7 +6,7 @@
 --   JSON];
 --   resting: why it takes no jobs yet, "" = it takes jobs; fenced: why its node is fenced as far as the worker knows,
 --   or ""; locks: its kernel and where its lock files are there, or ""
--- answer: 1
+-- answer: none
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
   names[#names + 1] = pool[1]
@@ -23,4 +23,3 @@ call("ZADD", FARM .. "workers", NOW + ttl, worker)
 -- Redis may have lost the fence with its data. If the fence was lifted since the worker's last heartbeat, it stays
 -- lifted.
 if fenced ~= "" and call("HEXISTS", NODE .. node, "let_back") == 0 then fence(node, fenced) end
-return 1

@@ -245,6 +245,7 @@ def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(
     assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
 
 
+@pytest.mark.damaged
 def test_a_report_that_storage_lost_leaves_nothing_undecided(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_verdict_does_not_change_when_its_end_is_repeated_or_an_expectation_ru
     assert farm.build_reader.get("main", build["id"])["verdict"] == before["build"]["verdict"]
 
 
+@pytest.mark.damaged
 def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
     farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +269,7 @@ def test_of_two_control_planes_that_end_a_build_the_first_report_counts(
     assert farm.store.builds.get(build["id"])["verdict"] == {"exit_code": 1, "text": "theirs"}
 
 
+@pytest.mark.damaged
 def test_a_report_that_cannot_be_read_is_written_again(farm: Farm, frozen: Frozen) -> None:
     """As the audit says: submit it again."""
     build = submit(farm, frozen)
@@ -603,6 +605,7 @@ def test_a_stranger_goes_ahead_of_nobody_and_has_the_farms_limits(
     assert any(said in text for text in builds[1]["warnings"]) is (namespace != "main")
 
 
+@pytest.mark.damaged
 def test_no_ref_names_a_cell_that_failed_its_gate(farm: Farm, tmp_path: Path) -> None:
     text = """\
 version: 1

@@ -17,6 +17,7 @@ from farm.jobs.estimate import Compile
 from farm.jobs.state import FailureKind, Outcome
 from farm.settings import Settings, load_settings
 from farm.store import Store, broker
+from farm.store.link import key as key_of
 from farm.store.link import load_scripts
 from farm.store.worker_records import Beat
 from tests.support.helpers import wait_until
@@ -660,3 +661,62 @@ def test_what_was_started_before_is_taken_first_and_what_is_no_attempt_is_no_mes
     assert taken == ["j-4.2", "j-3.3", "j-1.1", "j-2.1"]
     raw.lpush(queue, "{", "[]", "{}", json.dumps({"headers": {"id": "j-5.x"}}))
     assert broker.queued(app, "p") == {("j-1", 1), ("j-2", 1), ("j-3", 3), ("j-4", 2)}
+
+
+def test_a_fence_is_lifted_when_the_probes_of_all_workers_of_its_node_have_passed_twice_in_a_row(store: Store) -> None:
+    def probed(worker: str, wrong: str, row: int) -> str | None:
+        return store.workers.probed(worker, node="n1", wrong=wrong, row=row)
+
+    assert probed("w1", "", 0) is None, "it has to register first"
+    for worker, node in (("w1", "n1"), ("w2", "n1"), ("w3", "n2")):
+        join_pool(store, worker, node=node)
+    submit(store, new_cell())
+    run_next(store, Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11"))
+    assert store.workers.heartbeat("w1").failed == 1
+    assert probed("w1", "", 1) == ""
+    assert store.workers.heartbeat("w1").failed == 0, "a probe that passed clears the node"
+    assert probed("w1", "it hangs", 0) == "its health probe failed: it hangs"
+    fenced = "its health probe failed: it hangs"
+    assert probed("w2", "", 2) == fenced, "the other worker's has not passed since"
+    assert probed("w1", "", 1) == fenced, "once is not enough"
+    assert probed("w1", "it hangs again", 0) == fenced
+    assert probed("w2", "", 3) == fenced
+    assert probed("w1", "", 2) == ""
+    assert not store.workers.heartbeat("w2").fenced
+
+
+def test_only_jobs_that_waited_so_long_fail_for_want_of_a_worker(store: Store, farm_settings: Settings) -> None:
+    early, late = (submit(store, new_cell()) for _ in range(2))
+    with redis.Redis.from_url(farm_settings.redis_url.get_secret_value()) as connection:
+        for name in ("waiting", "handed"):
+            (old,) = store.builds.jobs(early).values()
+            if connection.zscore(key_of("pool", POOL.name, name), old):
+                connection.zincrby(key_of("pool", POOL.name, name), -5_000_000, old)
+        connection.hset(key_of("unserved"), POOL.name, int(store.now() * 1000) - 5_000_000)
+    assert store.jobs.fail_unserved(POOL.name, 4000) == 1
+    assert [cell["state"] for cell in store.builds.cells(early)] == ["failed"]
+    (cell,) = store.builds.cells(early)
+    assert cell["message"].startswith(f"no worker has taken jobs of pool {POOL.name} for 4000 s: none is live")
+    assert [cell["state"] for cell in store.builds.cells(late)] == ["queued"]
+
+
+def test_what_a_cell_took_and_when_its_worker_came_are_in_seconds(store: Store, farm_settings: Settings) -> None:
+    before = store.now()
+    join_pool(store)
+    build = submit(store, new_cell())
+    job, claim = take(store)
+    with redis.Redis.from_url(farm_settings.redis_url.get_secret_value()) as connection:
+        began = int(connection.hincrby(key_of("job", job), "started_at", -8000))
+        attempt = json.loads(connection.hget(key_of("job", job, "attempts"), "1:start"))
+        connection.hset(key_of("job", job, "attempts"), "1:start", json.dumps({**attempt, "started_at": began}))
+    assert store.jobs.renew(claim.token, job, phase="compiling", progress=0.5, paused=3.0) == "ok"
+    (cell,) = store.builds.cells(build)
+    assert 8 <= cell["spent"] < 40 and 5 <= cell["elapsed"] < 37 and cell["progress"] == 0.5
+    assert store.jobs.finish(job, claim.token, Outcome.released("it drains")) == "ok"
+    (cell,) = store.builds.cells(build)
+    assert 8 <= cell["spent"] < 40 and cell["elapsed"] is None and cell["attempt"] == 2
+    run_next(store, Outcome.success({"latency": 0.01}))
+    (cell,) = store.builds.cells(build)
+    assert 8 <= cell["spent"] < 40 and cell["elapsed"] < 30 and cell["worker"] == "w1"
+    (worker,) = store.workers.list()
+    assert before - 1 <= worker["registered_at"] <= worker["seen_at"] <= store.now()
