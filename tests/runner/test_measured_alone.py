@@ -21,6 +21,8 @@ from farm.compiling.alone import Clock, Host
 from farm.compiling.child_process import OnMessage, run_child
 from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy
 from farm.jobs.state import PAUSED, WAITS_FOR_TURN
+from farm.targets.compilers import compilers, filled
+from tests.integration.node.test_node_workers import standin
 from tests.support.helpers import alive, in_a_thread, wait_until
 from tests.support.places import ROOT
 from tests.support.reaching import HOSTILE
@@ -169,6 +171,49 @@ def test_all_continue_if_the_worker_that_measures_is_killed(start: Start, tmp_pa
     wait_until(lambda: again.at.read_text() != str(child), message="the next one measures")
     assert compiling.stands_still
     assert not again.end()["shared"]
+
+
+def test_another_measures_between_two_slices_that_migraphx_searches(start: Start, tmp_path: Path) -> None:
+    """A slice is one compile, which nobody can stop and go on with: it is not paused, and who waits comes after it."""
+    found = {"arch": "gfx942", "cross": False, "gate": str(tmp_path)}
+    search = [standin(tmp_path / "standin", "gfx942")]
+    Path(*search, "standin.json").write_text(json.dumps(found))
+    model: dict[str, Any] = {"path": str(tmp_path / "net.onnx"), "format": "onnx"}
+    request: Any = {
+        **{"action": "tune", "compiler": "migraphx", "device": "gfx942", "gpu": "GPU-1", "maker": "amd"},
+        **{"model": model, "inputs": {"x": {"dtype": "float32", "shape": [1, 4]}}, "batch": None, "precision": "fp32"},
+        **{
+            "tuning": {"mode": "full", "exhaustive_tune": True},
+            "search": search,
+            "calibration": None,
+            "quantization": {},
+        },
+        "options": filled(compilers()["migraphx"].options_of("gfx942"), {}),
+    }
+    host, ends, begun, beats = Host(tmp_path), list[ChildEnd](), tmp_path / "begun", tmp_path / "beats"
+
+    def tune(over: threading.Event) -> None:
+        for _ in range(2):
+            ends.append(run_child(request, log_path=tmp_path / "log.txt", folder=tmp_path, host=host, cancelled=over))
+
+    def has_begun(count: int) -> bool:
+        return begun.exists() and len(begun.read_text().splitlines()) == count
+
+    with in_a_thread(tune):
+        wait_until(lambda: has_begun(1))
+        measuring = start("measure")
+        wait_until(lambda: host._paused is not None, message="the other one has the turn")
+        before = beats.stat().st_size
+        wait_until(lambda: beats.stat().st_size > before + 50, message="it is not paused")
+        assert not measuring.at.exists()
+        (tmp_path / "go-1").touch()
+        wait_until(measuring.at.exists)
+        assert has_begun(1)
+        assert not measuring.end()["shared"]
+        wait_until(lambda: has_begun(2))
+        (tmp_path / "go-2").touch()
+        wait_until(lambda: len(ends) == 2)
+    assert [(end.ok, end.shared) for end in ends] == [(True, False)] * 2
 
 
 def test_nothing_is_left_of_a_paused_child_whose_worker_is_killed(start: Start, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 It has the names and signatures that `farm/runner/migraphx_compiler.py` calls, for models that are one Relu of `x`. On
 import it prints what its process was given: the environment, and the CPUs that it may run on. `standin.json` next to
-it says which GPU it is to find (`arch`), whether `get_target` takes `gpu_arch`, and which targets it `refuses`.
+it says which GPU it is to find (`arch`), whether `get_target` takes `gpu_arch`, which targets it `refuses`, and in
+which folder (`gate`) each compile says that it has begun, and beats until a test lets it go on.
 Programs have the form of real ones (`tests/support/gpu_programs.py`, copied next to it), with a genuine code object of
 the arch that they were compiled for.
 """
@@ -10,6 +11,7 @@ the arch that they were compiled for.
 import ctypes
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +95,15 @@ class program:
         exhaustive_tune: bool = False) -> None"""
         if t.name in NODE.get("refuses", ()):
             raise RuntimeError(f"the stand-in does not compile for {t.name}")
+        if gate := NODE.get("gate"):
+            with Path(gate, "begun").open("a+") as begun:
+                begun.write("compile\n")
+                begun.seek(0)
+                number = len(begun.readlines())
+            with Path(gate, "beats").open("ab", buffering=0) as beats:
+                while not Path(gate, f"go-{number}").exists():
+                    beats.write(b".")
+                    time.sleep(0.01)
         if t.name == "gpu":
             self.arch = t.sizes.get("gpu_arch") or NODE["arch"]
 
