@@ -27,13 +27,13 @@ local function queued(build)
          or call("ZSCORE", POOL .. job.pool .. ":turns:" .. level, build))
 end
 
-local cells, lanes = cells_of(job), 0
+local cells, in_lane = cells_of(job), false
 for _, cell in ipairs(cells) do
   local state = call("HGET", BUILD .. cell.build .. ":states", cell.identifier)
   if cell.live and state ~= job.state then
     wrong("is %s, but its cell %s of %s is %s", job.state, cell.identifier, cell.build, state or "gone")
   end
-  if call("ZSCORE", lane_of(job.pool, level, cell.build), id) and queued(cell.build) then lanes = lanes + 1 end
+  if call("ZSCORE", lane_of(job.pool, level, cell.build), id) and queued(cell.build) then in_lane = true end
 end
 local named = call("GET", FARM .. "active:" .. job.namespace .. ":" .. job.job_key) == id
 if job.state == "queued" or job.state == "running" then
@@ -43,7 +43,7 @@ else
   if named then wrong("is %s, but still the one of its key", job.state) end
   if any_live(cells) then wrong("is %s, but has live cells", job.state) end
 end
-if job.where == "waiting" and lanes == 0 and not call("ZSCORE", FARM .. "delayed", id) then
+if job.where == "waiting" and not in_lane and not call("ZSCORE", FARM .. "delayed", id) then
   wrong("waits, but will never be handed out")
 end
 

@@ -92,6 +92,19 @@ def test_of_many_that_come_at_once_one_is_left(farm: Farm, client: FarmClient, f
     assert states(farm, left[0]) == ["queued"] * 2, "an old request that is repeated replaces nothing"
 
 
+def test_a_submission_that_is_repeated_replaces_what_it_did_not_come_to(
+    farm: Farm, client: FarmClient, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = client.submit(again(frozen, salt="old"))["id"]
+    new = again(frozen, salt="new")
+    with monkeypatch.context() as patched:
+        patched.setattr(farm.admission, "replace_older", lambda build: None)  # Its server died before.
+        client.submit(new)
+    assert states(farm, old) == ["queued"] * 2
+    client.submit(new)
+    assert (states(farm, old), states(farm, new.build_id)) == (["cancelled"] * 2, ["queued"] * 2)
+
+
 def test_groups_survive_the_loss_of_redis(farm: Farm, client: FarmClient, frozen: Frozen, redis_url: str) -> None:
     old = client.submit(again(frozen, salt="old"))["id"]
     claim_one(farm)
