@@ -39,11 +39,13 @@ def _of_build(farm: Farm, fresh: BuildIndex, namespace: str, build_id: str) -> I
     reader, row = farm.build_reader, farm.store.builds.get(build_id)
     if not row or row["accepted"] < row["cells"] or row["cells"] > MANY:
         return
-    whole = reader.report(namespace, build_id)
+    start = build_id[:-1]
+    whole = reader.report(namespace, start)
     build, cells, ended = whole["build"], whole["cells"], whole["build"]["state"] == "reported"
     lines = {line.identifier: line for line in map(CellLine.of, cells)}
-    if reader.resolve(namespace, build_id[:-1]) != build_id:
-        yield "its start is not its name"
+    alone = _outlined(reader.get(namespace, start))
+    if any(alone[name] != build[name] for name in alone.keys() - ({} if ended else {"counts", "verdict"})):
+        yield f"alone it is {alone}, and with its cells {build}"
     if [cell["identifier"] for cell in cells] != [
         cell["identifier"] for cell in reader.read_plan(namespace, build_id)["cells"]
     ]:
@@ -54,10 +56,10 @@ def _of_build(farm: Farm, fresh: BuildIndex, namespace: str, build_id: str) -> I
     if any(build["counts"][state] != counts[state] for state in ("queued", "running", "cancelled")):
         yield f"counts {build['counts']}, and has {counts}"
     # In short, and what comparisons need.
-    short = reader.lines(namespace, build_id)
+    short = reader.lines(namespace, start)
     if [_still(line) for line in short.cells] != [_still(line) for line in lines.values()] and row["state"] != "ended":
         yield f"in short it is {short.cells}, and as a whole {list(lines.values())}"
-    if list(reader.ends(namespace, build_id)[1]) != list(map(CellEnd.of, short.cells)) and ended:
+    if list(reader.ends(namespace, start)[1]) != list(map(CellEnd.of, short.cells)) and ended:
         yield "its ends are not those of its lines"
     if _outlined(short.build) != _outlined(build) and ended:
         yield f"in short it is {short.build}, and as a whole {build}"
@@ -90,7 +92,7 @@ def _of_build(farm: Farm, fresh: BuildIndex, namespace: str, build_id: str) -> I
 def _of_changes(farm: Farm, namespace: str, build_id: str, lines: dict[str, CellLine]) -> Iterator[str]:
     """Who follows a build from its beginning knows it."""
     known: dict[str, CellLine] = {}
-    changes = BuildChanges(farm.build_reader, namespace, build_id, f"{farm.store.epoch()}.0-0")
+    changes = BuildChanges(farm.build_reader, namespace, build_id[:-1], f"{farm.store.epoch()}.0-0")
     for change in changes.after(0):
         known |= {cell["identifier"]: CellLine.of(cell) for cell in change.get("cells", ())}
     if {name: _still(line) for name, line in known.items()} != {name: _still(line) for name, line in lines.items()}:

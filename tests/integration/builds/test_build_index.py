@@ -256,3 +256,11 @@ def test_a_report_that_storage_lost_leaves_nothing_undecided(
     assert elsewhere.catch_up("main", ["demo"]).is_whole
     monkeypatch.setattr(build_index, "AT_ONCE", 0)
     assert elsewhere.catch_up("main", ["demo"]).is_whole, "it is not looked for again"
+
+
+def test_who_writes_does_not_wait_for_who_reads(farm: Farm, elsewhere: BuildIndex, failed: Report) -> None:
+    with elsewhere._open() as reading:
+        assert reading.execute("SELECT COUNT(*) FROM builds").fetchone()[0] == 0
+        elsewhere.add(failed)
+        assert reading.execute("SELECT COUNT(*) FROM builds").fetchone()[0] == 0, "it reads what was there"
+    assert elsewhere.builds("main").keys() == {failed["build"]["id"]}

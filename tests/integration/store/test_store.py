@@ -73,6 +73,7 @@ def test_a_build_with_missing_lots_does_not_end(store: Store) -> None:
     hits = [new_cell(facts={}, order=None) for _ in range(2)]
     store.builds.create(build, hits[:1])
     assert store.builds.get(build["id"])["state"] == "open"
+    assert store.builds.incomplete(60) == [], "it came just now"
     assert wait_until(lambda: store.builds.incomplete(0.01)) == [build["id"]]
     store.builds.create(build, hits)
     assert store.builds.get(build["id"])["state"] == "ended"

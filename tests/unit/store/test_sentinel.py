@@ -27,6 +27,27 @@ def test_celery_gets_each_sentinel_and_the_same_tls_and_user() -> None:
     assert app.conf.broker_use_ssl["ssl_cert_reqs"] == "required"
 
 
+def test_celery_only_carries_messages_and_waits_for_a_server_that_is_away() -> None:
+    settings = broker.make_celery(load_settings({}, redis_url="redis://s1/0")).conf
+    on = ["task_ignore_result", "task_acks_late", "worker_disable_prefetch", "task_create_missing_queues"]
+    on += ["broker_connection_retry_on_startup", "broker_channel_error_retry"]
+    off = ["task_reject_on_worker_lost", "worker_cancel_long_running_tasks_on_connection_loss"]
+    off += ["worker_enable_remote_control", "worker_send_task_events"]
+    off += ["worker_hijack_root_logger", "worker_redirect_stdouts"]
+    assert [settings[name] for name in on + off] == [True] * len(on) + [False] * len(off)
+    assert (settings.worker_prefetch_multiplier, settings.broker_connection_max_retries) == (1, None)
+    assert settings.broker_use_ssl is None
+    assert settings.broker_transport_options == {
+        "global_keyprefix": "{farm}:broker:",
+        "ack_emulation": False,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 4.0,
+        "socket_keepalive": True,
+        "health_check_interval": 5,
+        "priority_steps": [0],
+    }
+
+
 def test_a_message_names_the_places_and_no_password() -> None:
     assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, fd00::2:26379, s3:26379)"
 
