@@ -264,3 +264,18 @@ def test_who_writes_does_not_wait_for_who_reads(farm: Farm, elsewhere: BuildInde
         elsewhere.add(failed)
         assert reading.execute("SELECT COUNT(*) FROM builds").fetchone()[0] == 0, "it reads what was there"
     assert elsewhere.builds("main").keys() == {failed["build"]["id"]}
+
+
+def test_a_build_that_is_not_done_is_read_when_it_is(
+    farm: Farm, client: FarmClient, elsewhere: BuildIndex, tmp_path: Path
+) -> None:
+    build = str(client.submit(freeze_manifest(tmp_path, ONE, batch="N"))["id"])
+    name = client.build(build)["name"]
+    (cell,) = client.cells(build)
+    assert elsewhere.catch_up("main", {name}).is_whole
+    work(farm, fail)
+    farm.build_finisher.finish(build)
+    assert elsewhere.catch_up("main", {"another"}).is_whole
+    assert elsewhere.last("main", name, [cell["identifier"]]) == {}, "nobody asked for it"
+    assert elsewhere.catch_up("main", {name}).is_whole
+    assert elsewhere.last("main", name, [cell["identifier"]])[cell["identifier"]]["build"] == build

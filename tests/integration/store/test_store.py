@@ -65,7 +65,10 @@ def test_a_build_of_hits_ends_at_once(store: Store) -> None:
 
 
 def test_a_build_without_cells_ends_at_once(store: Store) -> None:
-    assert store.builds.get(submit(store))["state"] == "ended"
+    before = store.now()
+    build = store.builds.get(submit(store))
+    assert build["state"] == "ended"
+    assert before - 0.01 <= build["created_at"] <= build["ended_at"] <= store.now()
 
 
 def test_a_build_with_missing_lots_does_not_end(store: Store) -> None:

@@ -175,6 +175,19 @@ def test_aliases_and_a_byte_order_mark_are_fine() -> None:
 # --- messages about a wrong manifest -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("    samples: {pth: a.npz}\n", "`path`"),
+        ("    reference: {modl: other}\n", "`model`"),
+        ("concurrency: {groop: nightly}\n", "`group`"),
+        ("datasets: {images: {pth: a.npz}}\n", "`path`"),
+    ],
+)
+def test_a_misspelt_field_is_told_wherever_it_is(more: str, said: str) -> None:
+    assert said in " ".join(problem.hint for problem in problems(SMALL + more))
+
+
 def test_all_problems_come_at_once_in_the_order_of_the_file_each_with_its_place() -> None:
     text = SMALL + (
         "    precision: [fp16]\n"
