@@ -238,7 +238,7 @@ PEOPLE, NOBODY = 1000, 65534
 
 # --- farm token: access to the API ---------------------------------------------------------------------------------
 
-token = output.commands("Make, list and revoke tokens.")
+commands = output.commands("Make, list and revoke tokens.")
 
 
 class RoleName(StrEnum):
@@ -253,7 +253,7 @@ class RoleName(StrEnum):
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for its user, such as `ci-main`.")]
 
 
-@token.command()
+@commands.command()
 def create(
     name: Name,
     namespace: Annotated[str, typer.Option("--namespace", help="The only namespace in which it is valid.")],
@@ -269,7 +269,7 @@ def create(
         output.note(f"whoever has this token is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
-@token.command()
+@commands.command()
 def ls(as_json: output.Json = False) -> None:
     """List the tokens."""
     with connect() as client:
@@ -281,7 +281,7 @@ def ls(as_json: output.Json = False) -> None:
     output.table(rows, "no tokens yet: farm token create NAME --namespace NS", {"items": tokens}, as_json=as_json)
 
 
-@token.command()
+@commands.command()
 def revoke(name: Name, as_json: output.Json = False) -> None:
     """Revoke a token: within seconds it is refused everywhere. Builds that it submitted go on."""
     with connect() as client:

@@ -133,6 +133,8 @@ def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None
     for group in sorted({command.split()[0] for command in COMMANDS if " " in command}):
         assert main([group, "--help"]) == 0
         text = capsys.readouterr().out
+        about = " ".join(text.split("\n\n")[1].partition(". ")[0].split()).rstrip(".")
+        assert about in " ".join(commands.split())
         assert "..." not in text.partition("Commands:")[2] and "--install-completion" not in text
 
 
