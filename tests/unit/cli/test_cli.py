@@ -33,7 +33,7 @@ HEAVY = {
 COMMANDS = [
     "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
     "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
-    "serve", "help", "retry", "tag", "diff", "history",
+    "serve", "help", "retry", "tag", "diff", "history", "acknowledge", "token create", "token ls", "token revoke",
     "manifest push", "manifest ls", "manifest show", "manifest diff", "manifest rm", "manifest build",
     "manifest triggers",
     "webhook add", "webhook ls", "webhook log", "webhook replay", "webhook rm", "webhook rotate",
