@@ -209,7 +209,7 @@ def given(cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
 
 
 def family(members: Iterable[tuple[SnapshotCell, Sidecar]]) -> list[tuple[SnapshotCell, Sidecar]]:
-    """Return the members of one model file and one toolchain: those of the entry that readers get last."""
+    """Return the members of one model file and toolchain: what readers get last, then the most, then the first."""
     families: dict[tuple[str, str], list[tuple[SnapshotCell, Sidecar]]] = {}
     for cell, sidecar in members:
         made_of = cell["toolchain"], str(sidecar["spec"].get("model"))  # What it says may not be checked yet.

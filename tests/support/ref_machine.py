@@ -668,7 +668,6 @@ class RefMachine(RuleBasedStateMachine):
         entries = tuple((cell["identifier"], cell["key"], "superseded" in cell) for cell in cells)
         if entries in self.world.fetched:
             return
-        self.world.fetched.add(entries)
 
         def gets(name: str, asked: str = "") -> str:
             return last(choose(cells, "net", "onnxruntime/cpu", "fp32", name.rpartition("/")[2], asked, ref=tag))["key"]
@@ -687,3 +686,4 @@ class RefMachine(RuleBasedStateMachine):
         assert best.cell["key"] == key, f"{namespace} loads {name} of {tag}"
         family = client.fetch_family(**what, **where).document
         assert {member["key"] for member in family["members"]} == self.model.family(namespace, tag)
+        self.world.fetched.add(entries)

@@ -208,7 +208,7 @@ class Refs:
     def family(self, namespace: str, tag: str) -> set[str]:
         """Return the keys that readers get who fetch all shapes: those of one toolchain and model, which came last."""
         members: dict[tuple[str, str], dict[str, float]] = {}
-        for log in self.read(namespace, tag).values():
+        for _, log in sorted(self.read(namespace, tag).items()):  # The first of equal ones counts.
             event = programs(log)[holder(log)]
             assert event.program
             members.setdefault((event.toolchain, event.program.model), {})[event.program.key] = event.moment

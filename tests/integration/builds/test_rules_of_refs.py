@@ -52,6 +52,11 @@ WALK: list[tuple[str, dict[str, Any]]] = [
     ("roll_back", {"namespace": "main", "ref": "latest", "named": ""}),
     ("roll_back", {"namespace": "main", "ref": "latest", "named": OLD}),
     ("roll_back", {"namespace": "main", "ref": "latest", "named": ""}),
+    # Of two model files that one build compiled, the family is that of the first shape.
+    ("build", {"namespace": "main", "wish": Wish(commit=9, batches=(8,), toolchain=NEW), **CALM}),
+    ("build", {"namespace": "main", "wish": Wish(commit=8, batches=(1,), toolchain=NEW), **CALM}),
+    ("shadow", {"namespace": "main", "ref": "latest", "named": NEWEST, "is_promoted": False, **CALM}),
+    ("tag", {"namespace": "main", "tag": "prod", "source": "build", "which": -1, "previous": False}),
 ]
 
 

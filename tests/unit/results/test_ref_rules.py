@@ -19,6 +19,7 @@ from farm.results.ref_rules import (
     replaced,
     rolled_back,
 )
+from tests.support.places import ROOT
 
 NAME = "net/onnxruntime-cpu/fp32/b1"
 
@@ -171,3 +172,9 @@ def test_readers_get_the_last_of_several_and_one_family_of_a_model() -> None:
     ]
     assert [cell["key"] for cell, _ in family(many)] == ["c"]
     assert [cell["key"] for cell, _ in family([each for each in many if each[0]["key"] != "c"])] == ["a", "b"]
+    assert [cell["key"] for cell, _ in family([many[1], many[3]])] == ["b"], "of equal ones, the first"
+    assert [cell["key"] for cell, _ in family([many[3], many[1]])] == ["d"]
+
+
+def test_the_rules_are_short_enough_to_be_read() -> None:
+    assert len((ROOT / "docs" / "refs.md").read_text().split()) <= 300
