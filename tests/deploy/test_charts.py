@@ -194,6 +194,18 @@ def test_an_upgrade_takes_no_api_away_before_another_is_there(values: Path) -> N
     assert api["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
+def test_long_names_of_releases_and_pools_leave_names_that_kubernetes_takes() -> None:
+    """A server refuses longer ones, and no validator says so: a Job's name is a label of its pods, too."""
+    pools = [f"pools.{'p' * 21}{letter}.pools={{onnxruntime-cpu}}" for letter in "ab"]
+    options = [word for pool in pools for word in ("--set", pool)]
+    done = helm("template", "r" * 53, CHART, "--values", SETS[2], *options)
+    assert done.returncode == 0, done.stderr
+    found = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
+    jobs = [each["metadata"]["name"] for each in found if each["kind"] == "Job"]
+    assert len(set(jobs)) == 3
+    assert max(len(each["metadata"]["name"]) for each in found) <= 63
+
+
 def test_workers_are_added_by_number_and_leave_by_themselves() -> None:
     routes = {route.path for route in metrics_router.routes}
     for values in SETS:
