@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import botocore.session
 import httpx._transports.default as transports
 import hypothesis
 import pytest
@@ -57,8 +56,6 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("farm")
     # As pip does where it installs: hundreds of processes that tests start import these sources.
     compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
-    # Each store in each test has a session of botocore, which would read the description of S3 again: 0.1 s.
-    botocore.session.create_loader = cache(botocore.session.create_loader)
     # Each request without a client makes one, which would read the certificates of all authorities again: 0.03 s.
     transports.create_ssl_context = cache(transports.create_ssl_context)
 

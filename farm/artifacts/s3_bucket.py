@@ -11,13 +11,14 @@ import random
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -45,6 +46,8 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 HINT = "check s3_endpoint, s3_bucket and the keys (`farm doctor`); `farm doctor --fix` makes a missing bucket"
+
+MAKING_CLIENTS = threading.Lock()  # A session is not thread-safe; its clients are.
 
 UNREACHABLE_SECONDS = 5.0
 """How long a request is repeated if no connection can be made: somebody may wait for the answer."""
@@ -113,12 +116,6 @@ class Bucket:
         self._endpoint = endpoint or f"AWS {region}"
         self._patience = patience
         self._wait: Callable[[StorageAway], object] = _give_up
-        session = boto3.Session(
-            aws_access_key_id=access_key or None,
-            aws_secret_access_key=secret_key or None,
-            region_name=region,
-            botocore_session=_session_without_dateutil(),
-        )
         config = Config(
             # Server logs show who asked. botocore's own text is put together again for each request.
             user_agent=f"migraphx-farm/{__version__}",
@@ -137,11 +134,12 @@ class Bucket:
         )
         self.s3: S3Client
         self.public: S3Client
+        keys = {"aws_access_key_id": access_key or None, "aws_secret_access_key": secret_key or None}
+        client = partial(_session().client, "s3", region_name=region, config=config, **keys)
         try:
-            self.s3 = session.client("s3", endpoint_url=endpoint or None, config=config)
-            self.public = (
-                session.client("s3", endpoint_url=public_endpoint, config=config) if public_endpoint else self.s3
-            )
+            with MAKING_CLIENTS:
+                self.s3 = client(endpoint_url=endpoint or None)
+                self.public = client(endpoint_url=public_endpoint) if public_endpoint else self.s3
         except ValueError as error:
             raise UsageError(
                 f"an address of object storage (s3_endpoint, s3_public_endpoint) is not valid: {error}",
@@ -631,11 +629,12 @@ def _give_up(away: StorageAway) -> None:
     raise away
 
 
-def _session_without_dateutil() -> botocore.session.Session:
-    """Return a session that knows how S3 writes times; to guess it takes longer than all else of a list."""
+@cache
+def _session() -> boto3.Session:
+    """Return the one session, which knows how S3 writes times; to guess it takes longer than all else of a list."""
     session = botocore.session.Session()
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time_of)
-    return session
+    return boto3.Session(botocore_session=session)
 
 
 def _time_of(text: str) -> datetime:
