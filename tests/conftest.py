@@ -44,6 +44,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in CI_VARIABLES:
         os.environ.pop(name, None)
+    # As often as by default, to look for garbage took a twelfth of the tests' time.
+    gc.set_threshold(50_000)
     # What one process of xdist measures does not pause what the others compile.
     os.environ["FARM_LOCK_DIR"] = locks = tempfile.mkdtemp(prefix="farm-locks-")
     atexit.register(shutil.rmtree, locks, ignore_errors=True)
@@ -76,13 +78,9 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let Python look for garbage in what the tests make, not in all that was imported and collected for them.
-
-    And seldom: as often as by default, it took a twelfth of the tests' time.
-    """
+    """Let Python look for garbage in what the tests make, not in all that was imported and collected for them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,6 +114,8 @@ TOGETHER = {
     "tests/acceptance/test_reproduce.py": "quickstart",
     "tests/acceptance/test_tuning.py": "quickstart",
     "tests/integration/local/test_rights.py": "rights",
+    # Each process would make all of ONNX's cases: 3 s.
+    "tests/unit/runner/test_onnx_forms.py": "forms",
 }
 """Files whose tests run in one process, in order: by file what they share."""
 
