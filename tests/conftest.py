@@ -49,8 +49,8 @@ def pytest_configure() -> None:
     # What one process of xdist measures does not pause what the others compile.
     os.environ["FARM_LOCK_DIR"] = locks = tempfile.mkdtemp(prefix="farm-locks-")
     atexit.register(shutil.rmtree, locks, ignore_errors=True)
-    # SeaweedFS looks for garbage less often: a test's memory is soon free, and two cores are few.
-    os.environ["GOGC"] = "400"
+    # SeaweedFS looks for garbage less often, as a test's memory is soon free, and for work on one core: two are few.
+    os.environ["GOGC"], os.environ["GOMAXPROCS"] = "400", "1"
     # Hundreds of processes import numpy, whose threads would spin at each start.
     os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"
     # How long an example takes is the machine's matter, not a test's.
