@@ -298,7 +298,7 @@ def report(document: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     unverified = (record["verification"] or {}).get("unverified", {})
     lines += [f"unverified {name}: {why}" for name, why in unverified.items()]
     if latency := record["measurements"].get("latency"):
-        lines.append(f"latency    {latency['median'] * 1e3:.3g} ms")
+        lines.append(f"latency    {latency['median'] * 1e3:.3g} ms{' shared' * record['measurements']['shared']}")
     lines.append("gates      not judged here: a build compares these numbers with its tolerance, limits and budgets")
     return lines
 

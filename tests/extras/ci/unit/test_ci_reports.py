@@ -118,6 +118,8 @@ def test_a_speed_that_was_not_measured_alone_is_marked_in_every_format() -> None
         assert ("| 2 ms shared |" in markdown.render({"build": build([found]), "cells": [found]}, LINK)) is shared
         families = {each.name: each for each in text_string_to_metric_families(open_metrics.render([found]))}
         assert [sample.value for sample in families["farm_cell_shared"].samples] == [float(shared)]
+        text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [found]})
+        assert ('<property name="shared" value="true"' in text.lower()) is shared
 
 
 # --- GitLab ------------------------------------------------------------------------------------------------------
