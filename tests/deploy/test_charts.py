@@ -177,6 +177,16 @@ def test_pods_are_restricted(values: Path) -> None:
 
 
 @every_set
+def test_data_is_kept_in_a_folder_that_the_farm_makes(values: Path) -> None:
+    """A volume belongs to root, whatever `fsGroup` says, and the farm keeps data only in a folder of its own user."""
+    (settings,) = [document["data"] for document in documents(values) if document["kind"] == "ConfigMap"]
+    for _, pod in pods(values):
+        volumes = [Path(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"]]
+        assert any(volume in Path(settings["FARM_DATA_DIR"]).parents for volume in volumes)
+        assert Path(settings["FARM_DATA_DIR"]) not in volumes
+
+
+@every_set
 def test_no_probe_asks_the_servers_behind_once_a_pod_has_started(values: Path) -> None:
     for _, pod in pods(values):
         (container,) = pod["containers"]
