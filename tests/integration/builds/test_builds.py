@@ -22,7 +22,7 @@ from farm.app import Farm
 from farm.artifacts.index import rebuild
 from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
-from farm.artifacts.storage import blob_key
+from farm.artifacts.storage import blob_key, open_key
 from farm.builds import bucket_models, reading
 from farm.builds.reading import BuildChanges
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
@@ -195,6 +195,41 @@ def test_a_finished_build_is_read_from_its_report_when_redis_has_forgotten_it(fa
     assert farm.build_reader.report("main", build["id"])["cells"] == before["cells"]
     # A finished build never reopens.
     assert farm.store.builds.get(build["id"]) is None
+
+
+def test_a_store_of_old_data_ends_what_was_reported_since(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submit(farm, frozen)["id"]
+    with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as connection:
+        old = {name: connection.dump(name) for name in connection.keys("*")}
+        work(farm)
+        farm.build_finisher.finish(build)
+        before = farm.build_reader.report("main", build)
+        connection.flushall()
+        for name, content in old.items():
+            connection.restore(name, 0, content)
+            if name.startswith(b"{farm}:worker:"):
+                connection.expire(name, 600)
+    farm.artifacts.put_object(open_key("main", build), b"{}")
+    farm.artifacts.put_object(open_key("main", "b-of-nobody"), b"{}")
+    farm.admission.resume()
+    row = farm.store.builds.get(build)
+    assert row and (row["state"], row["verdict"]) == ("reported", before["build"]["verdict"])
+    assert (farm.build_reader.report("main", build), farm.store.jobs.pending(POOL.name)) == (before, 0)
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == [open_key("main", "b-of-nobody")]
+    farm.artifacts.put_object(open_key("main", build), b"{}")
+    with redis.Redis.from_url(farm.settings.redis_url.get_secret_value()) as connection:
+        connection.flushall()
+    farm.admission.resume()
+    assert list(farm.artifacts.list_objects("ns/main/open/")) == [open_key("main", "b-of-nobody")]
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("Redis is away")
+
+    monkeypatch.setattr(farm.admission, "resume_one", away)
+    with pytest.raises(StoreUnavailable):
+        farm.admission.resume()
 
 
 def test_a_reported_build_is_never_opened_by_its_id_again(

@@ -523,12 +523,25 @@ def test_a_worker_that_fell_silent_right_after_it_registered_is_missed(store: St
     before = int(store.now())
     join_pool(store, ttl=0.05)
     ((node, heard),) = wait_until(store.workers.silent, message="it is not live any more").items()
-    assert (node, heard >= before) == ("n1", True)
+    assert (node, before <= heard <= store.now()) == ("n1", True)
     store.workers.forget_dead()
     assert list(store.workers.silent()) == ["n1"], "it died within the hour"
     store._link.ask("ZADD", ("workers",), (before - 3601) * 1000, "w1")
     store.workers.forget_dead()
     assert store.workers.silent() == {}
+
+
+def test_a_control_plane_that_is_silent_for_an_hour_is_forgotten(store: Store) -> None:
+    store.planes.report("here", "storage: refused")
+    for name, ago in (("late", 3590), ("gone", 3610)):
+        store._link.ask("HSET", ("planes",), name, json.dumps([int((store.now() - ago) * 1000), ""]))
+    store.planes.forget_dead()
+    found = store.planes.list()
+    assert list(found) == ["here", "late"]
+    at, away = found["here"]
+    assert (0 <= store.now() - at < 60, away) == (True, "storage: refused")
+    store.planes.leave("here")
+    assert list(store.planes.list()) == ["late"]
 
 
 @pytest.mark.parametrize("queue", ["waiting", "handed"])

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from farm.client.client import freeze
 from farm.errors import ManifestError
+from farm.manifest import parsing
 from farm.manifest.parsing import load_manifest, parse_manifest
 
 TEXT = """\
@@ -81,6 +82,15 @@ def test_a_pattern_may_be_written_in_any_way_of_yaml(manifest: Path, written: st
     assert [model.name for model in read.models] == ["first", "zoo-net", "beta", "last"]
     assert read.text.count("\n") == manifest.read_text().count("\n")
     assert [model.name for model in parse_manifest(read.text).models] == ["first", "zoo-net", "beta", "last"]
+
+
+def test_a_pattern_of_too_many_files_is_refused(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest.write_text(TEXT)
+    monkeypatch.setattr(parsing, "MAX_FILES", 2)
+    assert len(load_manifest(manifest).models) == 4
+    monkeypatch.setattr(parsing, "MAX_FILES", 1)
+    with pytest.raises(ManifestError, match=r"`models/\*\.onnx` matches more than 1 files"):
+        load_manifest(manifest)
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,12 @@ def test_entries_of_a_model_that_do_not_go_together_say_so(entry: str, message: 
     assert message in problems(SMALL + f"    {entry}\n")[0].message
 
 
+def test_what_has_to_be_converted_is_read_where_the_manifest_is() -> None:
+    text = SMALL.replace("{path: net.onnx}", "{s3: 's3://models/net.pt'}")
+    assert parse_manifest(text, "farm.yaml").models[0].source.s3 == "s3://models/net.pt"
+    assert "what has to be converted is read here" in only(text + "    format: torch\n").message
+
+
 @pytest.mark.parametrize("place", ["a: ", "? "])
 def test_lists_may_be_as_deep_in_a_key_as_in_a_value(place: str) -> None:
     def is_too_deep(lists: int) -> bool:
