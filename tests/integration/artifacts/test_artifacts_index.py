@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,3 +128,42 @@ def test_a_checkpoint_that_unpacks_without_end_is_read_as_none(
     store.read = 0
     assert dict(rebuild(store, "main")) == before
     assert store.read == COUNT
+
+
+def test_what_is_not_a_sidecar_of_its_place_is_in_no_index_and_of_another_schema_nothing_is_taken(
+    store: CountingStore, published: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dict(rebuild(store, "main"))
+    listed = store.list_entries
+
+    def with_gone(prefix: str) -> Any:
+        found = list(listed(prefix))
+        return [*found, replace(found[0], key=f"{prefix}{'f' * 64}.json")] if "/artifacts/" in prefix else found
+
+    monkeypatch.setattr(store, "list_entries", with_gone)
+    assert dict(rebuild(store, "main")) == whole, "one went between the list and the look"
+    monkeypatch.undo()
+    store.put_object(sidecar_key("main", key_of(90)), b"no sidecar")
+    there = store.get_object(sidecar_key("main", key_of(1)))
+    assert there
+    store.put_object(sidecar_key("main", key_of(91)), there.data)
+    assert dict(rebuild(store, "main")) == whole
+    monkeypatch.setattr(index, "SCHEMA", 99)
+    store.read = 0
+    assert dict(rebuild(store, "main")) == whole
+    assert store.read == COUNT + 2, "the checkpoint is of another release"
+    store.read = 0
+    assert dict(rebuild(store, "main")) == whole
+    assert store.read == 2, "what cannot be read is looked at again"
+
+
+def test_of_few_and_of_many_programs_those_that_are_gone_are_named(
+    store: CountingStore, published: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {f"n{number}": sidecars.facts(made) for number, made in enumerate(published)}  # type: ignore[arg-type]
+    gone, other = facts["n0"]["program"], facts["n1"]["program"]
+    store.delete_object(blob_key(gone["digest"]))
+    store.put_object(blob_key(other["digest"]), b"of another size")
+    for few in (500, COUNT - 1):
+        monkeypatch.setattr(index, "FEW", few)
+        assert sorted(index.without_program(store, facts)) == ["n0", "n1"]

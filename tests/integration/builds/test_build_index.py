@@ -18,6 +18,7 @@ from farm.artifacts.storage import build_key
 from farm.builds import build_index
 from farm.builds.build_index import BuildIndex
 from farm.client.client import FarmClient
+from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import BuildView, Report
 from tests.support.api_farm import MANIFEST, finished, freeze_manifest, work
@@ -279,3 +280,22 @@ def test_a_build_that_is_not_done_is_read_when_it_is(
     assert elsewhere.last("main", name, [cell["identifier"]]) == {}, "nobody asked for it"
     assert elsewhere.catch_up("main", {name}).is_whole
     assert elsewhere.last("main", name, [cell["identifier"]])[cell["identifier"]]["build"] == build
+
+
+def test_a_file_that_cannot_be_used_is_a_fault_and_one_that_is_damaged_inside_is_made_again(
+    farm: Farm, failed: Report, tmp_path: Path
+) -> None:
+    build = failed["build"]["id"]
+    folder = BuildIndex(tmp_path, farm.store, farm.artifacts)
+    with pytest.raises(FarmFault, match="the index of builds cannot be used: unable to open"):
+        folder.builds("main")
+    damaged = BuildIndex(tmp_path / "damaged.sqlite3", farm.store, farm.artifacts)
+    damaged.add(failed)
+    file = tmp_path / "damaged.sqlite3"
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"x" * (len(content) - 4096))  # Its schema is on the first page.
+    with pytest.raises(FarmFault, match="was damaged and is made again"):
+        damaged.lines("main", build)
+    assert damaged.lines("main", build) is None
+    damaged.fill()
+    assert damaged.lines("main", build) == farm.build_index.lines("main", build)
