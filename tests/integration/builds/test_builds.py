@@ -29,9 +29,9 @@ from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import loops
 from farm.control.loops import settle_left
-from farm.errors import Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable, UsageError
+from farm.errors import ArtifactGone, Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable, UsageError
 from farm.jobs.order import keys_of
-from farm.jobs.state import AttemptLimits, FailureKind, Outcome
+from farm.jobs.state import WAITS_FOR_STORAGE, AttemptLimits, FailureKind, Outcome
 from farm.results.speed import Comparison
 from farm.spec import comparable, cut_short
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
@@ -383,6 +383,9 @@ def test_each_attempt_has_its_log(farm: Farm, frozen: Frozen) -> None:
             farm.jobs.log("main", job["id"], 3)
     with pytest.raises(NotFound, match="no job"):
         farm.jobs.get("other", job["id"])
+    farm.artifacts.delete_object(blob_key(job["log"]))
+    with pytest.raises(ArtifactGone, match=f"the log {job['log']} is not in object storage"):
+        farm.jobs.log("main", job["id"])
 
 
 def test_an_expected_failure_leaves_a_fail_fast_build_green(farm: Farm, tmp_path: Path) -> None:
@@ -694,6 +697,28 @@ def test_a_queued_cell_says_why_it_waits(farm: Farm, frozen: Frozen) -> None:
     assert all("no live worker serves" in cell["waiting"] for cell in farm.build_reader.cells("main", build["id"]))
 
 
+def test_a_build_that_is_being_accepted_or_was_not_says_so(
+    farm: Farm, frozen: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = farm.store.builds.create
+    with monkeypatch.context() as patched:
+        patched.setattr(farm.store.builds, "create", lambda build, cells: create(build, list(cells)[:1]))
+        build = submit(farm, frozen)["id"]
+    waiting = [cell["waiting"] for cell in farm.build_reader.cells("main", build)]
+    assert "the farm is still accepting the build" not in waiting[0]
+    assert waiting[1] == "the farm is still accepting the build"
+    lose_redis(farm)
+    with pytest.raises(StoreUnavailable, match=f"the store lost build {build}, but object storage has it"):
+        farm.build_reader.report("main", build)
+    farm.artifacts.delete_object(open_key("main", build))
+    with pytest.raises(NotFound, match=f"build {build} was not accepted"):
+        farm.build_reader.report("main", build)
+    with pytest.raises(NotFound, match="no build b-0000000000000000"):
+        farm.builds.pause("main", "b-0000000000000000", paused=True)
+    with pytest.raises(NotFound, match="no build b-9"):
+        farm.store.builds.pause("b-9", paused=True)
+
+
 MODELS = f"models-{secrets.token_hex(4)}"
 """A bucket of models; each test process has one."""
 
@@ -890,7 +915,15 @@ def test_what_is_queued_again_says_how_its_last_attempt_ended(farm: Farm, frozen
     build = submit(farm, frozen)
     (handed, *_) = farm.store.jobs.hand_out(POOL.name, 1)
     claim = farm.store.jobs.claim(*handed, nonce="n", worker="w1", node="n1")
+    standing = f"{WAITS_FOR_STORAGE}; its program is finished"
+    for detail in (standing, "run 3 of 9"):
+        farm.store.jobs.renew(claim.token, handed[0], phase="compiling", detail=detail)
+        cells = farm.build_reader.report("main", build["id"])["cells"]
+        said = {cell["waiting"] for cell in cells if cell["state"] == "running"}
+        assert said == {f"on w1: {standing}" if detail == standing else ""}
     farm.store.jobs.finish(handed[0], claim.token, Outcome.released())
+    (given_back,) = [cell for cell in farm.build_reader.cells("main", build["id"]) if cell["job"] == handed[0]]
+    assert given_back["waiting"].endswith("; attempt 1 was given back: w1 stops")
     again = next(one for one in farm.store.jobs.hand_out(POOL.name, 1) if one[0] == handed[0])
     assert farm.store.jobs.claim(*again, nonce="n", worker="w1", node="n1").answer == "run"
 

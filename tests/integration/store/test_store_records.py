@@ -406,6 +406,14 @@ def test_a_server_that_is_away_is_named_without_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_wrong_password_is_said_and_not_shown(redis_url: str, raw: redis.Redis) -> None:
+    place = redis_url.rpartition("@")[2].removeprefix("redis://")
+    url = f"redis://nobody-known:s3cret@{place}"
+    with pytest.raises(StoreUnavailable, match="refuses the password") as raised:
+        Store.connect(load_settings({}, redis_url=url)).now()
+    assert "s3cret" not in str(raised.value)
+
+
 def test_a_full_server_is_unavailable_and_loses_nothing(store: Store, raw: redis.Redis) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())

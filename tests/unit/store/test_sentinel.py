@@ -65,6 +65,11 @@ def test_a_wrong_address_is_refused_with_the_reason(url: str, said: str) -> None
         Store.connect(load_settings({}, redis_url=url))
 
 
+def test_without_an_address_there_is_no_store() -> None:
+    with pytest.raises(UsageError, match="no address of Redis is set"):
+        Store.connect(load_settings({}, redis_url=""))
+
+
 def test_a_kombu_that_cannot_use_sentinels_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As celery/kombu#2420 shows it: next to a redis-py that it does not know, it has no class for connections."""
     monkeypatch.setattr(SentinelChannel, "connection_class", None)
