@@ -299,3 +299,31 @@ def test_a_file_that_cannot_be_used_is_a_fault_and_one_that_is_damaged_inside_is
     assert damaged.lines("main", build) is None
     damaged.fill()
     assert damaged.lines("main", build) == farm.build_index.lines("main", build)
+
+
+GATES = "gates: {baseline: latest, size: 5%}"
+
+
+def test_a_plan_says_of_an_index_that_is_not_whole_what_is_not_known(
+    farm: Farm,
+    client: FarmClient,
+    second: Farm,
+    submit: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = client.report(finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N")))
+    second.build_index.fill()
+
+    def planned() -> Any:
+        (cell,) = second.build_reader.read_plan("main", build := submit(GATES))["cells"]
+        return cell["baseline"], cell["before"], client.build(build)["warnings"]
+
+    baseline, before, warnings = planned()
+    assert ("unread" in baseline, before["state"], warnings) == (False, "succeeded", [])
+    monkeypatch.setattr(second.build_index, "_path", tmp_path)  # Its disk is gone.
+    again, before, warnings = planned()
+    assert again == {**baseline, "unread": "the index is at 0 %"}
+    assert (before["state"], before["kind"]) == ("unknown", "the index is at 0 %")
+    assert warnings == ["the index is at 0 %: it is not known how 1 of the cells ended before"]
+    assert report["cells"][0]["facts"]["key"] == baseline["key"]

@@ -822,6 +822,10 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
         with pytest.raises(ManifestError, match=said):
             Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: other\n"))
     monkeypatch.setattr(bucket_models, "SIZE_LIMIT", whole)
+    monkeypatch.setattr(bucket_models, "MAX_PARTS", 1)
+    with pytest.raises(ManifestError, match="has external data in more than 1 files"):
+        Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: other\n"))
+    monkeypatch.setattr(bucket_models, "MAX_PARTS", 2)
     Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: another\n"))
     (tmp_path / "a.bin").write_bytes(bytes(16))
     (tmp_path / "parts").mkdir()

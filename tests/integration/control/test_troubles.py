@@ -60,6 +60,10 @@ def test_a_worker_of_another_release_and_one_with_a_slow_disk_are_named(
     assert "set data_dir to another disk" in said
     kept.set()
     assert DiskWatch(farm_settings.data_dir, sync=lambda _: None).look() == ""
+    store.workers.heartbeat("w1", resting="object storage at s3.example did not answer")
+    assert of(store, farm_settings, "node old cannot reach object storage: object storage at s3.example did not answer")
+    store.workers.heartbeat("w1", resting="its GPU is hot")
+    assert of(store, farm_settings, "old") == []
     store.workers.heartbeat("w1")
     assert of(store, farm_settings, "old") == []
     store.workers.leave("w1")
