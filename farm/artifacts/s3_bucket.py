@@ -11,6 +11,7 @@ import random
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -190,11 +191,14 @@ class Bucket:
             return found.etag
         raise Conflict(f"{self.place(key)} exists already" if create else f"{self.place(key)} was changed meanwhile")
 
-    def get_object(self, key: str) -> Object | None:
-        """Read a document; None if there is none."""
+    def get_object(self, key: str, *, limit: int = sys.maxsize) -> Object | None:
+        """Read a document; None if there is none, or none of at most `limit` bytes."""
 
-        def read() -> Object:
+        def read() -> Object | None:
             answer = self.s3.get_object(Bucket=self.name, Key=key)
+            if answer["ContentLength"] > limit:
+                answer["Body"].close()
+                return None
             data = answer["Body"].read()
             STORAGE_BYTES.labels("read").inc(len(data))
             return Object(key, data, answer["ETag"])
@@ -358,6 +362,10 @@ class Bucket:
 
         Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
         """
+        # Most are small and right: then one request is enough.
+        found = self.get_object(blob_key(digest), limit=min(limit, PART))
+        if found and hashlib.sha256(found.data).hexdigest() == digest:
+            return found.data
         data = b""
 
         def read(entry: ListedObject) -> str:
@@ -466,16 +474,8 @@ class Bucket:
     def presign_put(self, digest: str, size: int) -> Put:
         """Return a permission to upload one blob: the signature covers its SHA-256 and size."""
         checksum = _base64(digest)
-        url = self.public.generate_presigned_url(
-            "put_object",
-            Params={
-                "Bucket": self.name,
-                "Key": blob_key(digest),
-                "ChecksumSHA256": checksum,
-                "ContentLength": size,
-            },
-            ExpiresIn=URL_SECONDS,
-        )
+        what = {"Bucket": self.name, "Key": blob_key(digest), "ChecksumSHA256": checksum, "ContentLength": size}
+        url = self.public.generate_presigned_url("put_object", Params=what, ExpiresIn=URL_SECONDS)
         headers = {"x-amz-checksum-sha256": checksum, "content-length": str(size)}
         return {"url": url, "headers": headers, "start": 0, "size": size}
 

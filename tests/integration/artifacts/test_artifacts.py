@@ -142,6 +142,14 @@ def test_a_blob_over_the_limit_is_not_read(store: S3Store) -> None:
         store.read_blob(digest, limit=size - 1)
 
 
+def test_a_small_blob_is_read_by_one_request(store: S3Store) -> None:
+    digest, size = store.put_blob_bytes(b"a snapshot")
+    asked: list[str] = []
+    store.s3.meta.events.register("before-call.s3", lambda model, **_: asked.append(model.name))
+    assert store.read_blob(digest, limit=size) == b"a snapshot"
+    assert asked == ["GetObject"]
+
+
 def test_a_blob_of_another_size_than_promised_is_refused(store: S3Store, tmp_path: Path) -> None:
     digest, size = store.put_blob_bytes(b"twelve bytes")
     with pytest.raises(ArtifactGone, match="12 bytes where 13 were expected"):
