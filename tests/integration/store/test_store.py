@@ -812,3 +812,22 @@ def test_a_job_that_succeeded_twice_is_named(store: Store) -> None:
     assert findings(store, job_id) == []
     store._link.ask("HSET", attempts, "2:end", store._link.ask("HGET", attempts, "1:end"))
     assert findings(store, job_id) == ["succeeded 2 times"]
+
+
+def test_a_worker_that_dies_takes_only_its_own_attempts_with_it(store: Store) -> None:
+    """Processes of an earlier release left jobs in the list of a worker that did not run them any more."""
+    for worker in ("w1", "w2"):
+        join_pool(store, worker)
+    build = submit(store, new_cell(), new_cell())
+    handed = store.jobs.hand_out(POOL.name, 1)
+    for job, worker in zip(handed, ("w1", "w2"), strict=True):
+        assert store.jobs.claim(*job, nonce=worker, worker=worker, node="n1").answer == "run"
+    (mine, _), (theirs, _) = handed
+    (waits,) = store.builds.jobs(submit(store, new_cell())).values()
+    left = ("SADD", ("worker", "w1", "running"), theirs, waits, "j-gone")
+    store._link.ask(*left)
+    assert store.workers.heartbeat("w1").running == 1
+    store._link.ask(*left)
+    assert store.workers.died("w1", "died") == [mine]
+    assert sorted(states(store, build)) == ["queued", "running"]
+    assert store.workers.leave("w2") == [theirs]
