@@ -102,6 +102,17 @@ def test_other_builds_may_come_between() -> None:
     assert outlook(planned, [pool(1, waiting=2)])["eta"] == crowded, "its own jobs do not wait there yet"
 
 
+@pytest.mark.parametrize(
+    ("waiting", "running", "expected"),
+    [(0, 0, 100), (3, 0, 100), (4, 0, 130), (3, 1, 130), (5, 0, 160), (1000, 0, 190)],
+)
+def test_each_job_of_others_that_comes_between_takes_as_long_as_one_of_ours(
+    waiting: int, running: int, expected: float
+) -> None:
+    cells = [cell(100.0), cell(50.0), cell(30.0)]
+    assert outlook(cells, [pool(2, waiting=waiting, running=running)])["eta"]["expected"] == expected
+
+
 def test_cells_that_share_a_job_are_counted_once_and_ended_ones_only_as_spent() -> None:
     cells = [cell(100.0, job="j-1"), cell(100.0, job="j-1"), cell(100.0, state="succeeded", spent=7.0)]
     found = outlook(cells, [pool(1)])
