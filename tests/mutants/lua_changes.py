@@ -73,7 +73,7 @@ def _of_line(code: str, raw: str) -> Iterator[tuple[str, int, int, str]]:
     for found in NUMBER.finditer(code):
         if not re.search(r"unpack\($|\[$", code[: found.start()]):
             # Whether a script did something is asked, not how often.
-            told = found[0] == "1" and code[: found.start()].endswith("return ")
+            told = found[0] == "1" and code[: found.start()].endswith(("return ", "return -"))
             yield (
                 "number",
                 *found.span(),

@@ -64,6 +64,11 @@ def test_a_build_of_hits_ends_at_once(store: Store) -> None:
     assert store.jobs.pending(POOL.name) == 0
 
 
+def test_cells_of_a_build_that_is_gone_leave_nothing_behind(store: Store) -> None:
+    assert store._link.run("add_cells", build="b-9", cells=json.dumps([["a"] * 13])) == -1
+    assert store._link.ask("KEYS", "{farm}:*") == []
+
+
 def test_a_build_without_cells_ends_at_once(store: Store) -> None:
     before = store.now()
     build = store.builds.get(submit(store))
