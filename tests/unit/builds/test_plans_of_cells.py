@@ -10,6 +10,7 @@ import pytest
 from farm.builds.plan import EXPLAINED, background_cells, make_plan, plan_follow_up, plan_retry, unsuccessful
 from farm.errors import UsageError
 from farm.matrix.cells import Cell
+from farm.results.lines import CellLine
 
 FACTS: Any = {"key": "published", "against": None}
 ESTIMATE: Any = {"low": 5.0, "expected": 10.0, "high": 20.0, "how": "x"}
@@ -228,3 +229,14 @@ def test_what_failed_as_expected_is_not_tried_again() -> None:
         "cells": [{"identifier": name, "state": state, "as_expected": known} for name, state, known in states]
     }
     assert unsuccessful(report) == {"b", "d"}
+
+
+def test_the_line_of_a_cell_that_nobody_judged_yet_says_its_place_and_key_alone() -> None:
+    (hit, miss) = planned(cell("a"), cell("b"), known={"key-a": FACTS}).cells
+    place = ("net", "onnxruntime/cpu", "fp32", "b1")
+    rest = ("", False, "", "", "", "", "", None, "", "", "")
+    nothing = (False, None, None, False, "", "", "")
+    assert tuple(CellLine.planned(hit, "succeeded")) == ("a", *place, "hit", *rest, "key-a", *nothing, "", "{}")
+    assert tuple(CellLine.planned(miss, "running")) == (
+        "b", *place, "running", *rest, "key-b", *nothing, "first compile", "{}",
+    )  # fmt: skip
