@@ -92,7 +92,7 @@ class Tokens:
     def __init__(self, artifacts: ArtifactStore) -> None:
         self._artifacts = artifacts
         self._lock = threading.Lock()
-        self._remembered: dict[str, tuple[float, Token | None]] = {}
+        self._remembered: dict[str, tuple[float, Token]] = {}
         """By key, the one looked up last at the end: until when a token is trusted without another look, and it."""
 
     def find(self, secret: str) -> Token | None:
@@ -103,10 +103,10 @@ class Tokens:
         key = _key(secret)
         now = time.monotonic()
         with self._lock:
-            until, token = self._remembered.get(key, (0.0, None))
-            if now < until:
-                return token
-        found = (self._artifacts if token else self._artifacts.with_patience(0)).get_object(key)
+            known = self._remembered.get(key)
+            if known and now < known[0]:
+                return known[1]
+        found = (self._artifacts if known else self._artifacts.with_patience(0)).get_object(key)
         token = _read(found) if found else None
         with self._lock:
             # Wrong secrets are not cached, so that nobody can fill the memory with them.

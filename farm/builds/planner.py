@@ -124,8 +124,8 @@ class KeptSubmissions:
     def find(self, asked: Asked) -> ReadSubmission | None:
         """Return what was kept; None if it was not, or no longer is."""
         with self._lock:
-            since, _, found = self._kept.get(asked, (0.0, 0, None))
-        return found if found and time.monotonic() - since < KEPT_SECONDS else None
+            kept = self._kept.get(asked)
+        return kept[2] if kept and time.monotonic() - kept[0] < KEPT_SECONDS else None
 
     def keep(self, asked: Asked, read: ReadSubmission) -> None:
         """Keep a submission; the oldest ones go if they are too many together."""

@@ -255,3 +255,17 @@ def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: p
 def test_a_name_that_could_leave_its_folder_is_refused(refs: Refs, tag: str) -> None:
     with pytest.raises(UsageError, match="cannot name a ref"):
         refs.find("main", tag)
+
+
+def test_a_ref_that_cannot_be_read_points_nowhere_in_a_list(refs: Refs, store: S3Store) -> None:
+    store.put_object("ns/main/refs/prod.json", b"no ref")
+    found = refs.listed("main", "prod")
+    assert found and found.pop("damaged").startswith("the ref ns/main/refs/prod.json cannot be read")  # type: ignore[misc]
+    place = {"tag": "prod", "namespace": "main", "generation": 0, "snapshot": "", "previous": None, "moved": ""}
+    assert found == place
+    assert refs.listed("main", "none") is None
+    moved = refs.move("main", "prod", lambda there: there | {"a": make_cell("a")}, generation=0)  # type: ignore[dict-item]
+    listed = refs.listed("main", "prod")
+    assert listed == {**moved, "namespace": "main"} and listed["generation"] > 1_700_000_000_000
+    again = refs.move("main", "prod", lambda there: there | {"b": make_cell("b")})  # type: ignore[dict-item]
+    assert (again["generation"], again["previous"]) == (moved["generation"] + 1, moved["snapshot"])

@@ -6,10 +6,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from kombu.transport.redis import SentinelChannel
+from redis.connection import SSLConnection
 
 from farm.errors import FarmFault, UsageError
 from farm.settings import load_settings
-from farm.store import Store, broker
+from farm.store import Store, broker, sentinel
 
 URL = "sentinels://farm-worker:a%40b@s1:26380,[fd00::2],s3/2?master=farm&ssl_ca_certs=/ca.pem&sentinel_password=ask"
 
@@ -46,6 +47,15 @@ def test_celery_only_carries_messages_and_waits_for_a_server_that_is_away() -> N
         "health_check_interval": 5,
         "priority_steps": [0],
     }
+
+
+@pytest.mark.parametrize(("url", "tls"), [(URL, True), ("sentinel://s1/2?master=farm", False)])
+def test_the_primary_is_reached_as_its_sentinels_are(url: str, tls: bool) -> None:
+    pool = sentinel.connect(url).connection_pool
+    assert issubclass(pool.connection_class, SSLConnection) is tls
+    assert (pool.service_name, pool.connection_kwargs["db"]) == ("farm", 2)
+    with pytest.raises(ValueError, match="Sentinel is empty"):
+        sentinel.read("sentinel://,s1/0?master=farm")
 
 
 def test_a_message_names_the_places_and_no_password() -> None:
