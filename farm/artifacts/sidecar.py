@@ -159,6 +159,7 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "weak": verification.get("weak", False),
         "doubted": verification.get("doubted", {}),
         "latency": measured["latency"]["median"] if measured["latency"] else None,
+        "p99": measured["latency"]["p99"] if measured["latency"] else None,
         "baseline_latency": measured["baseline"]["median"] if measured["baseline"] else None,
         "ratio": measured["ratio"],
         "against": measured["against"],

@@ -37,6 +37,7 @@ GROUPS = {
         "resume": "build_commands",
     },
     "Programs": {
+        "compare": "compare_command",
         "fetch": "artifact_commands",
         "ls": "artifact_commands",
         "tag": "artifact_commands",
@@ -83,6 +84,7 @@ EXAMPLES = {
     ),
     "logs": ("farm logs @latest resnet50/migraphx-gfx942/fp16/b8 --follow",),
     "reproduce": ("farm reproduce @latest fp16/b8 -o again && sh again/run.sh",),
+    "compare": ("farm compare resnet50", "farm compare resnet50 @latest"),
     "fetch": (
         "farm fetch resnet50/migraphx-gfx942/fp16/b8 -o out",
         "farm fetch resnet50@prod --target auto --precision fp16 -o out",

@@ -13,6 +13,7 @@ import typer
 
 from farm import units
 from farm.inert import one_line
+from farm.results.tradeoff import error_of
 
 if TYPE_CHECKING:
     from farm.client.fetching import Family
@@ -385,9 +386,7 @@ def _latency_column(facts: ArtifactFacts | None, sibling: ArtifactFacts | None) 
 def _error_column(facts: ArtifactFacts | None) -> str:
     if not facts:
         return ""
-    errors = facts.get("errors") or {}
-    unequal = {name: 1 - share for name, share in (facts.get("equal") or {}).items()}
-    worst = max([*errors.values(), *unequal.values()], default=None)
+    worst = error_of(facts)
     text = "not verified" if worst is None else "0" if worst == 0 else f"{worst:.1e}"
     if facts.get("nonfinite"):
         text = "not finite"

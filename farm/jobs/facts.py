@@ -60,7 +60,7 @@ class ArtifactFacts(Evidence):
     `runs_as` is equal for programs that run alike: the same bytes with the same settings, under the same toolchain.
     `turns` is how the program compares with its build's baseline, if the build measured that; `unmeasured` is why it
     could not.
-    Farms before 0.2.0 did not write `driver`, `throughput`, `compile_seconds`, `node` and `runs_as`.
+    Farms before 0.2.0 did not write `driver`, `p99`, `throughput`, `compile_seconds`, `node` and `runs_as`.
     """
 
     key: str
@@ -73,6 +73,7 @@ class ArtifactFacts(Evidence):
     verified: bool
     unverified: str
     latency: float | None
+    p99: NotRequired[float | None]
     baseline_latency: float | None
     ratio: float | None
     against: Against | None

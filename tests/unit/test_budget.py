@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 413
+RECORD_TYPES = 414
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -16,9 +16,9 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2410,
+    "artifacts": 2411,
     "builds": 3194,
-    "cli": 4965,
+    "cli": 5063,
     "client": 4749,
     "compiling": 3354,
     "control": 637,
@@ -31,7 +31,7 @@ LINES = {
     "extras/signing": 2210,
     "extras/triggers": 1226,
     "extras/webhooks": 931,
-    "jobs": 1023,
+    "jobs": 1024,
     "local": 1754,
     "loose": 1830,
     "manifest": 2190,
@@ -40,7 +40,7 @@ LINES = {
     "models": 783,
     "node": 3993,
     "pages": 3120,
-    "results": 1911,
+    "results": 2028,
     "runner": 7130,
     "serving": 451,
     "store": 1825,

@@ -272,6 +272,25 @@ def test_two_builds_are_held_against_each_other(
     assert "the same build" in shown.err
 
 
+def test_the_programs_of_a_model_are_compared_and_one_is_recommended(
+    worker: list[Outcome], manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["compare", "net", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [cell["precision"] for cell in found["cells"]] == ["fp32", "fp16"]
+    assert [(row["target"], row["cell"]) for row in found["recommended"]] == [
+        ("onnxruntime-cpu", "net/onnxruntime-cpu/fp32/static")
+    ]
+    assert main(["compare", "net", found["build"]]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"net in {found['build']}\n")
+    assert "onnxruntime-cpu static: ship fp32: error " in out
+    assert main(["compare", "nett"]) == 4
+    assert "no program of nett in the newest 50 builds" in capsys.readouterr().err
+
+
 def test_a_retry_says_what_is_gone_since(farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", manifest, "--detach"]) == 0
     work(farm, lambda *_: Outcome.failure(FailureKind.TIME_LIMIT, "too long"))

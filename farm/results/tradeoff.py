@@ -1,0 +1,117 @@
+"""Which program to ship: latency against error among the programs of a model, and a recommendation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from farm.jobs.facts import ArtifactFacts
+
+NOISY = 2.0
+"""From how many times the median on a p99 says that other work disturbed the runs."""
+
+
+class Contender(NamedTuple):
+    """A program that could be shipped. Seconds, samples a second, bytes; `gain` is its speed in terms of fp32's."""
+
+    identifier: str
+    target: str
+    precision: str
+    shape: str
+    passed: bool
+    latency: float | None
+    p99: float | None
+    throughput: float | None
+    error: float | None
+    size: int
+    marks: Sequence[str]
+    """What makes its numbers weak: `shared`, `noisy`, `weak`, `unverified`."""
+    gain: float | None = None
+    on_front: bool = False
+    """Whether no other program of its target and shape is both faster and nearer to the reference."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What it has in common with the programs that could run in its place."""
+        return self.target, self.shape
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it passed, and both its numbers can be trusted."""
+        return bool(self.passed and self.latency and self.error is not None and set(self.marks) <= {"noisy"})
+
+
+Advice: TypeAlias = tuple[tuple[str, str], Contender | None, str]
+"""A target and shape, what to ship for it, and why; without a choice, why nothing can be said."""
+
+
+def error_of(facts: ArtifactFacts) -> float | None:
+    """Return the largest error of a program's outputs, or share of unequal values; None if nothing was compared."""
+    unequal = [1 - share for share in (facts.get("equal") or {}).values()]
+    return max([*(facts.get("errors") or {}).values(), *unequal], default=None)
+
+
+def choices(cells: Iterable[tuple[str, bool, ArtifactFacts]]) -> list[Contender]:
+    """Return the programs of cells, each given as its identifier, whether it passed, and its facts."""
+    found = [_choice(*cell) for cell in cells]
+    base = {each.place: each for each in found if each.precision == "fp32" and each.latency}
+    fronts = {id(each) for place in {each.place for each in found} for each in front(found, place)}
+    return [
+        each._replace(
+            gain=fp32.latency / each.latency if fp32 and fp32.latency and each.latency else None,
+            on_front=id(each) in fronts,
+        )
+        for each in found
+        for fp32 in [base.get(each.place)]
+    ]
+
+
+def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
+    _, target, precision, shape = identifier.split("/", 3)
+    latency, p99, error = facts.get("latency"), facts.get("p99"), error_of(facts)
+    said: Mapping[str, object] = {
+        "shared": latency and facts.get("shared"),
+        "noisy": latency and p99 and p99 > NOISY * latency,
+        "weak": facts.get("weak"),
+        "unverified": error is None,
+    }
+    marks = [mark for mark, holds in said.items() if holds]
+    size, throughput = facts["program"]["size"], facts.get("throughput")
+    return Contender(identifier, target, precision, shape, passed, latency, p99, throughput, error, size, marks)
+
+
+def front(found: Iterable[Contender], place: tuple[str, str]) -> list[Contender]:
+    """Return the Pareto front of a target and shape, the fastest first: each next one is nearer to the reference."""
+    known = [each for each in found if each.place == place and each.passed and each.latency and each.error is not None]
+    best: list[Contender] = []
+    for each in sorted(known, key=lambda each: (each.latency, each.error, each.size)):
+        if not best or (each.error or 0.0) < (best[-1].error or 0.0):
+            best.append(each)
+    return best
+
+
+def advise(found: Sequence[Contender]) -> list[Advice]:
+    """Return what to ship for each target and shape: the fastest that passed, of equally fast ones the most exact."""
+    return [
+        _advice(place, [each for each in found if each.place == place])
+        for place in dict.fromkeys(each.place for each in found)
+    ]
+
+
+def _advice(place: tuple[str, str], found: Sequence[Contender]) -> Advice:
+    from farm.results.lines import BAND  # Its imports take long, and most commands only need `error_of`.
+
+    sure = [each for each in found if each.is_sure]
+    if not sure:
+        marks = sorted({mark for each in found if each.passed for mark in each.marks} - {"noisy"})
+        why = f"every program that passed is {' or '.join(marks)}" if marks else "no program that passed was measured"
+        return place, None, why
+    fastest = min(sure, key=lambda each: each.latency or 0.0)
+    equal = [each for each in sure if (each.latency or 0.0) <= (fastest.latency or 0.0) * (1 + BAND)]
+    best = min(equal, key=lambda each: (each.error, each.size))
+    if best is not fastest:
+        why = f"{fastest.precision} is not faster by more than {BAND:.0%}, and this has the smaller error"
+    else:
+        why = "the fastest of those that passed" if len(sure) > 1 else "the only one that passed and is sure"
+    return place, best, why

@@ -1,0 +1,80 @@
+"""Which program to ship: the front of latency and error, what is not sure, and what is recommended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farm.cli.compare_command import lines
+from farm.results.tradeoff import advise, choices
+
+
+def program(precision: str, latency: float | None, error: float | None, **more: Any) -> tuple[str, bool, Any]:
+    """A cell as `choices` takes it."""
+    facts = {
+        "latency": latency,
+        "p99": latency and latency * more.pop("tail", 1.2),
+        "throughput": latency and 1 / latency,
+        "errors": {} if error is None else {"y": error},
+        "program": {"size": more.pop("size", 1000)},
+        "shared": more.pop("shared", False),
+    }
+    shape = more.pop("shape", "b1")
+    return f"net/onnxruntime-cpu/{precision}/{shape}", more.pop("passed", True), {**facts, **more}
+
+
+def said(*cells: tuple[str, bool, Any]) -> list[str]:
+    """The recommendations for them."""
+    found = choices(cells)
+    return lines("b-1", "net", found, advise(found))[len(cells) + 2 :]
+
+
+PLACE = "onnxruntime-cpu b1"
+
+
+def test_the_front_has_what_nothing_else_beats_in_both() -> None:
+    found = choices([
+        program("fp32", 0.010, 1e-7), program("fp16", 0.006, 1e-3), program("bf16", 0.007, 1e-2),
+        program("int8", 0.004, 2e-2), program("int4", 0.001, 3e-1, passed=False), program("tf32", None, 1e-4),
+        program("fp32", 0.020, 0.0, shape="b8"),
+    ])  # fmt: skip
+    assert [each.precision + "/" + each.shape for each in found if each.on_front] == [
+        "fp32/b1", "fp16/b1", "int8/b1", "fp32/b8",
+    ]  # fmt: skip
+    assert [each.gain and round(each.gain, 2) for each in found] == [1.0, 1.67, 1.43, 2.5, 10.0, None, 1.0]
+
+
+def test_the_fastest_that_passed_is_recommended_for_each_shape() -> None:
+    assert said(
+        program("fp32", 0.01, 1e-7, size=4000), program("int8", 0.004, 2e-2), program("int4", 1e-3, 0.3, passed=False),
+        program("fp32", 0.08, 1e-7, shape="b8"),
+    ) == [
+        f"{PLACE}: ship int8: 2.50x fp32, error 2.0e-02, 1 kB; the fastest of those that passed",
+        "onnxruntime-cpu b8: ship fp32: error 1.0e-07, 1 kB; the only one that passed and is sure",
+    ]  # fmt: skip
+
+
+def test_a_gain_that_two_measurements_may_differ_by_is_not_worth_an_error() -> None:
+    assert said(program("fp32", 0.0100, 1e-7), program("fp16", 0.0095, 1e-3)) == [
+        f"{PLACE}: ship fp32: error 1.0e-07, 1 kB; fp16 is not faster by more than 10%, and this has the smaller error"
+    ]
+
+
+def test_what_is_not_sure_is_marked_and_never_recommended() -> None:
+    cells = [
+        program("fp32", 0.01, 1e-7, tail=9.0),
+        program("fp16", 0.001, 1e-3, shared=True),
+        program("bf16", 0.001, None),
+    ]
+    found = choices(cells)
+    assert [list(each.marks) for each in found] == [["noisy"], ["shared"], ["unverified"]]
+    assert said(*cells)[0].startswith(f"{PLACE}: ship fp32")
+    assert said(*cells[1:]) == [f"{PLACE}: nothing to recommend: every program that passed is shared or unverified"]
+    assert said(program("fp32", None, 1e-7)) == [f"{PLACE}: nothing to recommend: no program that passed was measured"]
+
+
+def test_the_table_marks_the_front_and_says_what_is_rough() -> None:
+    found = choices([program("fp32", 0.01, 0.0), program("fp16", 0.005, 1e-3, shared=True, weak=True)])
+    assert [" ".join(line.split()) for line in lines("b-1", "net", found, advise(found))[2:4]] == [
+        "* onnxruntime-cpu/fp32/b1 10 ms 12 ms 100/s 1.00x 0 1 kB",
+        "* onnxruntime-cpu/fp16/b1 ~5 ms 6 ms 200/s ~2.00x 1.0e-03 1 kB shared, weak",
+    ]
