@@ -28,7 +28,7 @@ def timeline(attempts: Iterable[AttemptLine]) -> Markup:
     begun = [(at, one) for one in attempts if (at := one.row["started_at"])]
     origin = min((at for at, _ in begun), default=0.0)
     total = max((at - origin + (one.seconds or 0.0) for at, one in begun), default=0.0) or 1.0
-    return macro("drawings", "timeline")(begun, origin, total, _steps(total, total, duration))
+    return macro("drawings", "timeline")(begun, origin, total, steps(total, total, duration))
 
 
 def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:
@@ -37,7 +37,7 @@ def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:
     if not found:
         return Markup("")
     total = max(each["p99"] or 0.0 for _, each in found) or 1.0
-    return macro("drawings", "spreads")(found, total * 1.04, _steps(total, total * 1.04, latency))
+    return macro("drawings", "spreads")(found, total * 1.04, steps(total, total * 1.04, latency))
 
 
 def past(cell: CellPast) -> Markup:
@@ -69,7 +69,7 @@ def past(cell: CellPast) -> Markup:
     return macro("drawings", "past")(cell, x, y, TALL, ticks, ends, bands, line)
 
 
-def _steps(total: float, whole: float, unit: Callable[[float], str]) -> list[tuple[float, str]]:
+def steps(total: float, whole: float, unit: Callable[[float], str]) -> list[tuple[float, str]]:
     """Return round values up to `total`: the place of each across a drawing that is `whole` wide, and its text."""
     step = 10.0 ** int(f"{total / 4:e}".partition("e")[2])
     step = next((step * factor for factor in (1, 2, 5, 10) if total / (step * factor) <= 5), step * 10)

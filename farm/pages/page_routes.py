@@ -19,7 +19,7 @@ from farm.app import Farm
 from farm.errors import FarmError, NotFound
 from farm.extension import Extension
 from farm.logging import get_logger
-from farm.pages import across_pages, build_pages, farm_pages, job_pages, rendering
+from farm.pages import across_pages, build_pages, farm_pages, job_pages, rendering, trace_routes
 from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
 from farm.pages.event_hub import EventHub
 from farm.pages.page_answers import BASE, Form, Text, page_of
@@ -47,6 +47,7 @@ def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[
         job_pages.router,
         farm_pages.router,
         across_pages.router,
+        trace_routes.pages,
         *(resolve_name(name) for extension in extensions for name in extension.pages),
     ):
         pages.include_router(room)

@@ -99,6 +99,7 @@ class Shown:
             "automation": f"{home}/automation",
             "builds": f"{home}/builds",
             "build": f"{home}/builds/{self.build}",
+            "timeline": f"{home}/builds/{self.build}/timeline",
             "open": f"{home}/builds/{self.open}",
             "compare": f"{home}/compare/{self.before}/{self.build}",
             "failed-cell": f"{home}/builds/{self.build}/cells/whisper-tiny/migraphx-gfx942/int8/b8",

@@ -1,0 +1,84 @@
+"""A build over time: tracks of slots, and the rules of the Chrome trace event format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from farm.pages.spans import timeline, trace_events
+
+
+def job(name: str, created: float, *attempts: tuple[str, float, float | None, str | None], **more: Any) -> Any:
+    """A job with its attempts: worker, begin, end and how it ended."""
+    return {
+        "id": name, "order": {"identifier": f"net/cpu/fp32/{name}"}, "created_at": created, "state": "succeeded",
+        "attempts": [
+            {
+                "number": number, "worker": worker, "started_at": begun, "ended_at": ended, "end": end,
+                "kind": "lost" if end == "lost" else None, "message": "",
+                "phases": {"compiling": 3.0, "fetching": 1.0, "measuring": 100.0 if end == "lost" else 0.5},
+            }
+            for number, (worker, begun, ended, end) in enumerate(attempts, 1)
+        ],
+        **more,
+    }  # fmt: skip
+
+
+JOBS = [
+    job("a", 100.0, ("w1", 101.0, 106.0, "succeeded")),
+    job("b", 100.0, ("w1", 102.0, 108.0, "lost"), ("w2", 110.0, 115.0, "succeeded")),
+    job("c", 100.0, ("w1", 106.0, None, None), state="running"),
+    job("d", 104.0, state="queued"),
+]
+FOUND = timeline(JOBS, 120.0)
+
+
+def test_attempts_lie_in_slots_one_after_the_other() -> None:
+    slots = [(each.worker, each.slot, [span.job for span in each.spans]) for each in FOUND.tracks]
+    assert slots == [("w1", 1, ["a", "c"]), ("w1", 2, ["b"]), ("w2", 1, ["b"])]
+    waits = [(span.job, span.waited) for track in FOUND.tracks for span in track.spans]
+    assert waits == [("a", 1.0), ("c", 6.0), ("b", 2.0), ("b", 2.0)]
+
+
+def test_the_queue_counts_what_waits_also_between_two_attempts() -> None:
+    assert FOUND.queue == [(0.0, 3), (1.0, 2), (2.0, 1), (4.0, 2), (6.0, 1), (8.0, 2), (10.0, 1)]
+    assert FOUND.seconds == 20.0
+
+
+def test_an_attempt_that_another_clock_saw_before_its_job_lies_in_the_picture() -> None:
+    found = timeline([job("a", 100.0, ("w1", 98.0, 103.0, "succeeded"))], 120.0)
+    assert [(span.start, span.waited) for track in found.tracks for span in track.spans] == [(0.0, 0.0)]
+    assert (found.origin, found.seconds) == (98.0, 5.0)
+
+
+def test_the_trace_keeps_the_rules_of_the_format() -> None:
+    """Trace Event Format, Google: phases X, M and C, their fields, microseconds; slices nest by their times."""
+    document = json.loads(json.dumps(trace_events(FOUND, "b-1")))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in document["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert event["ts"] >= 0
+        match event["ph"]:
+            case "X":
+                assert isinstance(event["tid"], int)
+                assert event["dur"] > 0
+                slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            case "M":
+                assert event["name"] in ("process_name", "thread_name")
+                assert isinstance(event["args"]["name"], str)
+            case "C":
+                assert all(isinstance(count, int) and count >= 0 for count in event["args"].values())
+            case other:
+                raise AssertionError(other)
+    assert len(slices) == 3
+    for track in slices.values():
+        stack: list[float] = []
+        for begin, end in sorted(track, key=lambda each: (each[0], -each[1])):
+            while stack and stack[-1] <= begin + 1e-3:
+                stack.pop()
+            assert not stack or end <= stack[-1] + 1e-3, "a slice crosses the end of the one that it lies in"
+            stack.append(end)
+    named = [event["args"]["name"] for event in document["traceEvents"] if event["ph"] == "M"]
+    assert named == ["b-1", "w1", "w2", "slot 1", "slot 2", "slot 1"]
