@@ -13,7 +13,6 @@ import typer
 
 from farm import units
 from farm.inert import one_line
-from farm.results.tradeoff import error_of
 
 if TYPE_CHECKING:
     from farm.client.fetching import Family
@@ -384,6 +383,8 @@ def _latency_column(facts: ArtifactFacts | None, sibling: ArtifactFacts | None) 
 
 
 def _error_column(facts: ArtifactFacts | None) -> str:
+    from farm.results.tradeoff import error_of
+
     if not facts:
         return ""
     worst = error_of(facts)

@@ -18,7 +18,7 @@ LINES = {
     "api": 1868,
     "artifacts": 2411,
     "builds": 3194,
-    "cli": 5063,
+    "cli": 5064,
     "client": 4749,
     "compiling": 3354,
     "control": 637,
