@@ -347,6 +347,7 @@ def backdate(farm: Farm, redis_url: str) -> None:
                     document["started_at"] = int(start) - 13_300 * (3 - int(number))
                 else:
                     document["at"] = int(document["at"]) - 13_300 * (2 - int(number))
+                    connection.hincrby(key.removesuffix(":attempts"), "spent", 13_300)
                 connection.hset(key, name, json.dumps(document))
 
 
