@@ -226,6 +226,7 @@ def child_environment(
         "OPENBLAS_THREAD_TIMEOUT": "4",
         "HOME": str(scratch),
         "TMPDIR": str(scratch),
+        "LC_CTYPE": "C.UTF-8",  # Else Python sets it in a cold child, where there is no locale.
         # ONNX Runtime 1.32 opens a database in HOME and a thread as it is loaded, to report its use to its maker.
         "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",

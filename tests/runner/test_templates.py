@@ -251,8 +251,12 @@ told("import")
 VALUES = {"flag": "1", "switch": "0", "number": "3", "text": "fused_dot", "file": "/nowhere"}
 
 
-def test_a_documented_variable_is_seen_as_by_a_cold_child(own: Counted, tmp_path: Path) -> None:
-    """As a library is loaded, and later; so both make the same program and log."""
+def test_a_documented_variable_is_seen_as_by_a_cold_child(
+    own: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a library is loaded, and later; so both make the same program and log, also where there is no locale."""
+    for name in ("LANG", "LC_ALL"):
+        monkeypatch.delenv(name, raising=False)
     variables = {name.replace("*", "CONV"): VALUES[variable.kind] for name, variable in MIGRAPHX_ENV.items()}
     request = {
         "compiler": "migraphx",

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3194,
     "cli": 5064,
     "client": 4749,
-    "compiling": 3354,
+    "compiling": 3355,
     "control": 637,
     "extras/ci": 576,
     "extras/convert": 527,

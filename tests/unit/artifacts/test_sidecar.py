@@ -92,6 +92,7 @@ def test_the_facts_are_what_builds_judge_by() -> None:
         "weak": True,
         "doubted": {},
         "latency": 0.002,
+        "p99": 0.003,
         "baseline_latency": 0.004,
         "ratio": 2.0,
         "against": None,
