@@ -212,11 +212,15 @@ def test_nothing_gathers_with_each_child(shared: Counted, tmp_path: Path) -> Non
     def held() -> list[int]:
         return [each.num_fds() for each in (psutil.Process(), *shared.processes)]
 
+    def alone() -> bool:
+        return not any(template.children() for template in shared.processes)
+
     assert hostile("answer", tmp_path, shared).ok
+    wait_until(alone)
     before = held()
     for _ in range(5):
         assert hostile("answer", tmp_path, shared).ok
-    wait_until(lambda: not any(template.children() for template in shared.processes))
+    wait_until(alone)
     assert held() == before
     assert all(shared.warm)
 
