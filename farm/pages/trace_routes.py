@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -31,14 +32,17 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
     store still has of the build's jobs.
     """
     found = farm.build_reader.resolve(caller.namespace, build_id)
-    return trace_events(_timeline(farm, caller.namespace, found), found)
+    jobs = _jobs(farm, caller.namespace, found)
+    left_out = {"otherData": {"jobs left out": str(len(jobs[MOST:]))}}
+    return trace_events(_timeline(farm, caller.namespace, jobs), found) | left_out
 
 
 @pages.get("/ns/{namespace}/builds/{build_id}/timeline")
 def drawn(visit: Here, build_id: BuildName) -> Response:
     """Show the attempts of a build on workers and slots over time."""
     view = visit.builds.view(visit.namespace, build_id)
-    found = _timeline(visit.farm, visit.namespace, view.build["id"])
+    jobs = _jobs(visit.farm, visit.namespace, view.build["id"])
+    found = _timeline(visit.farm, visit.namespace, jobs)
     whole = found.seconds or 1.0
     spans = [span for track in found.tracks for span in track.spans]
     return visit.page(
@@ -47,6 +51,7 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
         id=view.build["id"],
         build=view.build,
         found=found,
+        left_out=len(jobs[MOST:]),
         whole=whole,
         spans=spans,
         lost=[span for span in spans if span.attempt.failed],
@@ -56,7 +61,10 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
     )
 
 
-def _timeline(farm: Farm, namespace: str, build_id: str) -> BuildTimeline:
-    names = dict.fromkeys(name for cell in farm.build_reader.cells(namespace, build_id) if (name := cell["job"]))
-    found = [job for name in list(names)[:MOST] if (job := farm.store.jobs.get(name)) and job["namespace"] == namespace]
+def _jobs(farm: Farm, namespace: str, build_id: str) -> list[str]:
+    return list(dict.fromkeys(name for cell in farm.build_reader.cells(namespace, build_id) if (name := cell["job"])))
+
+
+def _timeline(farm: Farm, namespace: str, jobs: Sequence[str]) -> BuildTimeline:
+    found = [job for name in jobs[:MOST] if (job := farm.store.jobs.get(name)) and job["namespace"] == namespace]
     return timeline(found, time.time())

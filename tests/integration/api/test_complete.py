@@ -46,6 +46,23 @@ def test_lists_are_read_in_parts(farm: Farm, asking: httpx.Client) -> None:
     assert asking.get("/v1/builds", params={"after": "b-gone"}).status_code == 400
 
 
+def test_a_build_says_where_its_time_went(
+    farm: Farm, client: FarmClient, frozen: Frozen, asking: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trace for Perfetto and as a page, which says what it leaves out."""
+    build_id = finished(farm, client, frozen)
+    cells = {cell["identifier"] for cell in client.cells(build_id)}
+    events = asking.get(f"/v1/builds/{build_id}/trace.json").json()["traceEvents"]
+    assert cells <= {event["name"] for event in events if event["ph"] == "X"}
+    assert asking.get("/v1/builds/b-0123456789abcdef/trace.json").status_code == 404
+    place = f"/ui/ns/main/builds/{build_id}/timeline"
+    page = asking.get(place).text
+    assert all(cell in page for cell in cells) and "left out" not in page
+    monkeypatch.setattr("farm.pages.trace_routes.MOST", len(cells) - 1)
+    assert "1 job left out" in asking.get(place).text
+    assert asking.get(f"/v1/builds/{build_id}/trace.json").json()["otherData"] == {"jobs left out": "1"}
+
+
 def test_who_has_an_answer_gets_no_body(farm: Farm, client: FarmClient, frozen: Frozen, asking: httpx.Client) -> None:
     build_id = finished(farm, client, frozen)
     for path in (f"/v1/builds/{build_id}", f"/v1/builds/{build_id}/report", "/v1/refs/latest", "/v1/refs"):
