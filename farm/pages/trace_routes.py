@@ -33,8 +33,9 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
     """
     found = farm.build_reader.resolve(caller.namespace, build_id)
     jobs = _jobs(farm, caller.namespace, found)
-    left_out = {"otherData": {"jobs left out": str(len(jobs[MOST:]))}}
-    return trace_events(_timeline(farm, caller.namespace, jobs), found) | left_out
+    document = trace_events(_timeline(farm, caller.namespace, jobs), found)
+    document["otherData"]["left_out"] = len(jobs[MOST:])
+    return document
 
 
 @pages.get("/ns/{namespace}/builds/{build_id}/timeline")

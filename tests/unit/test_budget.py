@@ -39,7 +39,7 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3321,
+    "pages": 3322,
     "results": 2028,
     "runner": 7130,
     "serving": 452,

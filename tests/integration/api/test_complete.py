@@ -60,7 +60,7 @@ def test_a_build_says_where_its_time_went(
     assert all(cell in page for cell in cells) and "left out" not in page
     monkeypatch.setattr("farm.pages.trace_routes.MOST", len(cells) - 1)
     assert "1 job left out" in asking.get(place).text
-    assert asking.get(f"/v1/builds/{build_id}/trace.json").json()["otherData"] == {"jobs left out": "1"}
+    assert asking.get(f"/v1/builds/{build_id}/trace.json").json()["otherData"]["left_out"] == 1
 
 
 def test_who_has_an_answer_gets_no_body(farm: Farm, client: FarmClient, frozen: Frozen, asking: httpx.Client) -> None:
