@@ -56,6 +56,15 @@ def test_what_was_measured_is_in_the_report(first: dict[str, Any]) -> None:
             assert (cell["precision"] == "int8") == bool(facts["quantized"])
 
 
+def test_the_history_draws_what_was_measured(quickstart: Command, first: dict[str, Any]) -> None:
+    """Only unmarked speeds are on its line: were each shared, it would have none."""
+    for cell in first["cells"]:
+        if cell["state"] == "succeeded":
+            latest = quickstart.json("history", cell["identifier"])["items"][0]
+            assert latest["values"]["latency"] == cell["facts"]["latency"]
+            assert not latest["values"]["shared"]
+
+
 def test_the_worker_imports_nothing_from_the_folder_that_the_farm_was_started_in(quickstart: Command) -> None:
     """A `tasks.py` of the user's replaced the farm's own package: no worker took a job."""
     assert (quickstart.folder / "tasks.py").is_file()
