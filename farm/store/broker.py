@@ -122,16 +122,14 @@ def _attempt_of(message: bytes) -> tuple[str, int] | None:
 def _reaching(app: Celery) -> Iterator[None]:
     try:
         yield
-    except (OperationalError, *app.pool.connection.connection_errors) as error:
-        raise StoreUnavailable(
-            f"the broker at {_address(app)} cannot be reached: {type(error).__name__}",
-            hint="start it, or set FARM_REDIS_URL to its address",
-        ) from error
-    except app.pool.connection.channel_errors as error:
-        raise StoreUnavailable(
-            f"the broker at {_address(app)} refuses: {error}",
-            hint="it is full, or a replica: `farm doctor` says which one",
-        ) from error
+    except (OperationalError, *app.pool.connection.connection_errors, *app.pool.connection.channel_errors) as error:
+        cause = error.__cause__ if isinstance(error, OperationalError) else error
+        if isinstance(cause, app.pool.connection.channel_errors):
+            said, hint = f"refuses: {cause}", "it is full, or a replica: `farm doctor` says which one"
+        else:
+            said = f"cannot be reached: {type(cause or error).__name__}"
+            hint = "start it, or set FARM_REDIS_URL to its address"
+        raise StoreUnavailable(f"the broker at {_address(app)} {said}", hint=hint) from error
 
 
 def _address(app: Celery) -> str:

@@ -43,7 +43,7 @@ LINES = {
     "results": 2028,
     "runner": 7130,
     "serving": 452,
-    "store": 1825,
+    "store": 1823,
     "targets": 1166,
     "tasks": 182,
     "tuning": 2598,

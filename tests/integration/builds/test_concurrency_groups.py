@@ -33,7 +33,7 @@ def claim_one(farm: Farm) -> tuple[str, Any]:
 
 
 def test_a_newer_build_cancels_what_waits_in_an_older_one_and_lets_run_what_runs(
-    farm: Farm, client: FarmClient, frozen: Frozen
+    farm: Farm, client: FarmClient, frozen: Frozen, redis_url: str
 ) -> None:
     old = client.submit(again(frozen, salt="old"))["id"]
     job, claim = claim_one(farm)
@@ -50,6 +50,9 @@ def test_a_newer_build_cancels_what_waits_in_an_older_one_and_lets_run_what_runs
     assert work(farm) == 2
     farm.build_finisher.finish(new)
     assert client.build(new)["verdict"]["exit_code"] == 0
+    last = client.submit(again(frozen, salt="last"))["id"]
+    with redis.Redis.from_url(redis_url, decode_responses=True) as connection:
+        assert connection.zrange("{farm}:group:main:nightly", 0, -1) == [last], "what has ended leaves the group"
 
 
 def test_a_job_that_the_newer_build_needs_too_is_not_lost(farm: Farm, client: FarmClient, frozen: Frozen) -> None:

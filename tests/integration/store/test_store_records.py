@@ -684,6 +684,18 @@ def test_what_was_started_before_is_taken_first_and_what_is_no_attempt_is_no_mes
     assert broker.queued(app, "p") == {("j-1", 1), ("j-2", 1), ("j-3", 3), ("j-4", 2)}
 
 
+def test_a_broker_that_refuses_is_said_with_its_reason(farm_settings: Settings, raw: redis.Redis) -> None:
+    app = broker.make_celery(farm_settings)
+    raw.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(StoreUnavailable, match=r"refuses: .*maxmemory"):
+            broker.dispatch(app, "p", [("j-1", 1)])
+    finally:
+        raw.config_set("maxmemory", "0")
+    broker.dispatch(app, "p", [("j-1", 1)])
+    assert broker.queued(app, "p") == {("j-1", 1)}
+
+
 def test_a_fence_is_lifted_when_the_probes_of_all_workers_of_its_node_have_passed_twice_in_a_row(store: Store) -> None:
     def probed(worker: str, wrong: str, row: int) -> str | None:
         return store.workers.probed(worker, node="n1", wrong=wrong, row=row)
