@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farm.builds import planner
-from farm.builds.planner import KeptSubmissions, ReadSubmission
+from farm.builds.planner import KeptSubmissions, ReadSubmission, digest_of_request
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
 from farm.matrix.planned import SubmissionDocument
@@ -46,3 +46,13 @@ def test_the_oldest_submissions_go_if_all_take_too_much_memory(monkeypatch: pyte
     kept.keep(large := ("main", "me", "large"), read(TEXT + "#" * 10_000))
     assert kept.find(large), "the last one is kept however large it is"
     assert [kept.find(name) for name in names] == [None] * 4
+
+
+@pytest.mark.parametrize("part", ["manifest", "models", "data", "files", "labels", "gates"])
+def test_each_part_of_a_submission_makes_it_another_request(part: str) -> None:
+    """What is asked for again under one id has to be the same."""
+    asked: Any = {"manifest": "a", "models": {}, "data": {}, "files": {}, "labels": {}, "gates": None}
+    other = {"manifest": "b", "labels": {"branch": "b"}, "gates": {}}
+    changed = {**asked, part: other.get(part, {"x": {"digest": "d"}})}
+    assert digest_of_request(asked) != digest_of_request(changed)
+    assert digest_of_request(asked) == digest_of_request({**asked, "labels": None})

@@ -515,3 +515,12 @@ def test_a_schedule_is_never_due_in_the_past(hours: float, timezone: str, schedu
     now = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + hours * 3600
     due = [now, *islice(runs_after(schedule, timezone, now), 3)]
     assert due == sorted(set(due))
+
+
+@pytest.mark.parametrize(("controls", "said"), [(1, "1:4"), (2, "binary file")])
+def test_two_control_characters_make_a_file_binary(controls: int, said: str) -> None:
+    """One is a mistake with a place."""
+    content = b"a: " + b"\x01" * controls
+    with pytest.raises(ManifestError) as caught:
+        read_document(content, "farm.yaml")
+    assert said in str(caught.value)
