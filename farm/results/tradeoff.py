@@ -74,7 +74,7 @@ def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
         "shared": latency and facts.get("shared"),
         "noisy": latency and p99 and p99 > NOISY * latency,
         "weak": facts.get("weak"),
-        "unverified": error is None,
+        "unverified": error is None or facts.get("unverified") or facts.get("nonfinite"),
     }
     marks = [mark for mark, holds in said.items() if holds]
     size, throughput = facts["program"]["size"], facts.get("throughput")

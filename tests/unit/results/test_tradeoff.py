@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from farm.cli.compare_command import lines
 from farm.results.tradeoff import advise, choices
 
@@ -51,6 +53,13 @@ def test_the_fastest_that_passed_is_recommended_for_each_shape() -> None:
         f"{PLACE}: ship int8: 2.50x fp32, error 2.0e-02, 1 kB; the fastest of those that passed",
         "onnxruntime-cpu b8: ship fp32: error 1.0e-07, 1 kB; the only one that passed and is sure",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("doubt", [{"unverified": "output `z` was not verified: it is random"}, {"nonfinite": ["z"]}])
+def test_one_output_that_was_not_compared_is_enough_to_recommend_another(doubt: dict[str, Any]) -> None:
+    assert said(program("fp32", 0.01, 1e-7), program("fp16", 0.004, 1e-3, **doubt)) == [
+        f"{PLACE}: ship fp32: error 1.0e-07, 1 kB; the only one that passed and is sure"
+    ]
 
 
 def test_a_gain_that_two_measurements_may_differ_by_is_not_worth_an_error() -> None:
