@@ -395,16 +395,17 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     """Return what to know before a cell is compiled; None, with a complaint, if its shape is not possible."""
     if combination.packs and not takes_packs(lookup, combination, work.model["format"]):
         return None
+    warnings = (*work.warnings, *_unpacked(lookup, combination))
     dynamic = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
     if not dynamic:
-        return work.warnings
+        return warnings
     target, inputs = combination.choice.served, list(shape.tensors.values())
     if refused := refusal(target, work.model["format"], inputs, work.spec["env"]):
         message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
         lookup.complain(message, lookup.inputs.place_of_size(combination, dynamic[0]))
         return None
     operators = lookup.models[combination.model.name].get("operators", {})
-    return (*work.warnings, *price(target, combination.precision, inputs, operators))
+    return (*warnings, *price(target, combination.precision, inputs, operators))
 
 
 def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
@@ -485,6 +486,16 @@ def takes_packs(lookup: Lookup, combination: Combination, format: str) -> bool:
     else:
         return True
     return False
+
+
+def _unpacked(lookup: Lookup, combination: Combination) -> Iterator[str]:
+    """Yield what to know if the manifest asks for packs that the cell's program cannot go into."""
+    compiler = combination.compiler
+    asked = combination.asked_packs(lookup.matrix.manifest)
+    # Programs of ONNX Runtime's own need no provider; only its cache has none of them.
+    lost = [layout for layout in asked if compiler.pack_options or layout == "onnxruntime-cache"]
+    if lost and not compiler.packable(combination.choice.served.device):
+        yield f"no pack for {', '.join(lost)}: only programs of MIGraphX for AMD GPUs fit there"
 
 
 # --- dynamic dimensions ------------------------------------------------------------------------------------------

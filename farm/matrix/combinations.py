@@ -124,6 +124,10 @@ class Combination:
         entries = {"include": manifest.include, "overrides": manifest.overrides}
         return [manifest, self.model, *(entries[name][position] for name, position in self.extras)]
 
+    def asked_packs(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the layouts that its manifest asks for."""
+        return self.model.packs if "packs" in self.model.model_fields_set else manifest.packs
+
     def data_place(self, use: str) -> Path:
         """Return the place of its calibration data or its samples in the manifest."""
         if use == "calibration" and self.calibrated_by is not None:
@@ -215,7 +219,7 @@ class MatrixRules:
 
     def _for_packs(self, cell: Combination) -> Iterator[Combination]:
         """Yield the twin of a cell whose program can be put into packs, if the manifest asks for some."""
-        packs = cell.model.packs if "packs" in cell.model.model_fields_set else self.manifest.packs
+        packs = cell.asked_packs(self.manifest)
         if packs and cell.compiler.packable(cell.choice.served.device):
             yield replace(cell, packs=packs)
 

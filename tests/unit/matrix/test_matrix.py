@@ -1369,6 +1369,22 @@ def test_packs_that_no_program_fits_are_refused_with_the_plan() -> None:
     assert len(names(graph.replace("onnxruntime-cache", "onnxruntime"), frozen)) == 2
 
 
+def test_packs_that_a_target_cannot_have_are_a_warning() -> None:
+    targets = "[gfx1100, migraphx/ref, onnxruntime/cpu]"
+    text = manifest_text("packs: [onnxruntime-cache, triton]", targets=targets, model="batches: [8]")
+    said = {cell.target: cell.warnings for cell in cells(text)}
+    what = "only programs of MIGraphX for AMD GPUs fit there"
+    assert said == {
+        "migraphx/gfx1100": (),
+        "migraphx/ref": (f"no pack for onnxruntime-cache, triton: {what}",),
+        "onnxruntime/cpu": (f"no pack for onnxruntime-cache: {what}",),
+    }
+    own = manifest_text(
+        "    packs: []", "packs: [onnxruntime-cache]", targets="[onnxruntime/cpu]", model="batches: [8]"
+    )
+    assert one(own).warnings == ()
+
+
 def test_overrides_set_the_priority_and_the_salt_of_the_cells_that_they_select() -> None:
     text = manifest_text(
         "priority: 1",
