@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from farm.settings import NAMESPACE
-from farm.wire.asked import BUILD_ID, TAG
+from farm.wire.asked import BUILD_ID, TAG, Patterns
 
 BUILD_REFERENCE = r"^(@latest|b-[0-9a-f]{1,16})$"
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
@@ -22,7 +22,6 @@ MANIFEST = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]
 Size = Annotated[int, Field(ge=0, le=2**42, description="bytes")]
 """4 TiB at most: a thousand parts of 5 GiB, the most that S3 takes."""
-Label = Annotated[str, Field(max_length=256)]
 
 
 class Retry(BaseModel):
@@ -32,7 +31,7 @@ class Retry(BaseModel):
 
     build_id: Annotated[str, Field(pattern=BUILD_ID)]
     failed: bool = False
-    only: Annotated[tuple[Label, ...], Field(max_length=100)] = ()
+    only: Patterns = ()
 
 
 @with_config(ConfigDict(extra="forbid"))

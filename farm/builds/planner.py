@@ -193,7 +193,11 @@ class Planner:
         """Read a submission and expand its matrix, or return what was kept if pools and buckets are still the same."""
         asked = namespace, by, kept_as(submission)
         before, file = self._kept.find(asked), submission.get("file") or "manifest"
-        matrix = before.matrix if before else combine(parse_manifest(submission["manifest"], file))
+        matrix = (
+            before.matrix
+            if before
+            else combine(parse_manifest(submission["manifest"], file), submission.get("only", ()))
+        )
         in_buckets = self._in_buckets(matrix.manifest)  # Objects change; unchanged ones are not read again.
         rows = self._store.workers.pools()
         known, slots = [Pool.from_dict(row["pool"]) for row in rows], {row["name"]: row["slots"] for row in rows}
@@ -279,6 +283,7 @@ def digest_of_request(submission: SubmissionDocument) -> str:
             "files": {path: file["digest"] for path, file in (submission.get("files") or {}).items()},
             "labels": submission.get("labels") or {},
             "gates": submission.get("gates"),
+            **{name: value for name in ("only", "fail_fast") if (value := submission.get(name))},
         }
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import cast
 
 from farm.artifacts.ownership import lacking
@@ -23,6 +22,7 @@ from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup
 from farm.logging import get_logger
 from farm.manifest.entries import Concurrency
+from farm.matrix.combinations import fits_any
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.results.report import BuildView
 from farm.settings import Settings
@@ -157,7 +157,7 @@ class BuildService:
                 "cells": len(plan.cells),
                 "hits": sum(cell["state"] == "hit" for cell in plan.cells),
                 "max_parallel": manifest.max_parallel,
-                "fail_fast": manifest.fail_fast,
+                "fail_fast": manifest.fail_fast or submission.get("fail_fast", False),
                 "warnings": [*warnings, *plan.warnings, *found],
                 "plan": plan.digest,
                 "request": request,
@@ -166,6 +166,8 @@ class BuildService:
         }
         if manifest.concurrency:
             document["build"]["concurrency"] = _group(manifest.concurrency, document["build"]["labels"])
+        if only := submission.get("only"):
+            document["build"]["only"] = list(only)
         return document
 
     def submit_planned(self, namespace: str, build_id: str, kept: str, *, by: str, max_cells: int = 0) -> BuildView:
@@ -235,7 +237,7 @@ class BuildService:
         planned = self._reader.read_plan(namespace, build_id)
         wanted = unsuccessful(report) if failed else {cell["identifier"] for cell in planned["cells"]}
         if only:
-            wanted = {name for name in wanted if any(fnmatchcase(name, pattern) for pattern in only)}
+            wanted = {name for name in wanted if fits_any(only, [name])}
         cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
         if not cells:
             verdict = report["build"]["verdict"]

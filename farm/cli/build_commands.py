@@ -54,6 +54,10 @@ Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alo
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
 Summary = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the report as Markdown.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Cancel the other cells when one has failed.")]
 Untrusted = Annotated[
     bool, typer.Option("--untrusted", help="A stranger's manifest: run none of its code, read only its folder.")
 ]
@@ -81,6 +85,8 @@ FirstRun = Annotated[
 
 def run(
     manifest: ManifestArgument,
+    only: Only = None,
+    fail_fast: FailFast = False,
     label: Labels = None,
     gate: Limits = None,
     budget: MostOf = None,
@@ -102,7 +108,7 @@ def run(
     reports = wanted_reports(junit, summary, manifest)
     if folder and not (there := next(path for path in (folder, *folder.absolute().parents) if path.exists())).is_dir():
         raise UsageError(f"cannot write into {folder}: {there} is a file", hint="choose another folder")
-    frozen = _freeze(manifest, label, gate, budget, baseline, first=first)
+    frozen = _freeze(manifest, label, gate, budget, baseline, only, first=first, fail_fast=fail_fast)
     with (
         output.if_interrupted("the farm is down again, nothing runs"),
         _own_farm() as settings,
@@ -153,6 +159,8 @@ def submit(
     dry_run: DryRun = False,
     detach: Detach = False,
     untrusted: Untrusted = False,
+    only: Only = None,
+    fail_fast: FailFast = False,
     label: Labels = None,
     gate: Limits = None,
     budget: MostOf = None,
@@ -167,7 +175,8 @@ def submit(
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
     wanted = wanted_reports(junit, summary, manifest)
-    frozen = _freeze(manifest, label, gate, budget, baseline, first=first, untrusted=untrusted)
+    given = {"first": first, "untrusted": untrusted, "fail_fast": fail_fast}
+    frozen = _freeze(manifest, label, gate, budget, baseline, only, **given)
     with connect() as client:
         if dry_run:
             show_plan(client.plan(frozen), as_json=as_json)
@@ -180,9 +189,7 @@ def submit(
 def retry(
     build: BuildId,
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed unexpectedly or was cancelled.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")
-    ] = None,
+    only: Only = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, retry never asks.")] = False,
     dry_run: DryRun = False,
     detach: Detach = False,
@@ -526,9 +533,11 @@ def _freeze(
     limits: Sequence[str] | None = None,
     budgets: Sequence[str] | None = None,
     baseline: str = "",
+    only: Sequence[str] | None = None,
     *,
     first: bool = False,
     untrusted: bool = False,
+    fail_fast: bool = False,
 ) -> Frozen:
     from farm.client.client import freeze
     from farm.manifest.parsing import read_gates
@@ -537,7 +546,10 @@ def _freeze(
     gates = read_gates(limits or (), budgets or (), baseline, first=first)
     known = {**pipeline_labels(), **read_labels(labels)}
     with output.if_interrupted("nothing was submitted"):
-        return freeze(manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted)
+        return freeze(
+            manifest, labels=known, pythons=load_settings().converters, gates=gates, untrusted=untrusted,
+            only=only or (), fail_fast=fail_fast,
+        )  # fmt: skip
 
 
 def show_plan(planned: ShownPlan, *, as_json: bool) -> None:

@@ -97,6 +97,8 @@ def freeze(
     pythons: Mapping[str, str] | None = None,
     gates: ChosenGates | None = None,
     untrusted: bool = False,
+    only: Sequence[str] = (),
+    fail_fast: bool = False,
 ) -> Frozen:
     """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
 
@@ -105,9 +107,10 @@ def freeze(
 
     `gates` are laid over those of the manifest (`farm.manifest.parsing.read_gates` makes them). `pythons` names the
     interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
-    `untrusted` manifest runs no code, names no file outside its folder and no host inside a network.
+    `untrusted` manifest runs no code, names no file outside its folder and no host inside a network. `only` are
+    patterns of cells, such as `net/*/int8/*` (none: all); `fail_fast` ends the build with its first failure.
 
-    Raises ManifestError with everything that is wrong, each with its place in the manifest.
+    Raises ManifestError with everything that is wrong, each with its place in the manifest; NotFound if no cell fits.
     """
     from farm.client.freezing import read_inputs, refused
     from farm.manifest.parsing import load_manifest, manifest_of
@@ -122,7 +125,7 @@ def freeze(
         read = load_manifest(manifest, place)
     if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
-    matrix = combine(read)
+    matrix = combine(read, only)
     found = read_inputs(matrix, place, cache=cache, pythons=pythons, untrusted=untrusted).required()
     if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
@@ -137,6 +140,10 @@ def freeze(
     }
     if gates:
         submission["gates"] = gates
+    if only:
+        submission["only"] = tuple(only)
+    if fail_fast:
+        submission["fail_fast"] = True
     return Frozen(submission, found.files)
 
 

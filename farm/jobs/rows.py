@@ -39,8 +39,8 @@ class PlannedBuild(TypedDict):
 
     `cells` is their final number, `plan` the digest of the plan; `follows` is the build whose programs this one tunes
     further, `submitted` when that one was submitted, `retries` the build whose cells this one runs again, `shadows` the
-    ref whose cells it compiles under another toolchain. `request` is the digest of what asked for the build: the same
-    build id with another request is refused.
+    ref whose cells it compiles under another toolchain, `only` the patterns that chose among its manifest's cells.
+    `request` is the digest of what asked for the build: the same build id with another request is refused.
     """
 
     id: str
@@ -61,6 +61,7 @@ class PlannedBuild(TypedDict):
     request: NotRequired[str]
     concurrency: NotRequired[ConcurrencyGroup]
     shadows: NotRequired[str]
+    only: NotRequired[list[str]]
 
 
 class BuildRow(PlannedBuild):

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from farm.errors import ManifestError, Problem, suggestion
+from farm.errors import ManifestError, NotFound, Problem, suggestion
 from farm.manifest.entries import (
     AXES,
     Budgets,
@@ -53,7 +53,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 
 
-def _any(patterns: Iterable[str], names: Iterable[str]) -> bool:
+def fits_any(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    """Whether one of the names fits one of the patterns."""
     return any(_compiled(pattern).match(name) for pattern in patterns for name in names)
 
 
@@ -173,12 +174,20 @@ class Combinations:
         return [(index, position) for index, position in needed if position is not None]
 
 
-def combine(manifest: Manifest) -> Combinations:
-    """Apply the rules of the matrix to a manifest. Raises ManifestError if the matrix is too large to be made."""
+def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
+    """Apply the rules of the matrix to a manifest, and keep the cells whose identifier fits one of `only` (none: all).
+
+    Raises ManifestError if the matrix is too large to be made, NotFound if no cell fits.
+    """
     complaints = Complaints(manifest)
     rules = MatrixRules(manifest, complaints)
     combinations = rules.all()
     expected = rules.expected(combinations)
+    if only:
+        known = [each.identifier for each in combinations]
+        combinations = [each for each in combinations if fits_any(only, [each.identifier])]
+        if not combinations:
+            raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
     return Combinations(manifest, combinations, expected, tuple(complaints.problems))
 
 
@@ -359,7 +368,7 @@ class MatrixRules:
         self._compare(len(combinations), path)
         # Patterns are compared once with each value of an axis, not once for each cell.
         taken = {
-            axis: {value for value, names in _values(axis, combinations).items() if _any(patterns, names)}
+            axis: {value for value, names in _values(axis, combinations).items() if fits_any(patterns, names)}
             for axis in AXES
             if (patterns := getattr(entry, axis))
         }
@@ -387,7 +396,7 @@ class MatrixRules:
             patterns: tuple[str, ...] = getattr(entry, axis)
             values = _values(axis, combinations)
             names = {name for each in values.values() for name in each if name}
-            if patterns and not _any(patterns, names):
+            if patterns and not fits_any(patterns, names):
                 message = f"{where} matches nothing: no cell has the {axis} {' or '.join(patterns)}"
                 self.complain(message, (*path, axis), suggestion(patterns[0], names))
                 return

@@ -17,7 +17,7 @@ from farm.models.data import FrozenData
 from farm.models.model import FrozenModel
 from farm.runner.bounds import Default
 from farm.spec import PlainSize, model_digest
-from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels
+from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels, Patterns
 from farm.wire.program import ConversionRecord
 
 
@@ -45,9 +45,14 @@ class FrozenManifest(TypedDict):
 
 
 class SubmissionDocument(FrozenManifest):
-    """What a build is made of. Repeating it with the same `build_id` changes nothing."""
+    """What a build is made of. Repeating it with the same `build_id` changes nothing.
+
+    `only`: the cells whose identifier fits one of the patterns. `fail_fast`: also if the manifest does not ask for it.
+    """
 
     build_id: BuildId
+    only: NotRequired[Patterns]
+    fail_fast: NotRequired[bool]
 
 
 class Values(TypedDict, total=False):

@@ -124,7 +124,7 @@ def given_up(planned: PlanDocument, passed: Sequence[JudgedCell]) -> Callable[[S
     """Return a function that says if an entry's manifest gave it up: it was renamed, or another toolchain builds it.
 
     `planned` is a build's plan, `passed` its judged cells that `latest` may name. An entry whose cell did not pass now
-    stays, and a retry, which may have some of the cells alone, drops nothing.
+    stays, and a build that may have some of the cells alone (a retry, or with `only`) drops nothing.
     """
     build = planned["build"]
     before = submitted(build) - UNNAMED_FOR
@@ -132,7 +132,7 @@ def given_up(planned: PlanDocument, passed: Sequence[JudgedCell]) -> Callable[[S
 
     def is_given_up(entry: SnapshotCell) -> bool:
         return (
-            not build.get("retries")
+            not (build.get("retries") or build.get("only"))
             and entry.get("manifest") == build["name"]
             and entry["submitted"] < before
             and entry["identifier"] not in waited_for

@@ -16,6 +16,7 @@ TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 BuildId = Annotated[str, Field(pattern=BUILD_ID)]
 GateName = Annotated[str, Bound(pattern="latency|throughput|size|memory|load|compile_time|tuning_time")]
 Labels = Annotated[Mapping[Annotated[str, Bound(longest=64)], Word], Bound(longest=64)]
+Patterns = Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=100)]
 ToolchainStart = Annotated[
     str, Field(pattern=r"^$|^[a-z][a-z0-9._-]{0,99}$", description="the start of its id", default="")
 ]

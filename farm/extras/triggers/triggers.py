@@ -126,7 +126,8 @@ class TriggerState(TriggerView):
 
 def as_submission(content: FrozenManifest, build_id: str, labels: Mapping[str, str]) -> SubmissionDocument:
     """Return the submission that a version's content stands for, with these labels in addition."""
-    return {**content, "build_id": build_id, "labels": {**content["labels"], **labels}}
+    labels = {**content["labels"], **labels}
+    return {**content, "build_id": build_id, "labels": labels, "only": (), "fail_fast": False}
 
 
 # --- when a trigger fires ---------------------------------------------------------------------------------------

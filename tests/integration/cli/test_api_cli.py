@@ -207,6 +207,18 @@ def test_a_retry_tries_what_failed_again_in_a_new_build(
     assert "no cell of build" in capsys.readouterr().err
 
 
+def test_some_cells_of_a_manifest_make_a_build_of_their_own(
+    farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--only", "net/*/fp61/*", "--dry-run"]) == 4
+    assert "no cell fits net/*/fp61/*\n  the first of 2 is net/" in capsys.readouterr().err
+    assert main(["submit", manifest, "--only", "net/*/fp16/*", "--fail-fast", "--detach"]) == 0
+    build_id = capsys.readouterr().out.strip()
+    assert [cell["precision"] for cell in farm.build_reader.cells("main", build_id)] == ["fp16"]
+    planned = farm.build_reader.read_plan("main", build_id)["build"]
+    assert (planned["only"], planned["fail_fast"], planned["cells"]) == (["net/*/fp16/*"], True, 1)
+
+
 def test_a_retry_has_only_the_cells_that_did_not_succeed(
     farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

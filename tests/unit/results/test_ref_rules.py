@@ -71,6 +71,7 @@ def test_a_retry_gives_nothing_up() -> None:
     old: Any = entry("a", submitted=1.0)
     assert given_up({"build": build, "cells": []}, [])(old)
     assert not given_up({"build": {**build, "retries": "b-1"}, "cells": []}, [])(old)
+    assert not given_up({"build": {**build, "only": ["*/fp16/*"]}, "cells": []}, [])(old), "it has some cells alone"
 
 
 def test_what_was_not_had_for_30_days_is_given_up_by_its_own_manifest_if_it_does_not_wait_for_it() -> None:
