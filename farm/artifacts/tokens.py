@@ -7,6 +7,7 @@ is a setting, so that somebody can still repair a farm whose storage is lost.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import secrets
 import threading
@@ -29,6 +30,8 @@ PERSON = "person:"
 """How the name of a person begins, if a proxy signs the person in. No token has such a name, nor has the farm."""
 REMEMBERED = 5.0
 """Seconds for which a looked-up token is trusted; after that a revoked token is refused everywhere."""
+LINK_SECONDS = 600
+"""For how long a sign-in link works."""
 MOST_REMEMBERED = 4096
 """Tokens that are remembered, also those to look up again."""
 
@@ -86,6 +89,12 @@ class Token:
         return cast(TokenDocument, {**asdict(self), "role": self.role.name.lower()})
 
 
+def link_code(secret: str, until: int | None = None) -> str:
+    """Return what a link shows in place of a secret, to sign a browser in; by default it works for ten minutes."""
+    until = int(time.time()) + LINK_SECONDS if until is None else until
+    return f"{until}{hmac.new(secret.encode(), f'sign in until {until}'.encode(), 'sha256').hexdigest()}"
+
+
 class Tokens:
     """The tokens of a farm. Thread-safe."""
 
@@ -94,6 +103,8 @@ class Tokens:
         self._lock = threading.Lock()
         self._remembered: dict[str, tuple[float, Token]] = {}
         """By key, the one looked up last at the end: until when a token is trusted without another look, and it."""
+        self._spent: dict[str, int] = {}
+        """Codes of sign-in links that were used, and until when they would have worked (Unix seconds)."""
 
     def find(self, secret: str) -> Token | None:
         """Return the token with this secret; None if there is none, or it was revoked.
@@ -116,6 +127,18 @@ class Tokens:
             if len(self._remembered) > MOST_REMEMBERED:
                 del self._remembered[next(iter(self._remembered))]
         return token
+
+    def spend(self, code: str, secret: str) -> bool:
+        """Whether a `link_code` of this secret works: for ten minutes, and once for this process."""
+        now = time.time()
+        with self._lock:
+            self._spent = {each: until for each, until in self._spent.items() if until > now}
+            until = int(code[:10]) if code[:10].isdecimal() else 0
+            known = bool(secret) and hmac.compare_digest(code.encode(), link_code(secret, until).encode())
+            if not known or code in self._spent or not now < until <= now + LINK_SECONDS:
+                return False
+            self._spent[code] = until
+        return True
 
     def remembers(self, secret: str) -> bool:
         """Whether this was a token's secret when it was looked up last; asks nobody."""

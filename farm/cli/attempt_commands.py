@@ -1,4 +1,4 @@
-"""Commands about one cell: logs, reproduce, history, acknowledge."""
+"""Commands about one cell: logs, open, reproduce, history, acknowledge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farm.cli import completion, output, render
-from farm.cli.connection import connect_or_start
+from farm.cli.connection import connect, connect_or_start
 from farm.errors import NotFound, UsageError
 from farm.inert import inert
 
@@ -88,6 +88,33 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
 def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
     decoded = text.decode(errors="replace")
     output.result({"of": name, "log": decoded}, inert(decoded.rstrip("\n")), as_json=as_json)
+
+
+def open(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[BUILD|CELL]",
+            help="A build, or a cell's whole name: as it ended last; default: all builds.",
+            autocompletion=completion.builds,
+        ),
+    ] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Print the address of a page and, on a terminal, open it in a browser."""
+    import webbrowser
+
+    with connect() as client:
+        page = f"{client.url}/ui/"
+        if "/" in what and "=" not in what:
+            if not (past := client.history(what, 1)):
+                raise NotFound(f"no build had the cell {what}", hint="`farm ls` lists cells by their whole names")
+            page = f"{client.page_of(client.build(past[0]['build']))}/cells/{what}"
+        elif what:
+            page = client.page_of(client.build(client.find_build(what)))
+    output.result({"page": page}, page, as_json=as_json)
+    if output.lively() and not as_json and not webbrowser.open(page):
+        output.note("there is no browser here")
 
 
 def reproduce(

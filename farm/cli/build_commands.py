@@ -133,6 +133,7 @@ def up(as_json: output.Json = False) -> None:
 
     Other commands find it by the data folder.
     """
+    from farm.artifacts.tokens import link_code
     from farm.client.client import running_farm
     from farm.settings import load_settings
 
@@ -141,9 +142,9 @@ def up(as_json: output.Json = False) -> None:
         said = f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}"
         output.result({"api_url": settings.api_url, "data_dir": str(settings.data_dir)}, said, as_json=as_json)
         if not as_json:
-            output.note(
-                f"look at it: {settings.api_url}/ui/ (to sign in: `api_token` in {settings.data_dir}/farm.json)"
-            )
+            once = link_code(settings.api_token.get_secret_value())
+            output.note(f"look at it, once and within ten minutes: {settings.api_url}/ui/sign-in?once={once}")
+            output.note(f"  later: {settings.api_url}/ui/ with `api_token` of {settings.data_dir}/farm.json")
             output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
         try:
             threading.Event().wait()

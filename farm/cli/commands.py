@@ -31,6 +31,7 @@ GROUPS = {
         "history": "attempt_commands",
         "acknowledge": "attempt_commands",
         "logs": "attempt_commands",
+        "open": "attempt_commands",
         "reproduce": "attempt_commands",
         "cancel": "build_commands",
         "pause": "build_commands",
@@ -83,6 +84,7 @@ EXAMPLES = {
         "farm acknowledge resnet50/migraphx-gfx942/fp16/b8 --delete",
     ),
     "logs": ("farm logs @latest resnet50/migraphx-gfx942/fp16/b8 --follow",),
+    "open": ("farm open @latest", "farm open resnet50/migraphx-gfx942/fp16/b8"),
     "reproduce": ("farm reproduce @latest fp16/b8 -o again && sh again/run.sh",),
     "compare": ("farm compare resnet50", "farm compare resnet50 @latest"),
     "fetch": (

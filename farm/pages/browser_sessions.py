@@ -64,6 +64,11 @@ def forget(request: Request, response: Response) -> None:
     response.delete_cookie(name, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
 
 
+def is_here(request: Request) -> bool:
+    """Whether the browser runs on the server's machine, without TLS: only there links sign in."""
+    return cookie_name(request.scope) == COOKIES[1]
+
+
 def has_cookie(request: Request) -> bool:
     """Whether somebody signed in with a token, which signing out forgets."""
     return cookie_name(request.scope) in request.cookies

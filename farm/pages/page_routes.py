@@ -20,7 +20,7 @@ from farm.errors import FarmError, NotFound
 from farm.extension import Extension
 from farm.logging import get_logger
 from farm.pages import across_pages, build_pages, farm_pages, job_pages, rendering, trace_routes
-from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, knows, remember, visitor
+from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, is_here, knows, remember, visitor
 from farm.pages.event_hub import EventHub
 from farm.pages.page_answers import BASE, Form, Text, page_of
 from farm.pages.page_reading import StillReading
@@ -108,8 +108,14 @@ def _add_entrance(pages: FastAPI) -> None:
         return RedirectResponse(f"{BASE}/ns/{caller.namespace}", 303)
 
     @pages.get("/sign-in")
-    def sign_in(request: Request, next: Text = "") -> Response:
-        return page_of(request, None, "sign_in", next=_own_path(next), wrong="")
+    def sign_in(request: Request, farm: FarmDep, next: Text = "", once: Text = "") -> Response:
+        token = farm.settings.api_token.get_secret_value()
+        if once and is_here(request) and farm.tokens.spend(once, token):
+            response = RedirectResponse(_own_path(next), 303)
+            remember(request, response, token)
+            return response
+        wrong = "This link was used, or is older than ten minutes." if once else ""
+        return page_of(request, None, "sign_in", next=_own_path(next), wrong=wrong)
 
     @pages.post("/sign-in", dependencies=[OwnForm])
     async def signed_in(request: Request, farm: FarmDep, form: Form) -> Response:

@@ -16,9 +16,9 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2411,
+    "artifacts": 2433,
     "builds": 3201,
-    "cli": 5076,
+    "cli": 5106,
     "client": 4756,
     "compiling": 3355,
     "control": 637,
@@ -39,7 +39,7 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3322,
+    "pages": 3333,
     "results": 2028,
     "runner": 7130,
     "serving": 452,

@@ -219,6 +219,21 @@ def test_some_cells_of_a_manifest_make_a_build_of_their_own(
     assert (planned["only"], planned["fail_fast"], planned["cells"]) == (["net/*/fp16/*"], True, 1)
 
 
+def test_the_page_of_a_build_or_a_cell_is_opened_by_its_name(
+    farm: Farm, url: str, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest, "--detach"]) == 0
+    build_id = capsys.readouterr().out.strip()
+    work(farm)
+    farm.build_finisher.finish(build_id)
+    cell = farm.build_reader.cells("main", build_id)[0]["identifier"]
+    page = f"{url}/ui/ns/main/builds/{build_id}"
+    for what, expected in (([], f"{url}/ui/"), (["demo"], page), ([cell], f"{page}/cells/{cell}")):
+        assert main(["open", *what]) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
+    assert main(["open", "net/none/fp16/b1"]) == 4
+
+
 def test_a_retry_has_only_the_cells_that_did_not_succeed(
     farm: Farm, manifest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import html
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -21,7 +22,7 @@ from farm.api.build_routes import WATCHERS
 from farm.app import Farm
 from farm.artifacts.s3_bucket import Bucket
 from farm.artifacts.sidecar import facts, validate
-from farm.artifacts.tokens import Role
+from farm.artifacts.tokens import Role, link_code
 from farm.builds import job_views, reading
 from farm.builds.job_views import JobLog
 from farm.builds.known_failures import today
@@ -115,6 +116,29 @@ def test_signing_in_sets_a_cookie_that_scripts_and_other_sites_do_not_get(farm: 
     behind_proxy = httpx.post(f"{url}/ui/sign-in", data=form, headers=elsewhere, timeout=60)
     assert behind_proxy.headers["set-cookie"].startswith("__Host-farm=")
     assert "; Secure" in behind_proxy.headers["set-cookie"]
+
+
+def test_a_link_signs_in_once_and_on_this_machine_alone(farm: Farm, url: str) -> None:
+    def follow(code: str, **headers: str) -> httpx.Response:
+        return httpx.get(f"{url}/ui/sign-in", params={"once": code, "next": "/ui/"}, headers=headers, timeout=60)
+
+    secret = farm.settings.api_token.get_secret_value()
+    code = link_code(secret)
+    assert secret not in code
+    assert "set-cookie" not in follow(code, Host="farm.example").headers
+    assert httpx.get(f"{url}/ui/", cookies=follow(code).cookies, timeout=60).headers["location"] == "/ui/ns/main"
+    now = int(time.time())
+    for refused in (
+        code,
+        link_code("guessed"),
+        link_code(secret, now - 1),
+        link_code(secret, now + 3600),
+        "x",
+        "²" * 74,
+    ):
+        answer = follow(refused)
+        assert (answer.status_code, "set-cookie" in answer.headers) == (200, False), refused
+        assert "This link was used, or is older than ten minutes." in answer.text
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ HEAVY = {
 }  # fmt: skip
 
 COMMANDS = [
-    "run", "up", "submit", "plan", "watch", "status", "logs", "reproduce", "cancel", "pause", "resume", "fetch", "ls",
-    "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc", "worker",
-    "serve", "help", "retry", "tag", "diff", "history", "acknowledge", "token create", "token ls", "token revoke",
-    "manifest push", "manifest ls", "manifest show", "manifest diff", "manifest rm", "manifest build",
+    "run", "up", "submit", "plan", "watch", "status", "logs", "open", "reproduce", "cancel", "pause", "resume", "fetch",
+    "ls", "drain", "unfence", "inspect", "optimize", "bench", "init", "lint", "schema", "doctor", "audit", "gc",
+    "worker", "serve", "help", "retry", "tag", "diff", "history", "acknowledge", "token create", "token ls",
+    "token revoke", "manifest push", "manifest ls", "manifest show", "manifest diff", "manifest rm", "manifest build",
     "manifest triggers",
     "webhook add", "webhook ls", "webhook log", "webhook replay", "webhook rm", "webhook rotate",
     "tuning ls", "tuning stats", "tuning export", "tuning import", "tuning merge", "tuning diff", "tuning prune",
