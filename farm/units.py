@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
@@ -73,3 +74,16 @@ def by_number(text: str) -> list[tuple[int, str]]:
     """Return a key for sorting texts by the numbers in them: `b2` comes before `b10`."""
     parts = re.split(r"0*([0-9]+)", text)  # Compared as text: `int` takes 4300 digits.
     return [(len(part), part) if part.isdigit() else (-1, part) for part in parts]
+
+
+def together(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """Return each text once, with the names of all that it is said of."""
+    found: dict[str, list[str]] = {}
+    for name, text in said:
+        found.setdefault(text, []).append(name)
+    return [(names, text) for text, names in found.items()]
+
+
+def named(cells: Sequence[str]) -> str:
+    """Return a cell's name, of several their number and the first names: `12 cells (a, b, c, …)`."""
+    return cells[0] if len(cells) == 1 else f"{len(cells)} cells ({', '.join(cells[:3])}{', …' * (len(cells) > 3)})"

@@ -23,6 +23,7 @@ from farm.results.gates import judge_fallback
 from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell, Report
 from farm.spec import FileReference, SpecDocument, cache_key, changes
+from farm.units import named, together
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50
@@ -154,12 +155,7 @@ def _left(planned: Sequence[CellPlan]) -> Iterable[str]:
 
 
 def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
-    """Yield each text once, with the first of the cells that it is said of, and the number of the others."""
-    names: dict[str, list[str]] = {}
-    for name, text in said:
-        names.setdefault(text, []).append(name)
-    for text, found in names.items():
-        yield f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {text}"
+    return (f"{named(names)}: {text}" for names, text in together(said))
 
 
 def plan_digest(cells: Iterable[CellPlan]) -> str:

@@ -543,16 +543,22 @@ def sweeps(swept: Iterable[SweepResult]) -> list[str]:
 
 
 def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list[str]:
-    """Return at most eight lines for every failed cell: where, what, whose fault, what to try, its log.
+    """Return at most eight lines for every failure: where, what, whose fault, what to try, its log.
 
-    `page` is the URL of the build's page; a cell's page is below it.
+    Cells that failed alike are one failure, shown with the first of them. `page` is the URL of the build's page; a
+    cell's page is below it.
     """
-    failed = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
+    failed: dict[tuple[str | None, ...], list[JudgedCell]] = {}
+    for cell in cells:
+        if cell["state"] == "failed" and not cell.get("as_expected"):
+            how = cell["kind"], cell.get("fault"), cell.get("phase"), cell.get("message")
+            failed.setdefault(how, []).append(cell)
     lines: list[str] = []
-    for cell in failed[:FAILURES]:
+    for alike in list(failed.values())[:FAILURES]:
+        cell, which = alike[0], units.named([cell["identifier"] for cell in alike])
         whose = "the farm's fault" if cell.get("fault") == "farm" else "yours to fix"
         phase = f" while {cell['phase']}" if cell.get("phase") else ""
-        lines.append(f"{_styled('failed')} {cell['identifier']}{phase}: {cell['kind']} ({whose})")
+        lines.append(f"{_styled('failed')} {which}{phase}: {cell['kind']} ({whose})")
         if cell.get("message"):
             lines.append(f"  {one_line(cell['message'])}")
         details = [line for line in (cell.get("detail") or "").splitlines() if line.strip()]
@@ -566,8 +572,8 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
             lines.append(f"  alone: farm reproduce {alone} -o DIR")
         if page:
             lines.append(f"  page: {page}/cells/{cell['identifier']}")
-    if len(failed) > FAILURES:
-        lines.append(f"and {len(failed) - FAILURES} more failed cells: farm status {build_id} --json")
+    if more := sum(map(len, list(failed.values())[FAILURES:])):
+        lines.append(f"and {more} more failed cells: farm status {build_id} --json")
     return lines
 
 
@@ -584,9 +590,10 @@ def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
         ("not judged", found["undecided"]),
         ("new", found.get("new", [])),
     ):
-        rows += [f"{word}: {remark['identifier']}: {one_line(remark['text'])}" for remark in said[:FAILURES]]
-        if len(said) > FAILURES:
-            rows.append(f"{word}: {len(said) - FAILURES} more cells (--json has all)")
+        alike = units.together((remark["identifier"], one_line(remark["text"])) for remark in said)
+        rows += [f"{word}: {units.named(names)}: {text}" for names, text in alike[:FAILURES]]
+        if more := sum(len(names) for names, _ in alike[FAILURES:]):
+            rows.append(f"{word}: {more} more cells (--json has all)")
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from farm.jobs.state import State
 from farm.results.report import JudgedCell, Remark, Report
 from farm.results.verdict import changes_of
-from farm.units import duration, size
+from farm.units import duration, named, size, together
 
 LIMIT = 1_000_000
 """Bytes of a summary; GitHub and Buildkite take 1 MiB."""
@@ -91,8 +91,9 @@ def _row(cell: JudgedCell) -> str:
 def _list(title: str, remarks: Sequence[Remark]) -> list[str]:
     if not remarks:
         return []
-    lines = [f"- {_escaped(remark['identifier'])}: {_escaped(remark['text'])}" for remark in remarks[:SHOWN]]
-    more = [f"- and {len(remarks) - SHOWN} more"] if len(remarks) > SHOWN else []
+    alike = together((remark["identifier"], remark["text"]) for remark in remarks)
+    lines = [f"- {_escaped(named(names))}: {_escaped(text)}" for names, text in alike[:SHOWN]]
+    more = [f"- and {sum(len(names) for names, _ in alike[SHOWN:])} more"] if len(alike) > SHOWN else []
     return ["", f"### {title} ({len(remarks)})", "", *lines, *more]
 
 

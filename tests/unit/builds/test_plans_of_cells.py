@@ -125,7 +125,7 @@ def test_a_plan_warns_of_what_a_person_may_not_expect() -> None:
         "onnxruntime/cpu has no units for fp8: 2 cells can only round to it, and compute no faster",
         "onnxruntime/cpu has no units for int8: 1 cell can only round to it, and compute no faster",
         "pool compiles without the GPU: its programs are not tuned, verified or measured",
-        "a and 2 more: slow",
+        "3 cells (a, b, c): slow",
         "b: large",
         "e is the same compile as d; they share the job",
         "`debug` shows nothing for what is compiled already or just now (2 cells, such as f); "

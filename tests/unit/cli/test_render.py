@@ -173,6 +173,21 @@ def test_a_failure_takes_at_most_eight_lines_and_says_whose_turn_it_is() -> None
     ]
 
 
+def test_cells_that_failed_alike_are_one_failure() -> None:
+    same = {"kind": "bad_model", "message": "no opset", "fault": "user", "job": "j-1"}
+    cells = [{**cell("fp16", "failed", **same), "identifier": name} for name in "abcde"]
+    cells.append({**cell("fp16", "failed", **{**same, "message": "no node"}), "identifier": "f"})
+    lines = plain(render.failures(cells, "b-1"))
+    assert lines[:3] == [
+        "failed 5 cells (a, b, c, …): bad_model (yours to fix)", "  no opset", "  log: farm logs b-1 a",
+    ]  # fmt: skip
+    assert [line for line in lines if line.startswith("failed")][1] == "failed f: bad_model (yours to fix)"
+    many = [{**each, "message": str(number)} for number, each in enumerate(cells * 4)] + cells[:5]
+    assert plain(render.failures(many, "b-1"))[-1] == "and 9 more failed cells: farm status b-1 --json"
+    found = {"improvements": [], "undecided": [], "fixed": [{"identifier": name, "text": "was bad"} for name in "ab"]}
+    assert render.remarks([], found) == ["fixed: 2 cells (a, b): was bad"]
+
+
 def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:
     lost = cell("fp16", "failed", kind="worker_lost", fault="farm", message="the worker was lost")
     known = cell("int8", "failed", kind="accuracy", as_expected=True, expected=True)

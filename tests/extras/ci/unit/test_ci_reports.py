@@ -84,7 +84,9 @@ def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> 
     states = [line.split(" | ")[1].split()[0] for line in table]
     assert states == sorted(states)
     assert "### New failures (600)" in text
-    assert "- and 550 more" in text
+    assert text.count("\n- 200 cells (model-") == 4, "three ways to fail, and one to be better"
+    own = [{**cell, "message": str(number)} for number, cell in enumerate(THOUSAND)]
+    assert "- and 550 more\n" in markdown.render({"build": build(own), "cells": own}, LINK)
 
 
 def test_a_summary_shows_foreign_text_as_it_stands() -> None:
