@@ -45,14 +45,14 @@ AT_ONCE = 20
 PATIENCE = 5.0
 """Seconds that one question reads reports at most."""
 
-_VERSION = 3
+_VERSION = 4
 """Of the tables: a file of another version is made again."""
 
 _TABLES = (
     # `state`: its cells are being written ("reading"), all there, or not kept ("dropped").
     "CREATE TABLE builds (number INTEGER PRIMARY KEY, namespace, id, name, aside, ended, state, document)",
     "CREATE INDEX builds_by_name ON builds (namespace, name, ended)",
-    f"CREATE TABLE cells (build INTEGER, place INTEGER, {', '.join(CellLine._fields)}, hit, toolchain, node, error,"
+    f"CREATE TABLE cells (build INTEGER, place INTEGER, {', '.join(CellLine._fields)}, hit, toolchain, node,"
     " numbers, PRIMARY KEY (build, place)) WITHOUT ROWID",
     "CREATE INDEX cells_by_name ON cells (identifier, build)",
     "CREATE VIEW past AS SELECT cells.*, namespace, id, name, aside, ended FROM cells"
@@ -60,7 +60,7 @@ _TABLES = (
     f"PRAGMA user_version = {_VERSION}",
 )
 _WIDE = len(CellLine._fields)
-_ADD = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 7))})"  # noqa: S608 - only question marks
+_ADD = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 6))})"  # noqa: S608 - only question marks
 
 _BY_NODE = """
 WITH wanted AS (
@@ -411,12 +411,11 @@ def _more(cell: JudgedCell) -> tuple[object, ...]:
     """Return what a cell's history has besides its line."""
     facts = cell.get("facts")
     if not facts:
-        return bool(cell["hit"]), "", "", None, "{}"
+        return bool(cell["hit"]), "", "", "{}"
     values = values_of(facts)
     if turns := facts.get("turns"):
         values["turns"] = turns
-    error = max(facts["errors"].values(), default=None)
-    return bool(cell["hit"]), facts["toolchain"], facts.get("node") or "", error, json.dumps(values)
+    return bool(cell["hit"]), facts["toolchain"], facts.get("node") or "", json.dumps(values)
 
 
 def _past(row: sqlite3.Row) -> PastCell:

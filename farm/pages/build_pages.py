@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -16,6 +17,7 @@ from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, 
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
+from farm.pages.tradeoff_view import Tradeoff, of_cells
 from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
 from farm.spec import changes
@@ -36,6 +38,8 @@ MODELS = 100
 """Models on one page."""
 NARROWING = ("text", "look", "precision")
 """Filters that stay when a model and a target are chosen."""
+TRADEOFFS = 8
+"""Targets and shapes of a model that are drawn, and models that can be chosen."""
 EARLIER = 8
 """Builds of the same name before, to compare with."""
 
@@ -118,6 +122,7 @@ def build(
     shown = [] if counted else found[first - 1 : first - 1 + PAGE]
     groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
+    ships, to_ship = _to_ship(found, lambda name: f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{name}")
     pairs = [*changed.slower, *changed.faster] if changed else []
     return visit.page(
         "build",
@@ -133,6 +138,9 @@ def build(
         wanted=wanted,
         matrix=matrix(shown),
         found=len(found),
+        ships=ships,
+        to_ship=to_ship,
+        tradeoffs_shown=TRADEOFFS,
         first=first,
         cells_shown=len(shown),
         groups=groups[models - 1 : models - 1 + MODELS],
@@ -204,6 +212,16 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
         band=BAND,
         limit=COMPARED,
     )
+
+
+def _to_ship(cells: Sequence[CellLine], link: Callable[[str], str]) -> tuple[list[str], list[Tradeoff]]:
+    """Return the first models with several programs, and what could be shipped of the first with measured ones."""
+    models: dict[str, list[CellLine]] = {}
+    for cell in cells:
+        models.setdefault(cell.model, []).append(cell)
+    some = [name for name, each in models.items() if len({cell.precision for cell in each}) > 1][:TRADEOFFS]
+    found = next((found for name in some if (found := of_cells(models[name], link))), [])
+    return some, found
 
 
 def _parts(build: BuildView) -> list[tuple[str, int]]:

@@ -21,11 +21,14 @@ from farm.errors import NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
 from farm.pages.across_pages import stuck_pools
+from farm.pages.build_pages import TRADEOFFS
 from farm.pages.build_view import ShownBuild
-from farm.pages.page_answers import Here, Text, Visit
+from farm.pages.page_answers import BASE, Here, Text, Visit
 from farm.pages.page_reading import StillReading
 from farm.pages.quantities import plural
+from farm.pages.tradeoff_view import Tradeoff, of_programs
 from farm.results.report import BuildView
+from farm.results.tradeoff import choices
 from farm.tuning.database import databases
 from farm.units import by_number
 
@@ -63,7 +66,10 @@ def one_model(visit: Here, model: str, ref: Text = "latest") -> Response:
         raise NotFound(f"{ref} names no program of {model[:300]}")
     owner = Refs(visit.farm.artifacts).owner(visit.namespace, ref)
     facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
-    return _models_page(visit, ref, model=model, rows=programs, facts=facts)
+    current = {each["identifier"]: each for each in programs if "superseded" not in each}
+    found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
+    to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
+    return _models_page(visit, ref, model=model, rows=programs, facts=facts, to_ship=to_ship)
 
 
 @router.get("/ns/{namespace}/workers")
@@ -142,6 +148,7 @@ def _models_page(
     model: str = "",
     text: str = "",
     facts: Mapping[str, ArtifactFacts] | None = None,
+    to_ship: Sequence[Tradeoff] = (),
 ) -> Response:
     refs = Refs(visit.farm.artifacts)
     owner = refs.owner(visit.namespace, tag)
@@ -158,6 +165,8 @@ def _models_page(
         text=text,
         rows=rows[:MODELS],
         facts=facts or {},
+        to_ship=to_ship,
+        tradeoffs_shown=TRADEOFFS,
         more=max(0, len(rows) - MODELS),
     )
 

@@ -13,6 +13,7 @@ from farm.jobs.state import State, is_gate
 from farm.matrix.planned import CellPlan
 from farm.results.gates import GateRow, left_out, rules_of, undecided
 from farm.results.report import JudgedCell
+from farm.results.tradeoff import Contender, error_of, marks_of
 from farm.spec import changes
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ class CellLine(NamedTuple):
     """Why its plan said that it has to be compiled."""
     rules: str = "{}"
     """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gates`), as JSON."""
+    p99: float | None = None
+    throughput: float | None = None
+    """Samples a second."""
+    error: float | None = None
+    """The largest one of an output."""
+    marks: str = ""
+    """What makes its numbers weak (`farm.results.tradeoff`), in words."""
+    baseline: float | None = None
+    """The latency of the program that a gate compares it with."""
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
@@ -89,6 +99,11 @@ class CellLine(NamedTuple):
             expected_link=cell.get("expected_link", ""),
             reason=cell.get("reason", ""),
             rules=json.dumps(rules_of(cell)),
+            p99=facts.get("p99") if facts else None,
+            throughput=facts.get("throughput") if facts else None,
+            error=error_of(facts) if facts else None,
+            marks=" ".join(marks_of(facts)) if facts else "",
+            baseline=next((row["base"] for row in cell.get("compared") or () if row["measure"] == "latency"), None),
         )
 
     @classmethod
@@ -110,6 +125,13 @@ class CellLine(NamedTuple):
     def succeeded(self) -> bool:
         """Whether its program is there and passed."""
         return self.look in ("compiled", "hit")
+
+    @property
+    def contender(self) -> Contender:
+        """The cell as one of those that could be shipped."""
+        place = (self.identifier, self.target, self.precision, self.shape, self.succeeded)
+        numbers = (self.latency, self.p99, self.throughput, self.error, self.size or 0)
+        return Contender(*place, *numbers, self.marks.split())
 
 
 class CellEnd(NamedTuple):

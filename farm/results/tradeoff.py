@@ -54,7 +54,11 @@ def error_of(facts: ArtifactFacts) -> float | None:
 
 def choices(cells: Iterable[tuple[str, bool, ArtifactFacts]]) -> list[Contender]:
     """Return the programs of cells, each given as its identifier, whether it passed, and its facts."""
-    found = [_choice(*cell) for cell in cells]
+    return weighed([_choice(*cell) for cell in cells])
+
+
+def weighed(found: Sequence[Contender]) -> list[Contender]:
+    """Return programs of one model with their speed in terms of fp32's, and whether they are on the front."""
     base = {each.place: each for each in found if each.precision == "fp32" and each.latency}
     fronts = {id(each) for place in {each.place for each in found} for each in front(found, place)}
     return [
@@ -69,16 +73,21 @@ def choices(cells: Iterable[tuple[str, bool, ArtifactFacts]]) -> list[Contender]
 
 def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
     _, target, precision, shape = identifier.split("/", 3)
-    latency, p99, error = facts.get("latency"), facts.get("p99"), error_of(facts)
+    latency, p99, throughput = facts.get("latency"), facts.get("p99"), facts.get("throughput")
+    error, size, marks = error_of(facts), facts["program"]["size"], marks_of(facts)
+    return Contender(identifier, target, precision, shape, passed, latency, p99, throughput, error, size, marks)
+
+
+def marks_of(facts: ArtifactFacts) -> list[str]:
+    """Return what makes a program's numbers weak."""
+    latency, p99 = facts.get("latency"), facts.get("p99")
     said: Mapping[str, object] = {
         "shared": latency and facts.get("shared"),
         "noisy": latency and p99 and p99 > NOISY * latency,
         "weak": facts.get("weak"),
-        "unverified": error is None or facts.get("unverified") or facts.get("nonfinite"),
+        "unverified": error_of(facts) is None or facts.get("unverified") or facts.get("nonfinite"),
     }
-    marks = [mark for mark, holds in said.items() if holds]
-    size, throughput = facts["program"]["size"], facts.get("throughput")
-    return Contender(identifier, target, precision, shape, passed, latency, p99, throughput, error, size, marks)
+    return [mark for mark, holds in said.items() if holds]
 
 
 def front(found: Iterable[Contender], place: tuple[str, str]) -> list[Contender]:

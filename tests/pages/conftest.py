@@ -117,6 +117,9 @@ class Shown:
 SPEEDS = {"resnet50": 0.0042, "bert-base": 0.0113, "whisper-tiny": 0.0361, "magika": 0.00082, "yolo11n": 0.0068}
 
 
+ERRORS = {"fp32": 2.4e-7, "fp16": 3.1e-4, "int8": 0.021}
+
+
 def speed_of(order: Mapping[str, Any]) -> float:
     """A latency that fits model, device, precision and batch."""
     model, target, precision, shape = order["identifier"].split("/")
@@ -168,7 +171,7 @@ def shown(farm: Farm, redis_url: str) -> Shown:
     def first(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
         if order["identifier"] == "magika/migraphx-gfx942/int8/b1":
             return failed(farm, order)
-        return passed(farm, order, key, job=job, latency=speed_of(order))
+        return passed(farm, order, key, job=job, latency=speed_of(order), error=ERRORS[order["spec"]["precision"]])
 
     play(farm, first)
     farm.build_finisher.finish(before)
@@ -186,7 +189,8 @@ def shown(farm: Farm, redis_url: str) -> Shown:
         if identifier == "yolo11n/migraphx-gfx942/int8/b1":
             return passed(farm, order, key, job=job, latency=speed_of(order), error=0.31)
         factor = 1.34 if identifier.startswith("bert-base/") and "/b8" in identifier else 0.97
-        return passed(farm, order, key, job=job, latency=speed_of(order) * factor)
+        error = ERRORS[order["spec"]["precision"]]
+        return passed(farm, order, key, job=job, latency=speed_of(order) * factor, error=error)
 
     play(farm, second)
     farm.build_finisher.finish(build)

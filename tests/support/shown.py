@@ -255,7 +255,8 @@ def sidecar_of(
     """The sidecar of a program; with a farm its blobs are uploaded."""
     gpu = order["target"].startswith("migraphx")
     text = LOG.format(identifier=order["identifier"], number=1, model=order["identifier"].partition("/")[0])
-    program, log = (_blob(farm, data) for data in (f"program {key}".encode(), text.encode()))
+    weights = 5_000 * {"fp32": 4, "fp16": 2}.get(order["spec"]["precision"], 1)
+    program, log = (_blob(farm, data) for data in (f"program {key}".encode().ljust(weights), text.encode()))
     name = order["identifier"].replace("/", "--")
     port = {"dtype": "float32", "shape": order["spec"]["inputs"]["data"]["shape"]}
     return {

@@ -3,16 +3,17 @@
 (() => {
   const FIRST_PAUSE = 1000;
   const LONGEST_PAUSE = 30000;
+  const REDRAWN = 3000;
   const main = document.getElementById("main");
   let cells = new Map();
-  let position, source, timer;
+  let position, source, timer, drawing;
   let pause = FIRST_PAUSE;
 
   function begin() {
     if (!main.dataset.events || !window.EventSource) return;
     position = main.dataset.position;
     cells = new Map();
-    for (const link of main.querySelectorAll("#matrix td > a")) {
+    for (const link of main.querySelectorAll("#matrix:not([data-live]) td > a")) {
       cells.set(decodeURIComponent(link.getAttribute("href").split("/cells/")[1]), link);
     }
     connect();
@@ -27,7 +28,10 @@
       position = event.lastEventId;
       pause = FIRST_PAUSE;
       const news = JSON.parse(event.data);
-      if (!main.dataset.cell) show(news);
+      if (!main.dataset.cell) {
+        show(news);
+        drawing ||= setTimeout(redraw, REDRAWN);
+      }
       else if (Object.hasOwn(news.cells, main.dataset.cell)) {
         source.close();
         read();
@@ -83,12 +87,34 @@
     document.getElementById("running-now").replaceChildren(...rows);
   }
 
+  async function fetched() {
+    const answer = await fetch(location.href, { credentials: "same-origin" });
+    if (!answer.ok) throw new Error(answer.statusText);
+    return new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+  }
+
+  // Show what only the server can draw as it is now; the focus stays on its link.
+  async function redraw() {
+    try {
+      if (!main.querySelector("[data-live]")) return;
+      const fresh = await fetched();
+      for (const part of fresh.querySelectorAll("[data-live]")) {
+        const shown = document.getElementById(part.id);
+        const focused = shown?.contains(document.activeElement) && document.activeElement.getAttribute("href");
+        shown?.replaceWith(part);
+        if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+      }
+    } catch {
+      // The next news try again.
+    } finally {
+      drawing = 0;
+    }
+  }
+
   // Show the page as the server has it now, at the same place.
   async function read() {
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin" });
-      if (!answer.ok) throw new Error(answer.statusText);
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+      const fresh = await fetched();
       main.replaceChildren(...fresh.childNodes);
       for (const name of ["events", "position", "cell"]) {
         if (fresh.dataset[name]) main.dataset[name] = fresh.dataset[name];

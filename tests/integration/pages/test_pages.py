@@ -32,6 +32,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.pages import across_pages, build_pages, page_reading
 from farm.pages.event_hub import EventHub
 from farm.pages.page_reading import BuildPages
+from farm.pages.quantities import size
 from farm.results.lines import CellLine
 from farm.serving.application import create_app
 from farm.settings import Settings
@@ -217,11 +218,11 @@ def test_what_programs_take_is_counted_on_demand_and_a_shared_one_once(farm: Far
     facts = farm.store.index.get_many("main", sorted(farm.store.index.keys("main")))
     first, other = facts.values()
     farm.store.index.put("main", "ab" * 32, {**first, "key": "ab" * 32})
-    both = first["program"]["size"] + other["program"]["size"]
+    both = size(first["program"]["size"] + other["program"]["size"])
     assert "3 programs in the index unfinished" in words(browser.get("/ui/ns/main/storage").text)
     counted = words(browser.get("/ui/ns/main/storage?garbage=yes").text)
-    assert f"3 programs in the index: {both} B unfinished" in counted
-    assert f"main 3 {both} B 0 –" in counted
+    assert f"3 programs in the index: {both} unfinished" in counted
+    assert f"main 3 {both} 0 –" in counted
 
 
 def test_a_speed_that_was_not_measured_alone_is_marked_wherever_it_is_shown(farm: Farm, browser: httpx.Client) -> None:
@@ -518,6 +519,32 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     said = words(build_page(browser, again))
     assert f"Since {after} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
     assert f"nightly ✗ failed 0 0 0 0 {again} just now" in words(browser.get("/ui/ns/main").text)
+
+
+def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, browser: httpx.Client) -> None:
+    cells = [Cell("net", precision=each) for each in ("fp32", "fp16", "int8")]
+    build_id = accept(farm, "nightly", [*cells, Cell("other"), Cell("pair"), Cell("pair", precision="fp16")])
+    page = build_page(browser, build_id)
+    assert 'id="ship"' not in page and 'id="tradeoffs" data-live' in page, "it comes when something was measured"
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        speed, error = {"fp32": (0.004, 1e-7), "fp16": (0.002, 1e-3), "int8": (0, 0)}[order["spec"]["precision"]]
+        return passed(farm, order, key, latency=speed, error=error) if speed else failed(farm, order)
+
+    play(farm, ends)
+    farm.build_finisher.finish(build_id)
+    page = build_page(browser, build_id)
+    said = words(page)
+    assert "Which precision of net to ship net pair Up and to the right" in said
+    assert "Ship fp16: 2.00 times fp32’s speed, error 1.0e-03, 10.0 kB; the fastest of those that passed." in said
+    assert "Not drawn: int8 failed: compiler_error ." in said and "The tolerance is 5.0e-02." in said
+    assert page.count(f'<a href="/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp16/b1"><title>') == 1
+    assert "Which precision of pair to ship" in words(build_page(browser, build_id, "?model=pair"))
+    assert 'id="ship"' not in build_page(browser, build_id, "?model=other")
+    key = next(each["key"] for each in farm.build_reader.cells("main", build_id) if "pair/" in each["identifier"])
+    page = browser.get("/ui/ns/main/models/pair").text
+    assert "Ship fp16: 2.00 times" in words(page) and page.count(f'<a href="/ui/ns/main/artifacts/{key}"><title>') == 1
+    assert 'id="ship"' not in browser.get("/ui/ns/main/models/other").text
 
 
 def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:

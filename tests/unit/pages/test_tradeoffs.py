@@ -1,0 +1,127 @@
+"""Which precision to ship, as the pages draw it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from farm.pages.drawing import axis
+from farm.pages.quantities import latency
+from farm.pages.tradeoff_view import of_cells, of_programs
+from farm.results.lines import CellLine
+from farm.results.tradeoff import choices
+
+
+def line(precision: str, latency: float | None = None, error: float | None = None, **more: Any) -> CellLine:
+    known: dict[str, Any] = {
+        "look": "compiled",
+        "published": True,
+        "latency": latency,
+        "error": error,
+        "size": 4_000_000,
+    }
+    known |= {"rules": '{"tolerance *": 0.05, "budget latency": 0.005}', "p99": 0.009} | more
+    return CellLine(f"net/cpu/{precision}/b1", "net", "cpu", precision, "b1", **known)
+
+
+CELLS = [
+    line("fp32", 0.004, 2e-7),
+    line("fp16", 0.002, 3e-4, baseline=0.003),
+    line("bf16", 0.003, 4e-3, marks="shared", size=1_000_000),
+    line("int8", look="failed", published=False, kind="compiler_crash"),
+    line("fp8", 0.001, None, marks="unverified"),
+]
+
+
+def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
+    (found,) = of_cells(CELLS, "/cells/{}".format)
+    links = re.findall(
+        r'<a href="([^"]+)"><title>([^<]+)</title>\s*<circle class="(\w+)"[^>]* r="([0-9.]+)"', found.drawn
+    )
+    assert links == [
+        (
+            "/cells/net/cpu/bf16/b1",
+            "bf16: 3.00 ms median, p99 9.00 ms, error 4.0e-03, 1.00 MB, shared",
+            "beaten",
+            "8.0",
+        ),
+        (
+            "/cells/net/cpu/fp16/b1",
+            "fp16: 2.00 ms median, p99 9.00 ms, error 3.0e-04, 4.00 MB, on the Pareto front",
+            "point",
+            "16.0",
+        ),
+        (
+            "/cells/net/cpu/fp32/b1",
+            "fp32: 4.00 ms median, p99 9.00 ms, error 2.0e-07, 4.00 MB, on the Pareto front",
+            "point",
+            "16.0",
+        ),
+    ]
+    assert (
+        found.advice == "Ship fp16: 2.00 times fp32’s speed, error 3.0e-04, 4.00 MB; the fastest of those that passed."
+    )
+    (front,) = re.findall(r'<polyline class="line" points="([^"]+)"', found.drawn)
+    assert len(front.split()) == 2
+    assert found.drawn.count('class="range"') == 1, "the tail of the one that has a baseline"
+
+
+def test_what_is_not_drawn_is_said_with_its_reason() -> None:
+    (found,) = of_cells(CELLS, str)
+    assert found.undrawn == [
+        ("net/cpu/int8/b1", "int8 failed: compiler_crash"),
+        ("net/cpu/fp8/b1", "fp8 has no error: its outputs were compared with nothing"),
+    ]
+    unmeasured = [line("fp32", 0.004, 1e-7), line("fp16"), line("int8", look="queued", published=False)]
+    (found,) = of_cells(unmeasured, str)
+    assert [why for _, why in found.undrawn] == ["fp16 was not measured", "int8 is queued"]
+
+
+def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
+    (found,) = of_cells(CELLS, str)
+    assert found.limits == "the budget is 5.00 ms; the tolerance is 5.0e-02"
+    assert [found.drawn.count(word) for word in ("budget 5.00 ms", "tolerance 5.0e-02", 'class="change"')] == [1, 0, 1]
+    (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
+    assert [near.drawn.count(word) for word in ("budget", "tolerance 5.0e-02", 'class="change"')] == [0, 1, 1]
+
+
+def test_a_single_precision_is_no_choice() -> None:
+    assert of_cells([line("fp32", 0.004, 1e-7)], str) == []
+    assert of_cells([line("fp32"), line("fp16", look="queued")], str) == []
+
+
+def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
+    facts: Any = {
+        "latency": 0.002,
+        "errors": {"y": 1e-3},
+        "equal": {},
+        "program": {"size": 7},
+        "shared": False,
+        "weak": 1,
+    }
+    (found,) = of_programs(choices((f"net/cpu/{each}/b1", True, facts) for each in ("fp32", "fp16")), str)
+    assert (found.model, found.place, found.limits) == ("net", "cpu b1", "")
+    assert found.advice == "Nothing to recommend: every program that passed is weak."
+    assert "fp16 ?" in found.drawn
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.002, 0.004], ["0 s", "1.00 ms", "2.00 ms", "3.00 ms", "4.00 ms"]),
+        ([2e-4, 0.02], ["100 µs", "1.00 ms", "10.0 ms", "100 ms"]),
+    ],
+)
+def test_an_axis_is_logarithmic_where_its_values_span_decades(values: list[float], ticks: list[str]) -> None:
+    place, found = axis(values, latency)
+    assert [text for _, text in found] == ticks
+    assert all(0 < place(value) < 100 for value in values)
+
+
+def test_an_error_of_zero_lies_below_all_decades() -> None:
+    place, ticks = axis([0.0, 1e-5, 1e-3], "{:g}".format)
+    assert [text for _, text in ticks] == ["0", "1e-05", "0.0001", "0.001", "0.01"]
+    assert place(0.0) == 0 < place(1e-5) < place(1e-3)
+    assert axis([0.0], str)[0](0.0) == 0
