@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
@@ -74,6 +74,11 @@ def by_number(text: str) -> list[tuple[int, str]]:
     """Return a key for sorting texts by the numbers in them: `b2` comes before `b10`."""
     parts = re.split(r"0*([0-9]+)", text)  # Compared as text: `int` takes 4300 digits.
     return [(len(part), part) if part.isdigit() else (-1, part) for part in parts]
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return a build's counts by state in words: `3 succeeded, 2 running`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count and name not in ("hits", "expected"))
 
 
 def together(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:

@@ -21,6 +21,7 @@ from farm.cli import completion, output, render
 from farm.cli.connection import connect, connect_or_start
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import one_line
+from farm.units import counted
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient, Frozen
@@ -268,15 +269,18 @@ def status(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
     ] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write its cells to a .csv or .parquet file.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
     """Show a build's state and why it waits, or list the newest."""
-    if picture and not build:
-        raise UsageError("--picture draws one build's sweeps: name the build", hint="@latest is the newest")
+    if (picture or export) and not build:
+        raise UsageError("--picture and --export are of one build: name it", hint="@latest is the newest")
     if label:
         read_labels([label])
-    if picture:
-        check_folder(picture)
+    for file in filter(None, (picture, export)):
+        check_folder(file)
     with connect_or_start() as client:
         if not build:
             builds = client.builds(limit, label=label)
@@ -287,6 +291,11 @@ def status(
         troubles = client.workers.troubles() if found["build"]["state"] == "open" else []
     if picture:
         _draw(found, picture)
+    if export:
+        from farm.client.tables import write
+
+        with output.writing(export):
+            write(found["cells"], export)
     if as_json:
         output.emit(found)
         return
@@ -412,8 +421,7 @@ def _stopped_before(client: FarmClient, frozen: Frozen) -> str:
 def _say_unfinished(client: FarmClient, but: str = "") -> None:
     """Name earlier builds that go on during this one: they take slots, and make its measurements rough."""
     for build in [build for build in _open_builds(client) if build["id"] != but][:5]:
-        state = ", ".join(f"{count} {name}" for name, count in build["counts"].items() if count and name != "hits")
-        output.note(f"an earlier build goes on, too: {build['id']} {build['name']} ({state})")
+        output.note(f"an earlier build goes on, too: {build['id']} {build['name']} ({counted(build['counts'])})")
         output.note(f"  cancel:  farm cancel {build['id']}")
 
 

@@ -309,9 +309,7 @@ def builds(found: Sequence[BuildView]) -> Sequence[tuple[str, ...]]:
     for build in found:
         counts = build["counts"]
         ended = build["verdict"]["text"] if build["verdict"] else ""
-        open_text = ", ".join(
-            f"{count} {state}" for state, count in counts.items() if count and state not in ("hits", "expected")
-        )
+        open_text = units.counted(counts)
         others = {how: build.get(how) for how in ("follows", "retries", "shadows")}
         follows = "".join(f"; {how} {other}" for how, other in others.items() if other)
         labels = " ".join(f"{name}={one_line(value, 20)}" for name, value in build["labels"].items() if name != "ci")

@@ -36,6 +36,7 @@ from farm.errors import (
     StillRunning,
 )
 from farm.files import read_private
+from farm.units import counted
 from farm.wire.checking import read, unexpected
 
 if TYPE_CHECKING:
@@ -616,19 +617,23 @@ class SubmittedBuild(Mapping[str, Any]):
         """The build's id."""
         return self.document["id"]
 
-    def wait(self, timeout: float | None = None) -> Report:
+    def wait(self, timeout: float | None = None, progress: Callable[[str], object] | None = None) -> Report:
         """Wait for the verdict, and return the build with its cells if it is green.
+
+        `progress` (such as `print`) gets how many cells are in which state, each time that this changes.
 
         Raises as `farm watch` exits: CompileFailed (1) if a cell failed, GateFailed (3) if only gates did, FarmFault
         (6) if it ended by the farm's fault, or the farm stays away. `report` then has the cells. Raises StillRunning
         (8) after `timeout` seconds; the build goes on.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        pause, heard = 0.1, time.monotonic()
+        pause, heard, said = 0.1, time.monotonic(), ""
         while True:
             try:
                 found = self._client.build(self.id)
                 heard = time.monotonic()
+                if progress and said != (said := counted(found["counts"])):
+                    progress(said)
                 if found["state"] == "reported":
                     break
             except FarmFault:
@@ -653,9 +658,29 @@ class SubmittedBuild(Mapping[str, Any]):
         """Return its cells, judged, as they are now."""
         return self._client.cells(self.id)
 
+    def to_frame(self) -> Any:
+        """Return its cells, as they are now, as a pandas.DataFrame. Raises UsageError without pandas."""
+        from farm.client.tables import frame
+
+        return frame(self.cells())
+
+    def export(self, file: str | Path) -> None:
+        """Write its cells, as they are now, to a `.csv` or (with pyarrow) a `.parquet` file."""
+        from farm.client.tables import write
+
+        write(self.cells(), Path(file))
+
     def cancel(self) -> int:
         """End every cell that has not ended; return how many those were."""
         return self._client.cancel(self.id)
+
+    def _repr_html_(self) -> str:
+        from farm.client.tables import html
+
+        cells: list[JudgedCell] = []
+        with contextlib.suppress(FarmError):  # A notebook also shows what is over.
+            cells = self.cells()
+        return html(f"{self.document['name']} {self.id}", self.url, cells)
 
     def __getitem__(self, name: str) -> Any:
         return cast(Mapping[str, Any], self.document)[name]

@@ -71,8 +71,11 @@ def test_wait_returns_the_report_of_a_green_build(farm: Farm, client: FarmClient
 
     thread = threading.Thread(target=later)
     thread.start()
-    report = build.wait(timeout=60)
+    said: list[str] = []
+    report = build.wait(timeout=60, progress=said.append)
     thread.join()
+    assert said[-1] == "2 succeeded" and len(said) == len(set(said))
+    assert "succeeded</td>" in build._repr_html_()
     assert [cell["state"] for cell in report["cells"]] == ["succeeded", "succeeded"]
     assert client.attach(build.id[:9]).wait() == report
     assert client.retry(build.id).document["retries"] == build.id

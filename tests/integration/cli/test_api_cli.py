@@ -232,6 +232,9 @@ def test_the_page_of_a_build_or_a_cell_is_opened_by_its_name(
         assert main(["open", *what]) == 0
         assert capsys.readouterr().out == f"{expected}\n"
     assert main(["open", "net/none/fp16/b1"]) == 4
+    assert main(["status", build_id, "--export", "cells.csv"]) == 0
+    assert Path("cells.csv").read_text().count(",succeeded,") == 2
+    assert main(["status", "--export", "cells.csv"]) == 2
 
 
 def test_a_retry_has_only_the_cells_that_did_not_succeed(
