@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from farm.api.build_routes import streamed
 from farm.errors import NotFound
 from farm.pages.across_pages import news_of
-from farm.pages.build_view import PAGE, SIGNS, CellFilter, ShownBuild, grouped, matrix
+from farm.pages.build_view import METRICS, PAGE, SIGNS, WEAK, CellFilter, ShownBuild, figures, grouped, matrix
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
@@ -36,8 +36,8 @@ GROUPED = 300
 """More cells are also shown by model."""
 MODELS = 100
 """Models on one page."""
-NARROWING = ("text", "look", "precision")
-"""Filters that stay when a model and a target are chosen."""
+NARROWING = ("text", "look", "precision", "by")
+"""What stays when a model and a target are chosen."""
 TRADEOFFS = 8
 """Targets and shapes of a model that are drawn, and models that can be chosen."""
 EARLIER = 8
@@ -107,6 +107,7 @@ def build(
     model: Text = "",
     target: Text = "",
     precision: Text = "",
+    by: Text = "latency",
     first: Annotated[int, Query(ge=1, le=10**9)] = 1,
     models: Annotated[int, Query(ge=1, le=10**9)] = 1,
 ) -> Response:
@@ -120,6 +121,8 @@ def build(
     found = view.wanted(wanted)
     counted = not model and len(found) > PAGE
     shown = [] if counted else found[first - 1 : first - 1 + PAGE]
+    by = by if by in METRICS else "latency"
+    of_models = {cell.model for cell in shown}
     groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
     ships, to_ship = _to_ship(found, lambda name: f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{name}")
@@ -134,7 +137,12 @@ def build(
         changes=changed,
         earlier=reading.earlier(visit.namespace, view)[:EARLIER],
         band=BAND,
-        slowdowns={pair.after.identifier: pair.change for pair in pairs},
+        slowdowns={pair.after.identifier: pair.change for pair in pairs} if by == "latency" else {},
+        by=by,
+        metrics={name: same_page(visit.request, by=name) for name in METRICS},
+        measured=METRICS[by][0],
+        weak=[WEAK[each] for each in METRICS[by][1].split()],
+        figures=figures([cell for cell in view.cells if cell.model in of_models], by),
         wanted=wanted,
         matrix=matrix(shown),
         found=len(found),

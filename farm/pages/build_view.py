@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from farm.pages.quantities import duration, milliseconds, plural
+from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
 from farm.results.lines import CellEnd, CellLine, Look
 from farm.results.report import BuildView
+from farm.results.tradeoff import Contender, weighed
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),
@@ -27,8 +28,23 @@ SIGNS: Mapping[Look, tuple[str, str]] = {
 ORDER: Sequence[Look] = ("failed", "running", "queued", "cancelled", "expected", "compiled", "hit")
 """What is looked at first."""
 
-ROUGH = "≈"
-"""Stands before the figure of a program that was not measured alone."""
+METRICS: Mapping[str, tuple[str, str]] = {
+    "latency": ("Median latency in ms", "shared"),
+    "p99": ("Latency in ms that 99 % of the runs keep", "shared noisy"),
+    "throughput": ("Samples a second", "shared noisy"),
+    "error": ("Largest relative error of an output", "weak unverified"),
+    "size": ("Size of the program", ""),
+    "x fp32": ("Speed in terms of the fp32 program’s of the same target and shape", "shared noisy"),
+}
+"""What a matrix can show: in words, and what makes such figures weak."""
+
+WEAK = {
+    "shared": ("≈", "was not measured alone"),
+    "noisy": ("!", "had a p99 of more than twice the median"),
+    "weak": ("?", "would have passed with a constant answer"),
+    "unverified": ("?", "has outputs that were compared with nothing"),
+}
+"""What stands before a weak figure, and what it says of a program."""
 
 PAGE = 1000
 """Cells on one page."""
@@ -47,8 +63,39 @@ def said(cell: CellLine | CellEnd) -> str:
         case "running":
             words = cell.phase
         case _:
-            words = ROUGH * cell.shared + milliseconds(cell.latency) if cell.latency else ""
+            words = WEAK["shared"][0] * cell.shared + milliseconds(cell.latency) if cell.latency else ""
     return f"{sign(cell)} {words}".rstrip()
+
+
+def figures(cells: Sequence[CellLine], metric: str) -> dict[str, str]:
+    """Return what the places of cells say, with one of `METRICS`; of a model, all cells are given."""
+    if metric == "latency":
+        return {cell.identifier: said(cell) for cell in cells}
+    models: dict[str, list[Contender]] = {}
+    for cell in cells:
+        models.setdefault(cell.model, []).append(cell.contender)
+    found = {each.identifier: each for model in models.values() for each in weighed(model)}
+    bases = [cell for cell in cells if cell.precision == "fp32" and metric == "x fp32"]
+    rough = {(cell.model, cell.target, cell.shape): cell.marks.split() for cell in bases}
+    texts = {}
+    for cell in cells:
+        text = _figure(found[cell.identifier], metric) if cell.succeeded else ""
+        marks = {*cell.marks.split(), *rough.get((cell.model, cell.target, cell.shape), ())}
+        weak = dict.fromkeys(WEAK[each][0] for each in METRICS[metric][1].split() if each in marks)
+        texts[cell.identifier] = f"{sign(cell)} {''.join(weak)}{text}" if text else said(cell._replace(latency=None))
+    return texts
+
+
+def _figure(each: Contender, metric: str) -> str:
+    """Return a program's number; empty if there is none."""
+    texts = {
+        "p99": each.p99 and milliseconds(each.p99),
+        "throughput": each.throughput and digits(each.throughput),
+        "error": None if each.error is None else error(each.error),
+        "size": size(each.size),
+        "x fp32": each.gain and f"{each.gain:.2f}x",
+    }
+    return texts[metric] or ""
 
 
 @dataclass(frozen=True, slots=True)

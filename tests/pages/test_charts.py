@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import product
 from pathlib import Path
 
 from playwright.sync_api import expect
 
+from farm.app import Farm
 from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
 from tests.pages.test_in_a_browser import findings
+from tests.support.shown import POOL, Cell, accept, claim, passed, play, register
 
+DRAWN = ("build", "gains", "model")
+"""The pages with drawings."""
 TABLET = {"width": 820, "height": 1180}
 WIDTHS = {"desktop": DESKTOP, "tablet": TABLET, "phone": PHONE}
 
@@ -20,8 +25,10 @@ def test_drawings_can_be_read_by_everybody(new_page: NewPage, shown: Shown) -> N
     wrong = []
     for (width, viewport), scheme in product(WIDTHS.items(), ("light", "dark")):
         page = new_page(viewport=viewport, color_scheme=scheme)
-        for name in ("build", "model"):
-            page.goto(shown.paths[name])
+        for name, path in {**shown.paths, "gains": f"{shown.paths['build']}?by=x+fp32"}.items():
+            if name not in DRAWN:
+                continue
+            page.goto(path)
             if folder := os.environ.get("SCREENSHOTS"):
                 page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png", full_page=True)
             wrong += [f"{name}, {width}, {scheme}: {each}" for each in findings(page)]
@@ -43,3 +50,24 @@ def test_a_point_is_reached_by_keyboard_and_leads_to_its_cell(new_page: NewPage,
     expect(page.locator("#ship")).to_have_text("Which precision of yolo11n to ship")
     refused = page.locator(".choices figure").nth(2).get_by_role("link", name="refused")
     expect(refused.locator("text")).to_have_text("int8 ✗")
+
+
+def test_a_switched_matrix_is_drawn_again_while_the_build_runs(new_page: NewPage, farm: Farm) -> None:
+    """The metric stays, also in the address, and the focus stays on its cell."""
+    register(farm)
+    build_id = accept(farm, "nightly", [Cell("net", precision=each) for each in ("fp32", "fp16")])
+    page = new_page(f"/ui/ns/main/builds/{build_id}")
+    page.get_by_role("link", name="throughput").click()
+    expect(page).to_have_url(re.compile(r"\?by=throughput#cells$"))
+    expect(page.locator("#connection")).to_contain_text("Live")
+    page.locator("#matrix td > a").last.focus()
+    ((job, claimed),) = claim(farm, POOL, 1)
+    farm.store.jobs.finish(job, claimed.token, passed(farm, claimed.order, claimed.key, latency=0.004))
+    expect(page.locator("#matrix td.compiled")).to_have_text("✓ 250")
+    expect(page.locator("#matrix td > a").last).to_be_focused()
+    play(farm, lambda job, order, key, number: passed(farm, order, key, latency=0.002))
+    expect(page.locator("#matrix td")).to_have_text(["", "✓ 250", "✓ 500"])
+    expect(page.locator("#ship")).to_have_text("Which precision of net to ship")
+    farm.build_finisher.finish(build_id)
+    expect(page.locator("#connection")).to_have_count(0)
+    expect(page.locator("#matrix td.compiled").last).to_have_text("✓ 500")

@@ -39,7 +39,7 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3516,
+    "pages": 3564,
     "results": 2060,
     "runner": 7130,
     "serving": 452,

@@ -547,6 +547,22 @@ def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, br
     assert 'id="ship"' not in browser.get("/ui/ns/main/models/other").text
 
 
+def test_the_matrix_shows_the_metric_of_the_address(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", precision=each) for each in ("fp32", "fp16")])
+    play(farm, lambda job, order, key, number: passed(farm, order, key, latency=0.004 / (1 + ("fp16" in str(order)))))
+    page = build_page(browser, build_id)
+    assert "✓ 4.00 ✓ 2.00" in words(page) and 'id="matrix">' in page
+    (path,) = re.findall(r'href="([^"]+)#cells">x fp32<', page)
+    page = build_page(browser, build_id, html.unescape(path))
+    said = words(page)
+    assert "✓ 1.00x ✓ 2.00x" in said and "≈ was not measured alone; ! had a p99 of more than twice the median." in said
+    assert 'aria-current="true">x fp32<' in page and 'id="matrix" data-live>' in page, "the server draws it again"
+    assert 'type="hidden" name="by" value="x fp32"' in page and 'href="?look=hit&amp;by=x%20fp32#cells"' in page
+    assert "✓ 1.00x" in words(build_page(browser, build_id, "?by=x+fp32&precision=fp32")), "fp32 need not be shown"
+    assert "✓ 2.00x" in words(build_page(browser, build_id, "?by=x+fp32&precision=fp16"))
+    assert "✓ 4.00" in words(build_page(browser, build_id, "?by=nothing"))
+
+
 def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
     build_id = accept(farm, "nightly", [Cell("net")])
     play(farm, lambda job, order, key, number: failed(farm, order))

@@ -9,7 +9,7 @@ import pytest
 from markupsafe import Markup
 
 from farm.pages import drawing, log_view, quantities, rendering, usage
-from farm.pages.build_view import CellFilter, ShownBuild, matrix, said
+from farm.pages.build_view import CellFilter, ShownBuild, figures, matrix, said
 from farm.pages.comparison import Across, across, compare
 from farm.pages.history_view import CellPast, past_of
 from farm.pages.job_view import AttemptLine, ingredients_of
@@ -121,6 +121,38 @@ def test_the_headline_is_what_matters_most() -> None:
         == "1 of 2 cells are done; the rest takes about 5 min more"
     )
     assert "1 cell of 2 failed so far" in view(cell("c/cpu-x/fp32/b1", "failed"), waits, state="open").headline()
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("latency", ["✓ ≈4.00", "✓ 2.00", "✗ compiler_error", "✓", "✓ 8.00"]),
+        ("p99", ["✓ ≈5.00", "✓ !8.00", "✗ compiler_error", "✓", "✓ 9.00"]),
+        ("throughput", ["✓ ≈250", "✓ !500", "✗ compiler_error", "✓", "✓ 125"]),
+        ("error", ["✓ 1.0e-04", "✓ ?3.1e-02", "✗ compiler_error", "✓", "✓ 1.0e-04"]),
+        ("size", ["✓ 1.00 kB", "✓ 500 B", "✗ compiler_error", "✓ 1.00 kB", "✓ 1.00 kB"]),
+        ("x fp32", ["✓ ≈1.00x", "✓ ≈!2.00x", "✗ compiler_error", "✓", "✓ 1.00x"]),
+    ],
+)
+def test_a_matrix_shows_one_metric_and_marks_what_is_weak(metric: str, said: list[str]) -> None:
+    cells = [
+        measured("net/cpu/fp32/b1", 0.004, p99=0.005, shared=True),
+        measured("net/cpu/fp16/b1", 0.002, p99=0.008, errors={"y": 0.031}, weak=True, program={"size": 500}),
+        cell("net/cpu/int8/b1", "failed"),
+        measured("net/cpu/bf16/b1", None, errors={}),
+        measured("other/cpu/fp32/b1", 0.008, p99=0.009),
+    ]
+    assert list(figures(view(*cells).cells, metric).values()) == said
+
+
+def measured(identifier: str, latency: float | None, **facts: Any) -> dict[str, Any]:
+    known = {
+        "latency": latency,
+        "throughput": latency and 1 / latency,
+        "errors": {"y": 1e-4},
+        "program": {"size": 1000},
+    }
+    return cell(identifier, facts={**known, **facts})
 
 
 def test_reasons_are_said_once() -> None:
