@@ -61,7 +61,7 @@ class Lines:
 
 
 class Screen:
-    """The live display: one line for every running cell, the cells that ended last, and the counts."""
+    """The live display: one line for every cell that runs or ended, a bar, and the counts."""
 
     def __init__(self) -> None:
         self._cells: Sequence[JudgedCell] = ()
@@ -72,13 +72,15 @@ class Screen:
         self._cells, self._outlook = cells, outlook
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many cells as fit on the terminal: running first, then failed, queued, done."""
+        """Draw as many cells as fit on the terminal: running first, then failed, cancelled, done."""
+        from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        room = max(3, (options.height or console.height) - 3)
-        order = ("running", "failed", "queued", "cancelled", "succeeded")
-        cells = sorted(self._cells, key=lambda cell: (order.index(cell["state"]), cell["as_expected"]))
+        room = max(3, (options.height or console.height) - 4)
+        order = ("running", "failed", "cancelled", "succeeded")
+        begun = [cell for cell in self._cells if cell["state"] in order]
+        cells = sorted(begun, key=lambda cell: (order.index(cell["state"]), cell["as_expected"]))
         grid = Table.grid(padding=(0, 2, 0, 0))
         # Where there is little room the name is cut, never the state, the phase or the time; the worker is left out.
         wide = options.max_width >= WIDE
@@ -95,9 +97,11 @@ class Screen:
             grid.add_row(Text(_cut(one_line(identifier), name, same)), Text(state, style=render.style(state)), *texts)
         yield grid
         hidden = f" ({len(cells) - room} not shown)" if len(cells) > room else ""
-        goes_on = any(cell["state"] in ("running", "queued") for cell in cells)
-        outlook = render.outlook(self._outlook) if goes_on else []
-        yield Text("; ".join([render.counts(cells) + hidden, *outlook]))
+        ended = sum(cell["state"] != "running" for cell in cells)
+        outlook = render.outlook(self._outlook) if ended < len(self._cells) else []
+        width = min(60, options.max_width)
+        yield ProgressBar(total=len(self._cells) or 1, completed=ended, width=width, complete_style="cyan")
+        yield Text("\n" + "; ".join([render.counts(self._cells) + hidden, *outlook]))
 
 
 def _cut(name: str, room: int, same: Sequence[bool] = ()) -> str:

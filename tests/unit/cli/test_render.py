@@ -304,7 +304,8 @@ def test_live_display_fits_the_terminal(width: int) -> None:
 
     screen = Screen()
     screen.show(
-        [cell("fp32", "queued", model=f"m{number}") for number in range(40)]
+        [cell("fp32", "queued", model=f"m{number}") for number in range(20)]
+        + [cell("fp16", "succeeded", model=f"m{number}") for number in range(20)]
         + [cell("int8", "running", phase="compiling", progress=0.4, elapsed=67.0)]
     )
     console = Console(width=width, height=20, force_terminal=True, color_system=None, legacy_windows=False)
@@ -314,7 +315,9 @@ def test_live_display_fits_the_terminal(width: int) -> None:
     assert len(lines) <= 20
     assert all(len(line) <= width for line in lines)
     assert re.search(r"magika/onnxruntime-cpu/int8/b1 +running +compiling 40% +1:07 +node1.42", lines[0])
-    assert "1 running, 40 queued (24 not shown)" in lines[-1]
+    assert "20 succeeded, 1 running, 20 queued (5 not shown)" in lines[-1]
+    assert not any("queued" in line for line in lines[:-1]), "what waits has no line of its own"
+    assert lines[-2].strip() == "━" * (60 * 20 // 41) + "╸" * (60 * 2 * 20 // 41 % 2)
 
 
 @pytest.mark.parametrize(
