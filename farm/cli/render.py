@@ -327,6 +327,7 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
     both = [(cell, cell["left"], cell["right"]) for cell in found["cells"] if cell["left"] and cell["right"]]
     total = found["same"] + len(both)
     lines = [f"{left} -> {right}: {len(both)} of {plural(total, 'cell')} that both have differ"]
+    lines += _around((cell["identifier"], text) for cell in found["cells"] for text in cell.get("around", ()))
     rows = [("cell", "state", "size", "latency", "change")]
     for cell, before, after in both:
         facts = [before["facts"], after["facts"]]
@@ -344,6 +345,10 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
         if names := [cell["identifier"] for cell in found["cells"] if not cell["left" if side == "right" else "right"]]:
             lines += [f"left out, only in {build}: {plural(len(names), 'cell')}", *_first([(name,) for name in names])]
     return lines
+
+
+def _around(said: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  also changed: {one_line(text)}: {units.named(names)}" for names, text in units.together(said)]
 
 
 def _speed(cell: CellDifference) -> list[str]:
@@ -619,6 +624,7 @@ def outcome(report: Report, page: str = "", columns: int = 0) -> list[str]:
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(report["sweeps"]),
+        _around((cell["identifier"], text) for cell in cells for text in cell.get("around", ())),
         failures(cells, build["id"], page),
         remarks(cells, report.get("changes")),
     ]

@@ -24,6 +24,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind, State, is_gate
 from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
+from farm.results.surroundings import since_baseline
 from farm.runner.documents import Evidence
 from farm.units import duration, rate, size
 from farm.wire.program import Against
@@ -381,6 +382,8 @@ def judge_program(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
     fallback = judge_fallback(facts) if gates.get("fallback", "warn") != "allow" else None
     failed += [fallback] if gates.get("fallback") == "fail" else []
     cell["compared"] = gate_rows(planned, facts, hit=cell["hit"])
+    if cell["compared"] and (baseline := planned.get("baseline")):
+        cell["around"] = since_baseline(baseline, facts)
     failed.append(judge_gates(planned, cell["compared"]))
     if reason := next(filter(None, failed), None):
         cell.update({"state": State.FAILED, "kind": reason.kind, "message": reason.message})

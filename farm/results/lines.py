@@ -13,6 +13,7 @@ from farm.jobs.state import State, is_gate
 from farm.matrix.planned import CellPlan
 from farm.results.gates import GateRow, left_out, rules_of, undecided
 from farm.results.report import JudgedCell
+from farm.results.surroundings import between
 from farm.results.tradeoff import Contender, error_of, marks_of
 from farm.spec import changes
 
@@ -283,11 +284,14 @@ def _difference(
     keys = [cell["facts"]["key"] if cell["facts"] else cell["key"] for cell in (left, right) if cell]
     if moved and not moved.is_noticed and len(set(keys)) == 1:
         return None
-    changed: list[str] = []
+    changed, around = list[str](), list[str]()
     published = [cell["facts"]["key"] for cell in (left, right) if cell and cell["facts"]]
     if len(set(published)) > 1:
         with suppress(NotFound, ArtifactGone):
-            one, other = (sidecar(key)["spec"] for key in published)
-            changed = changes(one, other)
+            one, other = map(sidecar, published)
+            changed, around = changes(one["spec"], other["spec"]), between(one, other)
     effect, share = (moved.effect, moved.share) if moved else (None, None)
-    return {"identifier": name, "left": left, "right": right, "changes": changed, "effect": effect, "share": share}
+    return {
+        "identifier": name, "left": left, "right": right, "changes": changed, "around": around,
+        "effect": effect, "share": share,
+    }  # fmt: skip

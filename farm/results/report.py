@@ -22,7 +22,8 @@ class JudgedCell(CellRow):
 
     `state` is queued, running, succeeded, failed or cancelled. `fault` says who has to act on a failure: user or farm.
     `warning` says what a gate would refuse if the manifest asked for it, `waiting` why the cell waits, `held` why
-    `latest` does not take its program, which passed: an earlier build's rule refused it.
+    `latest` does not take its program, which passed: an earlier build's rule refused it. `around` says what else
+    differs from the baseline that it was `compared` with.
     """
 
     model: str
@@ -48,6 +49,7 @@ class JudgedCell(CellRow):
     held: NotRequired[str]
     before: NotRequired[PastState | None]
     compared: NotRequired[list[GateRow]]
+    around: NotRequired[list[str]]
 
 
 class BuildView(TypedDict):
@@ -165,12 +167,14 @@ class CellDifference(TypedDict):
     """A cell in which two builds differ: None for a build without it; `changes` of the key if both are published.
 
     `effect` is what happened to it, `share` how much longer a run takes now (0.25: 25 %), if that can be compared.
+    `around` says where the two programs were measured differently.
     """
 
     identifier: str
     left: JudgedCell | None
     right: JudgedCell | None
     changes: list[str]
+    around: list[str]
     effect: str | None
     share: float | None
 

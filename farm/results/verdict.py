@@ -88,6 +88,7 @@ def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
         "reason": planned.get("reason") or "",
         "before": planned.get("before"),
         "compared": [],
+        "around": [],
     }
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from farm.jobs.state import State
+from farm.results.gates import MEASURES, Outcome, amount
 from farm.results.report import JudgedCell, Remark, Report
 from farm.results.verdict import changes_of
 from farm.units import duration, named, size, together
@@ -19,6 +20,7 @@ LIMIT = 1_000_000
 SHOWN = 50
 """Cells of each list; the table has all of them, while there is room."""
 
+_SHOWN: dict[Outcome, str] = {"worse": "worse than", "unclear": "too close to tell from", "better": "better than"}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
@@ -34,6 +36,9 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
         "",
         f"{_escaped(text)} (exit code {code})",
     ]
+    around: list[Remark]
+    around = [{"identifier": cell["identifier"], "text": text} for cell in cells for text in cell.get("around", ())]
+    lines += [*_list("What else changed", around), *_moved(cells)]
     for title, remarks in (
         ("New failures", found["new_failures"]),
         ("Still failing", found["still_failing"]),
@@ -50,6 +55,27 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
     lines += _list("Compiled again, because", recompiled)
     head = "\n".join(lines) + "\n"
     return _with_table(head, cells, limit)
+
+
+def _moved(cells: Sequence[JudgedCell]) -> list[str]:
+    """Return a table of the numbers that are worse or better than a baseline's, or too close to tell, worst first."""
+    order = [*_SHOWN]
+    rows = [
+        (order.index(row["outcome"]), -abs(change), cell["identifier"], row)
+        for cell in cells
+        for row in cell.get("compared", ())
+        if (change := row["change"]) and row["outcome"] in order
+    ]
+    lines = []
+    for _, share, identifier, row in sorted(rows, key=lambda each: each[:3])[:SHOWN]:
+        low, high = row["interval"] or (share, share)
+        before, after = (amount(row["measure"], row[side]) for side in ("base", "value"))
+        moved = f"{row['change']:+.1%} ({low:+.1%} to {high:+.1%})"
+        said = (MEASURES[row["measure"]].name, before, after, moved, f"{_SHOWN[row['outcome']]} {row['against']}'s")
+        lines.append(f"| {' | '.join(map(_escaped, (identifier, *said)))} |")
+    names = ("cell", "number", "before", "after", "change", "")
+    head = ["", "### Before and after", "", f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    return [*head, *lines, *([f"\n_{len(rows) - SHOWN} more._"] if len(rows) > SHOWN else [])] if rows else []
 
 
 def _with_table(head: str, cells: Sequence[JudgedCell], limit: int) -> str:

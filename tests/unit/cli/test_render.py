@@ -188,6 +188,14 @@ def test_cells_that_failed_alike_are_one_failure() -> None:
     assert render.remarks([], found) == ["fixed: 2 cells (a, b): was bad"]
 
 
+def test_what_else_changed_is_said_before_what_did() -> None:
+    pair = {"left": cell("fp16"), "right": cell("fp16"), "changes": [], "effect": "worse", "share": 0.25}
+    cells = [{**pair, "identifier": name, "around": ["node n1 -> n2"]} for name in "ab"]
+    lines = plain(render.differences({"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": cells}))
+    assert lines[1] == "  also changed: node n1 -> n2: 2 cells (a, b)"
+    assert "25% slower" in lines[3]
+
+
 def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:
     lost = cell("fp16", "failed", kind="worker_lost", fault="farm", message="the worker was lost")
     known = cell("int8", "failed", kind="accuracy", as_expected=True, expected=True)

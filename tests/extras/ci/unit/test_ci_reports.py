@@ -80,13 +80,31 @@ def test_a_summary_stays_within_its_limit_and_says_what_is_left_out(limit: int) 
 def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> None:
     text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
     assert all(cell["identifier"].replace("_", r"\_") in text for cell in THOUSAND)
-    table = text[text.index("| --- |") :].splitlines()[1:]
+    table = text[text.index("### Cells") :].splitlines()[4:]
     states = [line.split(" | ")[1].split()[0] for line in table]
     assert states == sorted(states)
     assert "### New failures (600)" in text
     assert text.count("\n- 200 cells (model-") == 4, "three ways to fail, and one to be better"
     own = [{**cell, "message": str(number)} for number, cell in enumerate(THOUSAND)]
     assert "- and 550 more\n" in markdown.render({"build": build(own), "cells": own}, LINK)
+
+
+def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() -> None:
+    asked = planned({"node": "n0", "latency": 0.0016}, limits={"latency": 0.05, "size": 0.05})
+    measured = [against(0.8, 0.79, 0.81), against(0.95, 0.94, 0.96), against(1.2, 1.1, 1.3), against(1, 0.99, 1.01)]
+    found = [judge_cell(asked, row_of(state="succeeded", facts=facts(**each))) for each in measured]
+    found = [{**cell, "identifier": name} for name, cell in zip("abcd", found, strict=True)]
+    lines = markdown.render({"build": build(found), "cells": found}, LINK).splitlines()
+    start = lines.index("### What else changed (4)")
+    assert lines[start + 2] == r"- 4 cells (a, b, c, …): node n0 -\> n1"
+    start = lines.index("### Before and after")
+    assert start < lines.index("### New failures (1)")
+    assert lines[start + 4 : start + 7] == [
+        "| a | latency | 1.6 ms | 2 ms | +25.0% (+23.5% to +26.6%) | worse than prod's |",
+        "| b | latency | 1.6 ms | 2 ms | +5.3% (+4.2% to +6.4%) | too close to tell from prod's |",
+        "| c | latency | 1.6 ms | 2 ms | -16.7% (-23.1% to -9.1%) | better than prod's |",
+    ]
+    assert not lines[start + 7]
 
 
 def test_a_summary_shows_foreign_text_as_it_stands() -> None:
