@@ -22,7 +22,7 @@ LINES = {
     "client": 4869,
     "compiling": 3355,
     "control": 637,
-    "extras/ci": 603,
+    "extras/ci": 607,
     "extras/convert": 527,
     "extras/nvidia": 991,
     "extras/packs": 1064,

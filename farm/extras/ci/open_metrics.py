@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from farm.jobs.facts import ArtifactFacts
+from farm.jobs.state import State
 from farm.results.report import JudgedCell
 
 _NUMBERS = {
@@ -18,12 +19,15 @@ _NUMBERS = {
 
 
 def render(cells: Sequence[JudgedCell]) -> str:
-    """Return the numbers of a build's cells that have a program. They are for this report, not for scraping."""
+    """Return the numbers of a build's cells that have a program, those that a gate refused first.
+
+    They are for this report, not for scraping.
+    """
     lines: list[str] = []
     found = [
         (cell["identifier"], _numbers(cell["facts"]))
-        for cell in cells
-        if cell["facts"]  # Also what a gate refused: its numbers are the ones to look at.
+        for cell in sorted(cells, key=lambda cell: cell["state"] == State.SUCCEEDED)
+        if cell["facts"]
     ]
     for name, (number, what) in _NUMBERS.items():
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {what}"]

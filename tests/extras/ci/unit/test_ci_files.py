@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +70,41 @@ def test_what_is_installed_is_known_by_its_hash(path: Path) -> None:
 def test_files_that_cannot_keep_secrets_from_forks_warn_of_them(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert "Forks:" in text and "`generator`" in text and "--untrusted" in text
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="GitHub's runners have jq and curl")
+def test_a_pull_request_has_one_comment_of_a_manifest_which_later_builds_replace(tmp_path: Path) -> None:
+    """The step's own script, against a server that keeps comments as GitHub does."""
+    found = [{"id": 1, "body": "<!-- farm farm.yaml -->\nno", "user": {"type": "User"}}]
+
+    class Comments(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            size = int(self.headers.get("Content-Length", 0))
+            sent = json.loads(self.rfile.read(size)) if size else {}
+            assert self.headers["Authorization"] == "Bearer secret"
+            if self.command == "POST":
+                assert self.path == "/repos/team/models/issues/7/comments"
+                found.append({**sent, "id": 2, "user": {"type": "Bot"}})
+            elif self.command == "PATCH":
+                found[int(self.path.removeprefix("/repos/team/models/issues/comments/")) - 1] |= sent
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
+
+        do_GET = do_POST = do_PATCH = answer
+
+    step = read(FOLDER / "github" / "action.yml")["runs"]["steps"][-1]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Comments) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        named = {"GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}", "GITHUB_REPOSITORY": "team/models"}
+        environ = {**os.environ, **named, "TOKEN": "secret", "NUMBER": "7", "MANIFEST": "farm.yaml"}
+        for text in ("## failed\n", "## passed\n" + "µ" * 70_000):
+            (tmp_path / "farm-summary.md").write_text(text)
+            subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=tmp_path, env=environ, check=True)
+        server.shutdown()
+    mine, theirs = found[1], found[0]
+    assert (len(found), theirs["body"][-2:], mine["body"][:34]) == (2, "no", "<!-- farm farm.yaml -->\n## passed\n")
+    assert len(mine["body"]) == 65_000
 
 
 def test_strangers_get_no_secret_but_their_own_token() -> None:
