@@ -27,7 +27,8 @@ from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.results.lines import CellEnd, CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
-from farm.results.verdict import changes_of, judge_cell, sweeps_of, verdict_of
+from farm.results.sweeps import sweeps_of
+from farm.results.verdict import changes_of, judge_cell, verdict_of
 from farm.store import Store
 from farm.store.link import lots
 

@@ -17,7 +17,7 @@ from farm.pages.build_view import METRICS, PAGE, SIGNS, WEAK, CellFilter, ShownB
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
-from farm.pages.tradeoff_view import Tradeoff, of_cells
+from farm.pages.tradeoff_view import Tradeoff, of_cells, sweeps
 from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
 from farm.spec import changes
@@ -125,7 +125,11 @@ def build(
     of_models = {cell.model for cell in shown}
     groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
-    ships, to_ship = _to_ship(found, lambda name: f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{name}")
+
+    def link(cell: str) -> str:
+        return f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{cell}"
+
+    ships, to_ship = _to_ship(found, link)
     pairs = [*changed.slower, *changed.faster] if changed else []
     return visit.page(
         "build",
@@ -148,6 +152,7 @@ def build(
         found=len(found),
         ships=ships,
         to_ship=to_ship,
+        swept=sweeps(found, link),
         tradeoffs_shown=TRADEOFFS,
         first=first,
         cells_shown=len(shown),

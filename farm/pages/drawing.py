@@ -5,10 +5,11 @@ What is drawn where is worked out here; `templates/drawings.html` has the shapes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from math import ceil, floor, log10
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -16,7 +17,6 @@ from farm.pages.history_view import CellPast
 from farm.pages.job_view import AttemptLine
 from farm.pages.quantities import duration, latency
 from farm.pages.rendering import macro
-from farm.results.tradeoff import Contender
 from farm.runner.documents import Latency
 
 TALL = 280
@@ -24,7 +24,7 @@ TALL = 280
 DECADE = 10.0
 """An axis whose values differ by more than this factor is logarithmic."""
 LOW = 240
-"""Height of a drawing of programs."""
+"""Height of a plot."""
 MARKED = 42
 """Room for the labels of marks, in three lines, above a drawing over time."""
 
@@ -75,52 +75,77 @@ def past(cell: CellPast) -> Markup:
     return macro("drawings", "past")(cell, x, y, TALL, ticks, ends, bands, line)
 
 
-def tradeoff(
-    found: Sequence[Contender],
-    link: Callable[[str], str],
-    baselines: Mapping[str, float],
-    budget: tuple[str, float] | None,
-    tolerance: tuple[str, float] | None,
-) -> Markup:
-    """Return programs by latency and error, with their sizes as areas and the Pareto front as a line.
+class PlotPoint(NamedTuple):
+    """A point of a plot: what a hover and its label say, its place, and its class in the style sheet."""
 
-    A program's tail begins at its baseline's latency. Limits far beyond the programs are left out.
-    """
-    most = max(each.latency or 0.0 for each in found), max(each.error or 0.0 for each in found)
+    href: str
+    title: str
+    text: str
+    x: float
+    y: float
+    look: str = "point"
+    radius: float = 4.0
+    tail: float | None = None
+    """Where along the first axis a line to it begins."""
+
+
+class PlotAxis(NamedTuple):
+    """An axis of a plot: what it measures, how its values are written, a limit across it, its ticks if not round."""
+
+    name: str
+    unit: Callable[[float], str]
+    limit: tuple[str, float] | None = None
+    ticks: Sequence[float] = ()
+
+    def scaled(self, found: Iterable[float]) -> tuple[Callable[[float], float], list[tuple[float, str]], str]:
+        """Return where values lie, in percent, its ticks, and the limit's words; those of one far beyond are empty.
+
+        It is logarithmic if the values span decades.
+        """
+        values, words = list(found), ""
+        if self.limit and self.limit[1] <= 3 * max(values):
+            values, words = [*values, self.limit[1]], f"{self.limit[0]} {self.unit(self.limit[1])}"
+        high, low = max(values) or 1.0, min((value for value in values if value > 0), default=1.0)
+        if high < DECADE * low:
+            ticks = [(100 * value / (high * 1.1), self.unit(value)) for value in self.ticks]
+            return lambda value: 100 * value / (high * 1.1), ticks or steps(high * 1.1, high * 1.1, self.unit), words
+        # What is zero has no logarithm: it lies at the axis's begin, a decade below the others.
+        zero = min(values) <= 0
+        first, last = floor(log10(low)) - zero, ceil(log10(high * 1.01))
+        marks = [10.0**at for at in range(first, last + 1, ceil((last - first) / 6))]
+
+        def place(value: float) -> float:
+            return 100 * (log10(value) - first) / (last - first) if value > 0 else 0.0
+
+        shown = self.ticks or [0.0 if zero and value == marks[0] else value for value in marks]
+        return place, [(place(value), self.unit(value)) for value in shown], words
+
+
+def plot(label: str, found: Iterable[PlotPoint], across: PlotAxis, up: PlotAxis) -> Markup:
+    """Return points that lead to their pages, with a line through those that are not `beaten`."""
+    points = sorted(found, key=lambda each: (-each.y, each.x))
+    x, x_ticks, x_limit = across.scaled(point.x for point in points)
+    place, y_ticks, y_limit = up.scaled(point.y for point in points)
+
+    def y(value: float) -> float:
+        return LOW - 46 - (LOW - 80) * place(value) / 100
+
+    labels: list[tuple[float, float]] = []
+    for each in points:
+        at, height = x(each.x), y(each.y) + 4
+        while any(abs(at - other) < 25 and abs(height - taken) < 14 for other, taken in labels):
+            height += 14
+        labels.append((at, height))
+    line = " ".join(
+        f"{x(each.x):.2f},{y(each.y):.1f}" for each in sorted(points, key=lambda each: each.x) if each.look == "point"
+    )
     limits = [
-        each if each and each[1] <= 3 * top else None for each, top in zip((budget, tolerance), most, strict=True)
+        (place(axis.limit[1]), words) if axis.limit and words else None
+        for axis, place, words in ((across, x, x_limit), (up, y, y_limit))
     ]
-    x, across = axis([*(each.latency or 0.0 for each in found), *(each[1] for each in limits[:1] if each)], latency)
-    y, up = axis([*(each.error or 0.0 for each in found), *(each[1] for each in limits[1:] if each)], "{:g}".format)
-    largest = max(each.size for each in found) or 1
-    points: list[tuple[Contender, float, float, float, float]] = []
-    for each in sorted(found, key=lambda each: (-(each.error or 0.0), each.latency)):
-        at, height = x(each.latency or 0.0), LOW - 46 - (LOW - 80) * y(each.error or 0.0) / 100
-        label = height + 4
-        while any(abs(at - other[1]) < 25 and abs(label - other[4]) < 14 for other in points):
-            label += 14
-        points.append((each, at, height, max(4.0, 16 * (each.size / largest) ** 0.5), label))
-    front = sorted((at, height) for each, at, height, *_ in points if each.on_front)
-    tails = {name: x(value) for name, value in baselines.items()}
-    line = " ".join(f"{at:.2f},{height:.1f}" for at, height in front)
-    return macro("drawings", "tradeoff")(points, link, tails, limits, x, y, across, up, line, LOW)
-
-
-def axis(
-    values: Sequence[float], unit: Callable[[float], str]
-) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Return where a value lies along an axis, in percent, and its ticks; logarithmic if values span decades."""
-    high, low = max(values, default=0.0) or 1.0, min((value for value in values if value > 0), default=1.0)
-    if high < DECADE * low:
-        return lambda value: 100 * value / (high * 1.1), steps(high * 1.1, high * 1.1, unit)
-    # What is zero has no logarithm: it lies at the axis's begin, a decade below the others.
-    first, last = floor(log10(low)) - (min(values) <= 0), ceil(log10(high * 1.01))
-    marks = range(first, last + 1, ceil((last - first) / 6))
-
-    def place(value: float) -> float:
-        return 100 * (log10(value) - first) / (last - first) if value > 0 else 0.0
-
-    return place, [(place(10.0**at), unit(0.0 if min(values) <= 0 and at == first else 10.0**at)) for at in marks]
+    heights = [(LOW - 46 - (LOW - 80) * at / 100, text) for at, text in y_ticks]
+    drawn = [(each, at, y(each.y), height) for each, (at, height) in zip(points, labels, strict=True)]
+    return macro("drawings", "plot")(label, drawn, (across.name, up.name), limits, x, x_ticks, heights, line, LOW)
 
 
 def steps(total: float, whole: float, unit: Callable[[float], str]) -> list[tuple[float, str]]:

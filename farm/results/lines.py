@@ -14,6 +14,7 @@ from farm.matrix.planned import CellPlan
 from farm.results.gates import GateRow, left_out, rules_of, undecided
 from farm.results.report import JudgedCell
 from farm.results.surroundings import between
+from farm.results.sweeps import part_of
 from farm.results.tradeoff import Contender, error_of, marks_of
 from farm.spec import changes
 
@@ -67,6 +68,8 @@ class CellLine(NamedTuple):
     """What makes its numbers weak (`farm.results.tradeoff`), in words."""
     baseline: float | None = None
     """The latency of the program that a gate compares it with."""
+    sweep: str = ""
+    """Its part of a sweep (`farm.results.sweeps`), as JSON; empty without one."""
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
@@ -105,6 +108,7 @@ class CellLine(NamedTuple):
             error=error_of(facts) if facts else None,
             marks=" ".join(marks_of(facts)) if facts else "",
             baseline=next((row["base"] for row in cell.get("compared") or () if row["measure"] == "latency"), None),
+            sweep=json.dumps(part) if (part := part_of(cell)) else "",
         )
 
     @classmethod

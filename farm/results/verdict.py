@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
-from operator import itemgetter
 
 from farm.errors import ExitCode
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State, is_gate, policy_of
 from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
-from farm.models.shapes import BATCH
 from farm.results.gates import (
     improvements,
     judge_program,
@@ -28,7 +26,7 @@ from farm.results.gates import (
     undecided,
 )
 from farm.results.lines import CellChange, CellEnd, Look, change, look_of
-from farm.results.report import Changes, JudgedCell, Remark, SweepPoint, SweepResult
+from farm.results.report import Changes, JudgedCell, Remark
 from farm.targets.compilers import default_equal_share
 
 DAY = 86_400.0
@@ -242,87 +240,3 @@ def _failure(cell: JudgedCell) -> Remark:
 
 def _remark(cell: JudgedCell, text: str) -> Remark:
     return {"identifier": cell["identifier"], "text": text}
-
-
-# --- sweeps ----------------------------------------------------------------------------------------------------------
-
-
-def sweeps_of(cells: Iterable[JudgedCell]) -> list[SweepResult]:
-    """Return the sweeps among a build's judged cells: one for each model, target, precision and other sizes.
-
-    `sizes` leave out the batch; the points are in the order of their batches.
-    """
-    groups: dict[tuple[str, ...], SweepResult] = {}
-    for cell in cells:
-        asked, size = cell["sweep"], cell["sizes"].get(BATCH)
-        if not asked or not isinstance(size, int):
-            continue
-        rest = {name: value for name, value in cell["sizes"].items() if name != BATCH}
-        new: SweepResult = {
-            "model": cell["model"],
-            "target": cell["target"],
-            "precision": cell["precision"],
-            "sizes": rest,
-            **asked,
-            "points": [],
-            "best": None,
-            "weak": False,
-        }
-        group = groups.setdefault((cell["model"], cell["target"], cell["precision"], str(sorted(rest.items()))), new)
-        group["points"].append(_point(cell, size))
-    for group in groups.values():
-        group["points"].sort(key=lambda point: point["batch"])
-        best = _best(group)
-        group["best"] = best["identifier"] if best else None
-        group["weak"] = any(point["shared"] for point in group["points"])
-    return list(groups.values())
-
-
-def _point(cell: JudgedCell, batch: int) -> SweepPoint:
-    facts = cell.get("facts")
-    latency = facts.get("latency") if facts and cell["state"] == State.SUCCEEDED else None
-    return {
-        "identifier": cell["identifier"],
-        "batch": batch,
-        "latency": latency,
-        "throughput": batch / latency if latency else None,
-        "shared": bool(latency and facts and facts.get("shared")),
-    }
-
-
-def _best(group: SweepResult) -> SweepPoint | None:
-    """Return the best point; of equal ones the smallest batch, which costs least memory."""
-    limit = group["max_latency"]
-    allowed = [point for point in group["points"] if point["latency"] and (not limit or point["latency"] <= limit)]
-    if group["metric"] == "latency":
-        return min(allowed, key=itemgetter("latency"), default=None)
-    return max(allowed, key=itemgetter("throughput"), default=None)
-
-
-def title(sweep: SweepResult) -> str:
-    """Return a sweep's name for people: `resnet50 migraphx/mi300x fp16`, with the other sizes if there are any."""
-    sizes = [f"{name}={size}" for name, size in sweep["sizes"].items()]
-    return " ".join([sweep["model"], sweep["target"], sweep["precision"], *sizes])
-
-
-def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
-    """Return a picture (SVG) of a build's sweeps: throughput by batch, or latency if that is all they ask for.
-
-    Raises UsageError if matplotlib is not installed.
-    """
-    from farm.results.pictures import curves
-
-    field, axis = "throughput", "samples a second"
-    if all(sweep["metric"] == "latency" for sweep in sweeps):
-        field, axis = "latency", "latency in ms"
-    series = {
-        title(sweep): [
-            (point["batch"], latency * 1000 if field == "latency" else point["batch"] / latency)
-            for point in sweep["points"]
-            if (latency := point["latency"])
-        ]
-        for sweep in sweeps
-    }
-    shared = " (not measured alone)" if any(sweep["weak"] for sweep in sweeps) else ""
-    subject = name if len(sweeps) > 1 else title(sweeps[0])
-    return curves(None, title=f"{subject}: {field} by batch{shared}", x="batch", y=axis, series=series)

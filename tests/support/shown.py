@@ -46,6 +46,7 @@ class Cell(NamedTuple):
     salt: str = ""
     reason: str = "first compile"
     expected: Mapping[str, Any] | None = None
+    sweep: Mapping[str, Any] | None = None
 
     @property
     def identifier(self) -> str:
@@ -115,7 +116,7 @@ def _plan_cell(cell: Cell, spec: dict[str, Any], key: str, known: Any) -> dict[s
         "target": cell.target,
         "precision": cell.precision,
         "shape": cell.shape,
-        "sizes": {},
+        "sizes": {"batch": int(cell.shape[1:])} if cell.sweep else {},
         "key": key,
         "pool": POOLS[cell.target].name,
         "emulated": [],
@@ -131,7 +132,7 @@ def _plan_cell(cell: Cell, spec: dict[str, Any], key: str, known: Any) -> dict[s
         "limits": {"time": 14400.0, "memory": 0},
         "priority": 0,
         "gates": {"tolerance": {"*": 0.05}, "weak": "warn", "on_fail": "fail", "unverifiable": "publish"},
-        "sweep": None,
+        "sweep": cell.sweep,
         "facts": known,
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 418
+RECORD_TYPES = 420
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -39,8 +39,8 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3564,
-    "results": 2124,
+    "pages": 3662,
+    "results": 2138,
     "runner": 7130,
     "serving": 452,
     "store": 1823,

@@ -563,6 +563,23 @@ def test_the_matrix_shows_the_metric_of_the_address(farm: Farm, browser: httpx.C
     assert "✓ 4.00" in words(build_page(browser, build_id, "?by=nothing"))
 
 
+def test_a_sweep_is_drawn_also_while_it_runs_and_from_the_index(farm: Farm, browser: httpx.Client) -> None:
+    sought = {"metric": "throughput", "max_latency": None}
+    build_id = accept(farm, "sweep", [Cell("net", shape=f"b{batch}", sweep=sought) for batch in (1, 4, 16)])
+    assert "Sweep of" not in words(build_page(browser, build_id))
+    speeds = {"b1": 0.001, "b4": 0.002, "b16": 0.02}
+    play(
+        farm,
+        lambda job, order, key, number: passed(farm, order, key, latency=speeds[order["identifier"][-3:].strip("/")]),
+    )
+    for _ in range(2):
+        page = build_page(browser, build_id)
+        assert "Sweep of net onnxruntime/cpu fp32 Best throughput: batch 4." in words(page)
+        point = f'<a href="/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b16"><title>batch 16: 20.0 ms'
+        assert page.count(point) == 2 and "800 samples a second" in page
+        farm.build_finisher.finish(build_id)
+
+
 def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: httpx.Client) -> None:
     build_id = accept(farm, "nightly", [Cell("net")])
     play(farm, lambda job, order, key, number: failed(farm, order))

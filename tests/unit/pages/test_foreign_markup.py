@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from farm.inert import inert
 from farm.pages import drawing, log_view, rendering
 from farm.pages.job_view import AttemptLine
-from farm.results.tradeoff import Contender
 from tests.support.places import ROOT
 
 HOSTILE = st.lists(
@@ -90,11 +89,11 @@ def test_drawings_and_notes_hold_no_foreign_markup(text: str) -> None:
 
     def shapes(label: str) -> list[object]:
         row: Any = {"number": 1, "started_at": 5.0, "end": "lost", "phases": {label or "x": 1.0, "compiling": 8.0}}
-        program: Any = (label, "x", label, "x", True, 1.0, 2.0, 3.0, 1e-3, 1, [label])
+        axis = drawing.PlotAxis(label, lambda _: label)
         drawn = (
             drawing.timeline([AttemptLine(row, 9.0)]),
             drawing.spreads([(label, latency)]),  # type: ignore[list-item]
-            drawing.tradeoff([Contender(*program)], str, {}, None, None),
+            drawing.plot(label, [drawing.PlotPoint("/", label, label or "x", 1, 1)], axis, axis),
             rendering.macro("drawings", "share")([("failed", 3)], label),
         )
         texts = [ElementTree.fromstring(picture).itertext() for picture in drawn]
@@ -116,7 +115,7 @@ TEMPLATES = sorted(
 )
 LINKS = {
     "base", "home", "after", "back", "before", "here", "id", "models_after", "models_before", "news.href", "older",
-    "other", "raw", "href", "link", "cell.expected_link", "entry.link",
+    "other", "raw", "href", "cell.expected_link", "entry.link",
 }  # fmt: skip
 """What a link may begin with: paths of the farm's own, and links that their types bound to `http`."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from farm.pages.drawing import axis
+from farm.pages.drawing import PlotAxis
 from farm.pages.quantities import latency
-from farm.pages.tradeoff_view import of_cells, of_programs
+from farm.pages.tradeoff_view import of_cells, of_programs, sweeps
 from farm.results.lines import CellLine
 from farm.results.tradeoff import choices
 
@@ -82,9 +83,9 @@ def test_what_is_not_drawn_is_said_with_its_reason() -> None:
 def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
     (found,) = of_cells(CELLS, str)
     assert found.limits == "the budget is 5.00 ms; the tolerance is 5.0e-02"
-    assert [found.drawn.count(word) for word in ("budget 5.00 ms", "tolerance 5.0e-02", 'class="change"')] == [1, 0, 1]
+    assert [found.drawn.count(word) for word in ("budget 5.00 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
     (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
-    assert [near.drawn.count(word) for word in ("budget", "tolerance 5.0e-02", 'class="change"')] == [0, 1, 1]
+    assert [near.drawn.count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
 
 
 def test_a_single_precision_is_no_choice() -> None:
@@ -115,13 +116,37 @@ def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
     ],
 )
 def test_an_axis_is_logarithmic_where_its_values_span_decades(values: list[float], ticks: list[str]) -> None:
-    place, found = axis(values, latency)
+    place, found, _ = PlotAxis("latency", latency).scaled(values)
     assert [text for _, text in found] == ticks
     assert all(0 < place(value) < 100 for value in values)
 
 
 def test_an_error_of_zero_lies_below_all_decades() -> None:
-    place, ticks = axis([0.0, 1e-5, 1e-3], "{:g}".format)
+    place, ticks, _ = PlotAxis("error", "{:g}".format).scaled([0.0, 1e-5, 1e-3])
     assert [text for _, text in ticks] == ["0", "1e-05", "0.0001", "0.001", "0.01"]
     assert place(0.0) == 0 < place(1e-5) < place(1e-3)
-    assert axis([0.0], str)[0](0.0) == 0
+    assert PlotAxis("error", str).scaled([0.0])[0](0.0) == 0
+
+
+def swept(batch: int, latency: float | None, **more: Any) -> CellLine:
+    point = {"identifier": f"net/cpu/fp32/b{batch}", "batch": batch, "latency": latency, "shared": False}
+    point |= {"throughput": latency and batch / latency} | more
+    part = {"model": "net", "target": "cpu", "precision": "fp32", "sizes": {}, "metric": "throughput", "best": None}
+    part |= {"max_latency": 0.005, "points": [point], "weak": False}
+    return line("fp32", latency)._replace(identifier=str(point["identifier"]), sweep=json.dumps(part))
+
+
+def test_a_sweep_has_its_curves_and_its_best_batch() -> None:
+    cells = [swept(32, 0.02), swept(1, 0.001), swept(8, 0.004, shared=True), swept(64, None), line("fp32")]
+    ((title, said, (throughput, latency)),) = sweeps(cells, "/cells/{}".format)
+    assert title == "net cpu fp32"
+    assert said == (
+        "Best throughput within 5.00 ms: batch 8. Weak: some were not measured alone (≈)."
+        " Not drawn, without a speed: 64."
+    )
+    points = re.findall(r'<a href="([^"]+)"><title>([^<]+)</title>', throughput)
+    assert sorted(points)[2] == ("/cells/net/cpu/fp32/b8", "batch 8: 4.00 ms, 2,000 samples a second")
+    assert throughput.count(">≈ best</text>") == 1 == latency.count(">≈ best</text>")
+    assert [re.findall(">(1|8|32|64)</text>", each) for each in (throughput, latency)] == [["1", "8", "32"]] * 2
+    assert "at most 5.00 ms" in latency and "at most" not in throughput
+    assert sweeps([swept(1, None), line("fp32", 0.1)], str) == []
