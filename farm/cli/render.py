@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from farm.jobs.estimate import OutlookDocument, RangeDocument
     from farm.jobs.facts import ArtifactFacts, TuningCounts, TuningSummary
     from farm.matrix.planned import CellPlan, ShownCell, ShownPlan
-    from farm.results.report import BuildView, CellDifference, Changes, Differences, JudgedCell, Report, SweepResult
+    from farm.results.report import (
+        BuildView,
+        CellDifference,
+        Changes,
+        Differences,
+        JudgedCell,
+        Remark,
+        Report,
+        SweepResult,
+    )
     from farm.wire.program import Conditions, TuningFacts
 
 size, duration, rate = units.size, units.duration, units.rate
@@ -548,13 +557,14 @@ def sweeps(swept: Iterable[SweepResult]) -> list[str]:
 def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list[str]:
     """Return at most eight lines for every failure: where, what, whose fault, what to try, its log.
 
-    Cells that failed alike are one failure, shown with the first of them. `page` is the URL of the build's page; a
-    cell's page is below it.
+    Cells that failed alike, but for numbers, are one failure, shown with the first of them. `page` is the URL of the
+    build's page; a cell's page is below it.
     """
     failed: dict[tuple[str | None, ...], list[JudgedCell]] = {}
     for cell in cells:
         if cell["state"] == "failed" and not cell.get("as_expected"):
-            how = cell["kind"], cell.get("fault"), cell.get("phase"), cell.get("message")
+            message = re.sub(r"\d\S*( [µmkMG]?[sB]\b)?", "", cell.get("message") or "")
+            how = cell["kind"], cell.get("fault"), cell.get("phase"), message
             failed.setdefault(how, []).append(cell)
     lines: list[str] = []
     for alike in list(failed.values())[:FAILURES]:
@@ -562,8 +572,8 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
         whose = "the farm's fault" if cell.get("fault") == "farm" else "yours to fix"
         phase = f" while {cell['phase']}" if cell.get("phase") else ""
         lines.append(f"{_styled('failed')} {which}{phase}: {cell['kind']} ({whose})")
-        if cell.get("message"):
-            lines.append(f"  {one_line(cell['message'])}")
+        said = units.together((each["identifier"], one_line(each.get("message"))) for each in alike)
+        lines += [f"  {f'{units.named(names)}: ' * (len(said) > 1)}{text}" for names, text in said[:FAILURES] if text]
         details = [line for line in (cell.get("detail") or "").splitlines() if line.strip()]
         lines += [f"  | {one_line(line)}" for line in details[:DETAIL_LINES]]
         if cell.get("advice"):
@@ -582,17 +592,19 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
 
 def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
     """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
-    rows = [f"warning: {cell['identifier']}: {one_line(cell['warning'])}" for cell in cells if cell.get("warning")]
-    if found is None:  # An older farm wrote the report.
-        return rows
-    for word, said in (
-        ("better", found["improvements"]),
-        ("fixed", found["fixed"]),
-        ("no longer judged", found.get("unjudged", [])),
-        ("not in latest", found.get("held", [])),
-        ("not judged", found["undecided"]),
-        ("new", found.get("new", [])),
+    rows: list[str] = []
+    known = cast("Mapping[str, list[Remark]]", found or {})  # An older farm wrote none.
+    warned = [{"identifier": cell["identifier"], "text": text} for cell in cells if (text := cell.get("warning"))]
+    for word, name in (
+        ("warning", ""),
+        ("better", "improvements"),
+        ("fixed", "fixed"),
+        ("no longer judged", "unjudged"),
+        ("not in latest", "held"),
+        ("not judged", "undecided"),
+        ("new", "new"),
     ):
+        said = known.get(name, []) if name else warned
         alike = units.together((remark["identifier"], one_line(remark["text"])) for remark in said)
         rows += [f"{word}: {units.named(names)}: {text}" for names, text in alike[:FAILURES]]
         if more := sum(len(names) for names, _ in alike[FAILURES:]):

@@ -18,7 +18,7 @@ LINES = {
     "api": 1868,
     "artifacts": 2433,
     "builds": 3201,
-    "cli": 5129,
+    "cli": 5141,
     "client": 4869,
     "compiling": 3355,
     "control": 637,

@@ -182,10 +182,22 @@ def test_cells_that_failed_alike_are_one_failure() -> None:
         "failed 5 cells (a, b, c, …): bad_model (yours to fix)", "  no opset", "  log: farm logs b-1 a",
     ]  # fmt: skip
     assert [line for line in lines if line.startswith("failed")][1] == "failed f: bad_model (yours to fix)"
-    many = [{**each, "message": str(number)} for number, each in enumerate(cells * 4)] + cells[:5]
+    many = [{**each, "message": "x" * number} for number, each in enumerate(cells * 4)] + cells[:5]
     assert plain(render.failures(many, "b-1"))[-1] == "and 9 more failed cells: farm status b-1 --json"
     found = {"improvements": [], "undecided": [], "fixed": [{"identifier": name, "text": "was bad"} for name in "ab"]}
-    assert render.remarks([], found) == ["fixed: 2 cells (a, b): was bad"]
+    warned = [{**each, "warning": "rough"} for each in cells]
+    assert render.remarks(warned, found) == ["warning: 6 cells (a, b, c, …): rough", "fixed: 2 cells (a, b): was bad"]
+    slow = {"kind": "budget", "message": "latency is 1.04 ms"}
+    cells = [{**cells[0], **slow}, {**cells[1], **slow, "message": "latency is 820 µs (8 %)"}, {**cells[2], **slow}]
+    assert plain(render.failures(cells, "b-1"))[:3] == [
+        "failed 2 cells (a, c): budget (yours to fix)", "  latency is 1.04 ms", "  log: farm logs b-1 a",
+    ]  # fmt: skip
+    cells[1]["message"] = "latency is 820 µs"
+    assert plain(render.failures(cells, "b-1"))[:3] == [
+        "failed 3 cells (a, b, c): budget (yours to fix)",
+        "  2 cells (a, c): latency is 1.04 ms",
+        "  b: latency is 820 µs",
+    ]
 
 
 def test_what_else_changed_is_said_before_what_did() -> None:
