@@ -129,7 +129,7 @@ lint: $(VENV)/.dev
 	$(RUN)/mypy
 
 bench: $(VENV)/.dev
-	for script in tests/benchmarks/[a-z]*.py; do $(RUN)/python $$script || exit 1; done
+	$(RUN)/python -m tests.benchmarks $(BENCH)
 
 # What ONNX's own cases prove of the onnx package's evaluator; after an upgrade of onnx. It takes minutes.
 forms: $(VENV)/.dev

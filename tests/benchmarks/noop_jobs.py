@@ -1,27 +1,30 @@
-"""No-op jobs a second through the whole farm, against bare Celery on the same broker.
+"""No-op jobs a second through the whole farm, against bare Celery and Dramatiq on one broker; how long a slot waits.
 
-    python tests/benchmarks/noop_jobs.py [--jobs 500] [--rounds 5] [--slots 4]
+    python tests/benchmarks/noop_jobs.py [--jobs 1000] [--rounds 5] [--slots 4]
 
 A farm job is submitted, handed out, claimed, executed (by nothing), finished and reported; a bare one is sent by
-`delay()` and run. Both use one worker process with a thread pool of the same size, in turns. The bare one has the
-farm's settings, but for Celery's own acknowledgements, which are all that it has: the farm has its leases instead
-(docs/decisions/0029). The target is half of bare Celery's rate; the farm's own time for a job that comes alone should
-stay under 0.1 s.
+`delay()` and run, and so is Dramatiq's by `send()` (left out if it is not installed). All use one worker process with
+a thread pool of the same size, in turns. The bare one has the farm's settings, but for Celery's own acknowledgements,
+which are all that it has: the farm has its leases instead (docs/decisions/0029). A slot's wait is the time from the end
+of its job to the claim of the next, while others wait in the queue.
 """
 
 import argparse
+import heapq
+import importlib
+import importlib.util
 import os
-import platform
 import secrets
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from farm.local import servers  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
 from farm.store import Store, broker  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
 
 bare = broker.make_celery(load_settings())
@@ -42,7 +46,7 @@ def noop(*_: object) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--jobs", type=int, default=500)
+    options.add_argument("--jobs", type=int, default=1000)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--slots", type=int, default=4)
     given = options.parse_args()
@@ -59,33 +63,52 @@ def measure(settings: Settings, jobs: int, rounds: int, slots: int) -> None:
     """Run both kinds in turns; print the median rates and their ratio."""
     bare.conf.broker_url = settings.redis_url.get_secret_value()
     store = Store.connect(settings)
-    rates: dict[str, list[float]] = {"bare": [], "farm": []}
-    with (
-        bare_worker(settings, slots),
-        running_worker(settings, store, slots=slots),
-        control_plane(settings, store) as reports,
-    ):
-        runs: dict[str, Callable[[int], None]] = {
-            "bare": partial(run_bare, store),
+    rates: dict[str, list[float]] = {"farm": [], "bare": []}
+    waits = []
+    with ExitStack() as stack:
+        stack.enter_context(bare_worker(settings, slots))
+        stack.enter_context(running_worker(settings, store, slots=slots))
+        reports = stack.enter_context(control_plane(settings, store))
+        runs: dict[str, Callable[[int], object]] = {
             "farm": partial(run_farm, store, reports),
+            "bare": partial(run_bare, store),
         }
+        if importlib.util.find_spec("dramatiq"):
+            rates["dramatiq"] = []
+            runs["dramatiq"] = stack.enter_context(dramatiq_worker(settings, store, slots))
         for run in runs.values():
             run(20)
         for _ in range(rounds):
             for name, run in runs.items():
                 rates[name].append(jobs / seconds(run, jobs))
-        alone = statistics.median(seconds(runs["farm"], 1) for _ in range(20))
+            waits.append(float(np.quantile(waits_of_slots(store, run_farm(store, reports, jobs), slots), 0.99)))
+        alone = [1000 * seconds(runs["farm"], 1) for _ in range(20)]
     for name, values in rates.items():
-        median, low, high = statistics.median(values), min(values), max(values)
-        print(f"{name}: {median:.0f} jobs/s (median of {rounds} x {jobs} jobs; {low:.0f} to {high:.0f})")
-    ratio = statistics.median(rates["farm"]) / statistics.median(rates["bare"])
-    print(f"ratio: {ratio:.2f} (target 0.5)")
-    print(f"one job alone, submitted to reported: {alone * 1000:.1f} ms (target 100)")
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load}")
+        figure(f"no-op jobs: {name}", values, "1/s", more_is_better=True)
+        if name != "farm":
+            ratios = [ours / theirs for ours, theirs in zip(rates["farm"], values, strict=True)]
+            goal = 0.85 if name == "bare" else None
+            figure(f"no-op jobs: farm against {name}", ratios, "x", goal, more_is_better=True)
+    figure(f"wait of a slot for its next job, p99, {jobs} waiting", waits, "ms", 50)
+    figure("one no-op job alone, submitted to reported", alone, "ms", 100)
 
 
-def seconds(run: Callable[[int], None], count: int) -> float:
+def waits_of_slots(store: Store, build: str, slots: int) -> list[float]:
+    """Return for each job of a build, but for the first of each slot, how long a slot waited for it, in ms.
+
+    The store does not say which slot a job had: it is the one that was free for the longest time.
+    """
+    jobs = [job for each in set(store.builds.jobs(build).values()) if (job := store.jobs.get(each))]
+    free: list[float] = []
+    found = []
+    for started, ended in sorted((job["started_at"] or 0.0, job["ended_at"] or 0.0) for job in jobs):
+        if len(free) == slots:
+            found.append(1000 * max(0.0, started - heapq.heappop(free)))
+        heapq.heappush(free, ended)
+    return found
+
+
+def seconds(run: Callable[[int], object], count: int) -> float:
     """Time one run."""
     start = time.perf_counter()
     run(count)
@@ -100,9 +123,11 @@ def run_bare(store: Store, count: int) -> None:
         time.sleep(0.001)
 
 
-def run_farm(store: Store, reports: Reports, count: int) -> None:
-    """Submit one build; wait for its report."""
-    reports.wait(submit(store, *[new_cell() for _ in range(count)]), timeout=300)
+def run_farm(store: Store, reports: Reports, count: int) -> str:
+    """Submit one build; wait for its report, and return its id."""
+    build = submit(store, *[new_cell() for _ in range(count)])
+    reports.wait(build, timeout=300)
+    return build
 
 
 @contextmanager
@@ -114,6 +139,29 @@ def bare_worker(settings: Settings, slots: int) -> Iterator[None]:
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT)})
     try:
         yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def dramatiq_worker(settings: Settings, store: Store, slots: int) -> Iterator[Callable[[int], None]]:
+    """A Dramatiq worker; gives what sends so many messages, and waits until none is left."""
+    url = settings.redis_url.get_secret_value()
+    environ = {**os.environ, "DRAMATIQ_URL": url, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "dramatiq", "tests.support.dramatiq_noop", "-p", "1", "-t", str(slots)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
+    os.environ["DRAMATIQ_URL"] = url
+    noop = importlib.import_module("tests.support.dramatiq_noop").noop
+
+    def run(count: int) -> None:
+        for number in range(count):
+            noop.send(f"j-{number:016x}", 1)
+        while store._link.ask("HLEN", "dramatiq:default.msgs"):
+            time.sleep(0.001)
+
+    try:
+        yield run
     finally:
         process.terminate()
         process.wait()

@@ -9,8 +9,6 @@ and the requests of the client for a cell. On a card: `one_cell.py 5 onnxruntime
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -27,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 
 MANIFEST = """\
 version: 1
@@ -62,17 +61,12 @@ def main(runs: int, target: str) -> None:
                     commands.append(commands_of(server) - before - idle * (time.time() - began))
                     for step, seconds in took.items():
                         steps[step].append(seconds)
-    load = os.getloadavg()[0]
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"load {load:.1f}, {runs} runs, medians"
-    )
     medians = {step: statistics.median(seconds) for step, seconds in steps.items()}
     longest = max(medians.values())
     for step, seconds in medians.items():
         print(f"{step:44} {seconds * 1000:8.1f} ms  {'█' * round(40 * seconds / longest)}")
-    print(f"{'together':44} {sum(medians.values()) * 1000:8.1f} ms")
-    print(f"commands of the job store, without those of an idle farm: {statistics.median(commands):.0f}")
+    figure(f"one cell of {target}, without measuring", sum(medians.values()) - medians["child: measuring"], "s")
+    figure(f"one cell of {target}: commands of the job store", commands, "")
 
 
 def one(client: FarmClient, manifest: Path) -> dict[str, float]:

@@ -4,16 +4,13 @@
 
 Each side makes every cell again, with one thread: the process takes the same steps without any child; the loop runs the
 reference, compile and evaluate children, started cold, one after the other and keeps their files in a folder; the farm
-does it through API, store, broker, worker and object storage, with one slot and with two. Prints medians and their
-ratios to the process, in all and without the seconds for which programs are measured, and the loop with default threads
-for children.
+does it through API, store, broker, worker and object storage, with one slot and with two. Ratios are to the process, in
+all and without the seconds for which programs are measured; the loop runs with default threads for children, too.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,8 +27,11 @@ sys.path.insert(0, str(ROOT))
 from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.plain_loop import plain_loop, plain_process, work_orders  # noqa: E402
 
+GOALS = {"one slot": (1.15, 1.8)}
+"""The most times as long as one process that a side takes, in all and outside measuring."""
 MANIFEST = ROOT / "configs" / "manifests" / "quickstart.yaml"
 
 
@@ -85,16 +85,18 @@ def main(runs: int) -> None:
                     plain_loop(orders, files, os.cpu_count() or 1, settings.measure_seconds)
                 )
     measured = settings.measure_seconds * sum(cell["state"] == "succeeded" for cell in cells)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {runs} runs each, medians, "
-        f"measuring takes {measured:.0f} s"
-    )
-    process = statistics.median(seconds["one process"])
+    figure("quickstart: measuring", measured, "s")
+    process, one = (statistics.median(seconds[side]) for side in ("one process", "one slot"))
     for name, values in seconds.items():
-        middle = statistics.median(values)
-        outside = (middle - measured) / (process - measured)
-        spread = json.dumps([round(value, 2) for value in values])
-        print(f"{name:24} {middle:7.2f} s   {middle / process:5.2f} x in all  {outside:5.2f} x outside   {spread}")
+        in_all, outside = GOALS.get(name, (None, None))
+        figure(f"quickstart: {name}", values, "s")
+        figure(f"quickstart: {name}, against one process", [each / process for each in values], "x", in_all)
+        ratios = [(each - measured) / (process - measured) for each in values]
+        figure(f"quickstart: {name}, against it outside measuring", ratios, "x", outside)
+    two = seconds["two slots"]
+    figure("quickstart: two slots against one", [each / one for each in two], "x", 0.75)
+    ratios = [(each - measured) / (one - measured) for each in two]
+    figure("quickstart: two slots against one, outside measuring", ratios, "x", 0.5)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python tests/benchmarks/sizing.py [--jobs 1000]
 
 One build of so many cells whose jobs are played: the records, plans, reports, sidecars and logs are real, a program has
-100 bytes. Prints figures for 100,000 jobs; add the size of your programs and logs.
+100 bytes: add the size of your programs and logs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from farm.app import Farm  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.api_farm import POOL, freeze_manifest  # noqa: E402
 from tests.support.played import Player  # noqa: E402
 
@@ -73,14 +74,11 @@ def measure(folder: Path, jobs: int) -> None:
     finally:
         valkey.stop()
         weed.stop()
-    print(f"{jobs} jobs; for 100,000 of them:")
-    for label, value in (
-        ("Redis, all waiting", f"{(queued - before) / jobs * 0.1:.0f} MB"),
-        ("Redis, all ended (until keep_days)", f"{(ended - before) / jobs * 0.1:.0f} MB"),
-        ("objects", f"{len(entries) / jobs * 100_000:,.0f}"),
-        ("bytes of objects, without programs", f"{(sum(e.size for e in entries) - 100 * jobs) / jobs * 0.1:.0f} MB"),
-    ):
-        print(f"{label:40} {value:>12}")
+    figure("Redis, a waiting job", (queued - before) / jobs / 1000, "kB")
+    figure("Redis, an ended job, until keep_days", (ended - before) / jobs / 1000, "kB", 1.5)
+    figure("objects in storage, a job", len(entries) / jobs, "")
+    stored = sum(entry.size for entry in entries) - 100 * jobs
+    figure("bytes in storage, a job, without its program", stored / jobs / 1000, "kB")
 
 
 if __name__ == "__main__":

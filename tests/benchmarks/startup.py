@@ -2,7 +2,7 @@
 
     python tests/benchmarks/startup.py [RUNS]
 
-Prints medians and ratios; exits with 1 where a limit is broken. The limits are for two quiet cores. What asks a farm
+Exits with 1 where a limit is broken. The limits are for two quiet cores. What asks a farm
 asks a stub that knows nothing, so that the farm's own time is not counted.
 """
 
@@ -24,17 +24,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-LIMITS = {
-    ("-m", "farm", "--version"): 0.150,
-    ("-m", "farm", "--help"): 0.250,
-    ("-m", "farm", "run", "--help"): 0.250,
-    ("-m", "farm", "status"): 0.300,
-    ("-m", "farm", "ls"): 0.300,
-    ("-m", "farm", "lint", "--no-models", "farm.yaml"): 0.300,
-    ("-m", "farm", "lint", "farm.yaml"): 0.300,
-    ("-m", "farm", "plan", "farm.yaml"): 0.300,
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.figures import figure
+
+LIMITS: dict[tuple[str, ...], float] = {
+    ("-m", "farm", "--version"): 150,
+    ("-m", "farm", "--help"): 250,
+    ("-m", "farm", "run", "--help"): 250,
+    ("-m", "farm", "status"): 300,
+    ("-m", "farm", "ls"): 300,
+    ("-m", "farm", "lint", "--no-models", "farm.yaml"): 300,
+    ("-m", "farm", "lint", "farm.yaml"): 300,
+    ("-m", "farm", "plan", "farm.yaml"): 300,
 }
-"""Seconds. The facts of the manifest's model are known before the first measurement."""
+"""Milliseconds. The facts of the manifest's model are known before the first measurement."""
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -81,38 +85,36 @@ def somewhere() -> Iterator[None]:
             "version: 1\nname: n\ntargets: [onnxruntime/cpu]\nmodels:\n"
             "  - {name: net, source: {path: net.onnx}, samples: {path: samples.npz}, batches: [2]}\n"
         )
-        median_seconds(1, ("-m", "farm", "plan", "farm.yaml"))
+        milliseconds(1, ("-m", "farm", "plan", "farm.yaml"))
         yield
     server.shutdown()
 
 
-def median_seconds(runs: int, arguments: tuple[str, ...]) -> float:
-    """Return the median wall time of starting this interpreter with these arguments, from bytecode as if installed."""
+def milliseconds(runs: int, arguments: tuple[str, ...]) -> list[float]:
+    """Return the wall times of starting this interpreter with these arguments, from bytecode as if installed."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     times = []
     for _ in range(runs):
         begun = time.perf_counter()
         subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environ)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+        times.append(1000 * (time.perf_counter() - begun))
+    return times
 
 
 def main() -> int:
     """Measure, print, judge."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    baseline = median_seconds(runs, ("-c", "pass"))
-    print(f"{'python -c pass':24} {baseline * 1e3:6.0f} ms   1.0x")
-    broken = 0
+    least = milliseconds(runs, ("-c", "pass"))
+    figure("python -c pass", least, "ms")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    met = True
     with somewhere():
         for arguments, limit in LIMITS.items():
-            seconds = median_seconds(runs, arguments)
-            broken += seconds > limit
-            verdict = "ok" if seconds <= limit else "OVER"
-            name, ratio = " ".join(arguments[1:]), seconds / baseline
-            print(f"{name:32} {seconds * 1e3:6.0f} ms  {ratio:4.1f}x   limit {limit * 1e3:.0f} ms  {verdict}")
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores: what else runs here slows this down")
-    return 1 if broken else 0
+            took = milliseconds(runs, arguments)
+            name = " ".join(arguments[1:])
+            met &= bool(figure(name, took, "ms", limit).meets_goal)
+            figure(f"{name}, against python -c pass", [each / statistics.median(least) for each in took], "x")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Figures of benchmarks: printed with their goals, and kept for `make bench`, which draws and compares them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+KEEP = "FIGURES"
+"""The variable that names the file in which figures are kept, one JSON document a line."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one benchmark found: one value of each repetition, in `unit`; a ratio within a run has the unit `x`."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    goal: float | None = None
+    more_is_better: bool = False
+
+    @property
+    def median(self) -> float:
+        """What counts."""
+        return statistics.median(self.values)
+
+    @property
+    def meets_goal(self) -> bool | None:
+        """Whether it is as good as its goal; None without one."""
+        if self.goal is None:
+            return None
+        return self.median >= self.goal if self.more_is_better else self.median <= self.goal
+
+    def change_from(self, before: Figure) -> str:
+        """Say whether it is better or worse than `before`: if so, every value lies beyond every earlier one.
+
+        Of five and five values of the same thing that happens once in 126 times; fewer than three say nothing.
+        """
+        if min(len(self.values), len(before.values)) < 3:
+            return "too few values"
+        if min(self.values) > max(before.values):
+            return "better" if self.more_is_better else "worse"
+        if max(self.values) < min(before.values):
+            return "worse" if self.more_is_better else "better"
+        return "same"
+
+
+def figure(
+    name: str, values: float | Sequence[float], unit: str, goal: float | None = None, *, more_is_better: bool = False
+) -> Figure:
+    """Print a figure, keep it if `make bench` asks for it, and return it."""
+    found = Figure(
+        name, unit, (values,) if isinstance(values, float | int) else tuple(values), goal, more_is_better=more_is_better
+    )
+    print(row(found), flush=True)
+    if path := os.environ.get(KEEP):
+        with Path(path).open("a") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+    return found
+
+
+def row(found: Figure) -> str:
+    """Return a figure as one line: its name, median, lowest and highest value, and goal."""
+    among = f"{min(found.values):.4g} to {max(found.values):.4g}" if len(found.values) > 1 else ""
+    goal = (
+        ""
+        if found.goal is None
+        else f"goal {'>=' if found.more_is_better else '<='} {found.goal:g}: {'met' if found.meets_goal else 'MISSED'}"
+    )
+    return f"{found.name:52} {found.median:9.4g} {found.unit:11} {among:20} {goal}".rstrip()
+
+
+def read_figures(lines: Sequence[str]) -> dict[str, Figure]:
+    """Return the figures that were kept, by name."""
+    found = map(json.loads, lines)
+    return {each["name"]: Figure(**{**each, "values": tuple(each["values"])}) for each in found}
+
+
+def machine() -> str:
+    """Return what absolute figures belong to."""
+    models = (
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    )
+    return f"{next(models, platform.machine())}, {os.cpu_count()} cores, Python {platform.python_version()}"

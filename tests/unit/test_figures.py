@@ -1,0 +1,55 @@
+"""`make bench`: what it says of figures, of baselines and of goals."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.figures import KEEP, Figure, figure, read_figures, row
+from tests.support.places import ROOT
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "more_is_better", "said"),
+    [
+        ((3.0, 3.2, 3.1), (1.0, 1.1, 2.9), False, "worse"),
+        ((3.0, 3.2, 3.1), (1.0, 1.1, 2.9), True, "better"),
+        ((1.0, 1.1, 1.2), (1.3, 1.4, 1.5), False, "better"),
+        ((1.0, 1.1, 1.2), (1.3, 1.4, 1.5), True, "worse"),
+        ((1.0, 1.1, 1.3), (1.3, 1.4, 1.5), True, "same"),
+        ((9.0, 9.0), (1.0, 1.0, 1.0), False, "too few values"),
+    ],
+)
+def test_a_figure_is_worse_if_all_values_are(
+    now: tuple[float, ...], before: tuple[float, ...], more_is_better: bool, said: str
+) -> None:
+    found, earlier = (Figure("f", "s", values, more_is_better=more_is_better) for values in (now, before))
+    assert found.change_from(earlier) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "more_is_better", "met"), [(2.0, False, True), (2.1, False, False), (2.0, True, True), (1.9, True, False)]
+)
+def test_a_goal_is_met_from_its_own_value_on(value: float, more_is_better: bool, met: bool) -> None:
+    found = Figure("f", "x", (0.0, value, 9.0), 2, more_is_better=more_is_better)
+    assert found.meets_goal is met
+    assert ("met" if met else "MISSED") in row(found)
+
+
+def test_figures_are_kept_for_the_command_that_runs_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP, str(tmp_path / "kept"))
+    made = [figure("one", 2.5, "s", 3), figure("two", [1, 2, 3], "x", more_is_better=True)]
+    assert list(read_figures((tmp_path / "kept").read_text().splitlines()).values()) == made
+
+
+def test_the_command_names_a_benchmark_that_is_not_there() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "startup", "nothing"],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2
+    assert "there is no benchmark nothing" in run.stderr
