@@ -17,7 +17,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
 from farm.jobs.state import State
-from farm.store.link import Link, lots
+from farm.store.link import Link, in_seconds, lots
 
 LOT = 500
 """Cells per script call, so that no call blocks the server for long."""
@@ -233,7 +233,7 @@ def _build(row: Mapping[str, str]) -> BuildRow | None:
     return {
         **planned,
         "state": row["state"],
-        "ended_at": _seconds(row.get("ended_at")),
+        "ended_at": in_seconds(row.get("ended_at")),
         "accepted": int(row["accepted"]),
         "paused": row.get("paused") == "1",
         "counts": {state: int(row.get(f"n:{state}", 0)) for state in (*map(str, State), "expected")},
@@ -245,10 +245,10 @@ def _cell(
     static: Mapping[str, Any], state: str, job: str | None, end: str | None, live: Mapping[str, str | None], now: float
 ) -> CellRow:
     ended = json.loads(end) if end else {}
-    started_at, ended_at = _seconds(ended.get("started_at") or live.get("started_at")), _seconds(ended.get("at"))
+    started_at, ended_at = in_seconds(ended.get("started_at") or live.get("started_at")), in_seconds(ended.get("at"))
     outcome = ended.get("outcome") or {}
     taken = max(0.0, (ended_at or now) - started_at) if started_at else 0.0
-    paused = _seconds(ended.get("paused") or live.get("paused")) or 0.0
+    paused = in_seconds(ended.get("paused") or live.get("paused")) or 0.0
     spent = float(ended.get("spent") or live.get("spent") or 0) / 1000
     return {
         "identifier": static["identifier"],
@@ -260,7 +260,7 @@ def _cell(
         "message": outcome.get("message") or "",
         "detail": outcome.get("detail") or live.get("detail") or "",
         "phase": live.get("phase"),
-        "progress": _number(live.get("progress")),
+        "progress": float(text) if (text := live.get("progress")) else None,
         "worker": ended.get("worker") or live.get("worker"),
         "elapsed": round(max(0.0, taken - paused), 3) if started_at else None,
         "spent": round(spent + taken, 3) if state == "running" else spent,
@@ -277,14 +277,6 @@ def _facts(of_hit: ArtifactFacts | None, state: str, outcome: Mapping[str, Any])
         return None
     why = outcome.get("unmeasured")
     return {**of_hit, "unmeasured": why} if why else of_hit
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    return float(milliseconds) / 1000 if milliseconds else None
 
 
 EVENTS_AT_ONCE = 500

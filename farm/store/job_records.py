@@ -12,7 +12,7 @@ from typing import Any, Literal
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
-from farm.store.link import Link, lots
+from farm.store.link import Link, in_seconds, lots
 
 LOT = 500
 """Jobs that are asked about at once."""
@@ -228,10 +228,10 @@ class JobRecords:
             "phase": row.get("phase"),
             "progress": float(row["progress"]) if row.get("progress") else None,
             "detail": outcome.get("detail") or row.get("detail") or "",
-            "created_at": _seconds(row.get("created_at")),
-            "queued_at": _seconds(row.get("queued_at")),
-            "started_at": _seconds(row.get("started_at")),
-            "ended_at": _seconds(row.get("ended_at")),
+            "created_at": in_seconds(row.get("created_at")),
+            "queued_at": in_seconds(row.get("queued_at")),
+            "started_at": in_seconds(row.get("started_at")),
+            "ended_at": in_seconds(row.get("ended_at")),
             "kind": outcome.get("kind"),
             "message": outcome.get("message") or "",
             "facts": outcome.get("facts") or None,
@@ -267,7 +267,7 @@ def _explained(row: Mapping[str, Any]) -> WaitReasons:
         "resting": row.get("resting"),
         "bounded_by": row.get("bounded_by"),
         "paused": row.get("paused"),
-        "delayed_until": _seconds(row.get("delayed_until")),
+        "delayed_until": in_seconds(row.get("delayed_until")),
         "before": next(_attempts(row["before"]), None),
     }
 
@@ -282,8 +282,8 @@ def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:
             "number": number,
             "worker": start.get("worker"),
             "node": start.get("node"),
-            "started_at": _seconds(start.get("started_at")),
-            "ended_at": _seconds(end.get("at")),
+            "started_at": in_seconds(start.get("started_at")),
+            "ended_at": in_seconds(end.get("at")),
             "limits": {"time": start.get("time", 0), "memory": start.get("memory", 0)},
             "end": end.get("end"),
             "kind": outcome.get("kind"),
@@ -292,10 +292,6 @@ def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:
             "log": outcome.get("log") or None,
             "phases": outcome.get("phases") or {},
         }
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    return float(milliseconds) / 1000 if milliseconds else None
 
 
 LONGEST_WAIT = 2.0

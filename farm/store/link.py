@@ -123,6 +123,11 @@ def key(*parts: str) -> str:
     return ":".join((PREFIX, *parts))
 
 
+def in_seconds(milliseconds: Any) -> float | None:
+    """Return seconds for a field of a record; None if the record does not have it."""
+    return float(milliseconds) / 1000 if milliseconds else None
+
+
 def _spelt(command: Iterable[Any]) -> Iterator[Any]:
     return (key(*part) if isinstance(part, tuple) else part for part in command)
 
