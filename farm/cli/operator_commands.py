@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import pwd
+import re
 import shutil
 import sys
 import sysconfig
@@ -16,7 +17,6 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -413,9 +413,8 @@ def _redis_users(settings: Settings) -> Check:
         made, kept = Farm(settings).store.make_users(shipped_users())
     except StoreUnavailable as error:
         return Check("redis users", "absent", f"not made: {error.message}", "use the address of an administrator")
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    addresses = [urlunsplit(parts._replace(netloc=f"{name}:{password}@{place}")) for name, password in made.items()]
+    user = re.compile("//([^/?#]*@)?")  # `urlsplit` takes no list of places in which one is an IPv6 address.
+    addresses = [user.sub(f"//{name}:{password}@", url, count=1) for name, password in made.items()]
     fix = "" if kept else "write them into the server's ACL file: without one that it may write, a restart forgets them"
     return Check("redis users", "ok", f"made: {', '.join(addresses)}" if made else "each role has one", fix)
 

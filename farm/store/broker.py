@@ -139,10 +139,9 @@ def _address(app: Celery) -> str:
 
 def _broker_url(url: str) -> str:
     """Kombu's spelling of an address: redis-py writes sockets as `unix://`, and checks certificates unasked."""
-    parts = urlsplit(url.replace("unix://", "redis+socket://", 1))
     if found := sentinel.read(url):
-        hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found.places]
-        return ";".join(f"sentinel://{found.who}{host}{found.path}" for host in hosts)
+        return ";".join(f"sentinel://{found.who}{sentinel.spelt(*place)}{found.path}" for place in found.places)
+    parts = urlsplit(url.replace("unix://", "redis+socket://", 1))
     query = parts.query
     if parts.scheme == "rediss" and "ssl_cert_reqs=" not in query:
         query = f"{query}&ssl_cert_reqs=required".lstrip("&")

@@ -6,6 +6,7 @@ Their address is `sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/0?master=NAME` wi
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -17,26 +18,27 @@ ASK_SECONDS = 1.0
 """A Sentinel that is silent for so long is passed over: its host may have vanished with the primary."""
 
 
+_ADDRESS = re.compile(r"(sentinels?)://([^/?#]*@)?([^/?#]*)([^?#]*)\??([^#\s]*)")
+"""Scheme, user, places, path, query. The `urlsplit` of newer Pythons refuses lists of places with an IPv6 address."""
+
+
 class Sentinels:
     """What an address with Sentinels says: their places, the primary's name, and options as redis-py has them."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ValueError for a wrong address."""
-        parts = urlsplit(url)
-        who, at, hosts = parts.netloc.rpartition("@")
-        self.who = f"{who}{at}"
-        self.path = parts.path
+    def __init__(self, scheme: str, who: str, hosts: str, path: str, query_text: str) -> None:
+        """Takes the parts of `_ADDRESS`. Raises ValueError for a wrong address."""
+        self.who = who
+        self.path = path
         self.places = [_place(host) for host in hosts.split(",")]
-        query = dict(parse_qsl(parts.query))
+        query = dict(parse_qsl(query_text))
         self.master = query.pop("master", "")
         if not self.master:
             raise ValueError("`?master=NAME` is missing, with the name that `sentinel monitor` gives the primary")
         own = {name: query.pop(f"sentinel_{name}", None) for name in ("username", "password")}
-        self.tls = parts.scheme == "sentinels"
-        address = f"redis{'s' * self.tls}://{self.who}primary{parts.path}?{urlencode(query)}"
+        self.tls = scheme == "sentinels"
+        address = f"redis{'s' * self.tls}://{who}{path}?{urlencode(query)}"
         self.primary: dict[str, Any] = parse_url(address)  # type: ignore[no-untyped-call]
         """Options of connections to the primary: user, database, certificates."""
-        del self.primary["host"]
         self.primary.pop("connection_class", None)
         certificates = {name: value for name, value in self.primary.items() if name.startswith("ssl_")}
         self.certificates = {"ssl_cert_reqs": "required", **certificates} if self.tls else {}
@@ -58,7 +60,8 @@ class Sentinels:
 
 def read(url: str) -> Sentinels | None:
     """Return what an address with Sentinels says; None if it is the address of a server. Raises ValueError."""
-    return Sentinels(url) if url.startswith(("sentinel://", "sentinels://")) else None
+    found = _ADDRESS.match(url)
+    return Sentinels(*found.groups("")) if found else None
 
 
 def connect(url: str, **options: Any) -> Any:
@@ -86,9 +89,14 @@ class _PrimaryByTls(_Primary, SSLConnection):
 def place_of(url: str) -> str:
     """Return where an address leads, for messages: without user and password."""
     if found := read(url):
-        return f"{found.master} ({', '.join(f'{host}:{port}' for host, port in found.places)})"
+        return f"{found.master} ({', '.join(spelt(*place) for place in found.places)})"
     parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+    return spelt(parts.hostname, parts.port or 6379) if parts.hostname else parts.path
+
+
+def spelt(host: str, port: int) -> str:
+    """Return a place as addresses have it: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _place(host: str) -> tuple[str, int]:

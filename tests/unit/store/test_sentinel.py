@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from urllib.parse import urlsplit
 
 import pytest
 from kombu.transport.redis import SentinelChannel
 from redis.connection import SSLConnection
+from redis.exceptions import TimeoutError
 
 from farm.errors import FarmFault, UsageError
 from farm.settings import load_settings
@@ -49,6 +51,24 @@ def test_celery_only_carries_messages_and_waits_for_a_server_that_is_away() -> N
     }
 
 
+@pytest.mark.parametrize(
+    ("hosts", "places"),
+    [
+        ("[::1]", "[::1]:26379"),
+        ("[::1]:1,s2", "[::1]:1, s2:26379"),
+        ("s1,[fd00::2]:2", "s1:26379, [fd00::2]:2"),
+        ("[fd00::1],[fd00::2]:2,[fd00::3]", "[fd00::1]:26379, [fd00::2]:2, [fd00::3]:26379"),
+    ],
+)
+@pytest.mark.parametrize("who", ["", ":p@", "u:p%2F@"])
+def test_sentinels_may_have_ipv6_addresses_at_any_place_of_the_list(who: str, hosts: str, places: str) -> None:
+    """The `urlsplit` of newer Pythons refuses most of these lists, so it must not be asked about them as a whole."""
+    url = f"sentinel://{who}{hosts}/1?master=farm#words"
+    assert Store.connect(load_settings({}, redis_url=url)).address == f"farm ({places})"
+    wanted = ";".join(f"sentinel://{who}{place}/1" for place in places.split(", "))
+    assert broker.make_celery(load_settings({}, redis_url=url)).conf.broker_url == wanted
+
+
 @pytest.mark.parametrize(("url", "tls"), [(URL, True), ("sentinel://s1/2?master=farm", False)])
 def test_the_primary_is_reached_as_its_sentinels_are(url: str, tls: bool) -> None:
     pool = sentinel.connect(url).connection_pool
@@ -59,7 +79,21 @@ def test_the_primary_is_reached_as_its_sentinels_are(url: str, tls: bool) -> Non
 
 
 def test_a_message_names_the_places_and_no_password() -> None:
-    assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, fd00::2:26379, s3:26379)"
+    assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, [fd00::2]:26379, s3:26379)"
+    assert sentinel.place_of("redis://u:p@[::1]/0") == "[::1]:6379"
+    assert sentinel.place_of("unix:///run/redis.sock") == "/run/redis.sock"
+
+
+def test_a_connection_to_a_primary_that_does_not_answer_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pool = sentinel.connect("sentinel://s1/0?master=farm", socket_timeout=0.05, protocol=2, driver_info=None)
+        connection = pool.connection_pool.make_connection()
+        connection.connect_to(silent.getsockname())
+        assert connection.is_connected
+        connection.send_command("PING")
+        with pytest.raises(TimeoutError):
+            connection.read_response()
+        assert not connection.is_connected
 
 
 @pytest.mark.parametrize(
