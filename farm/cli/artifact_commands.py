@@ -247,8 +247,7 @@ def ls(
     """
     listing = Listing(what) if what in {each.value for each in Listing} else Listing.ARTIFACTS
     with connected(source) as client:
-        if listing is Listing.ARTIFACTS and (ref.startswith("@") or "=" in ref):
-            ref = client.find_build(ref)
+        ref = _ref(client, ref) if listing is Listing.ARTIFACTS else ref
         items = _SOURCES[listing](client, ref)
         for line in client.workers.troubles() if listing is Listing.WORKERS else ():
             output.note(one_line(line))

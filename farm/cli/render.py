@@ -361,7 +361,14 @@ def _around(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _speed(cell: CellDifference) -> list[str]:
-    """Return in words by how much a cell's program is slower or faster, if that is more than the noise."""
+    """Return by how much a cell's program is slower or faster: if the two took turns, with the interval, else in words
+    and if that is more than the noise.
+    """
+    before, after = ((each and each["facts"]) for each in (cell["left"], cell["right"]))
+    for turns in (after.get("turns"), after.get("against")) if before and after else ():
+        if turns and before and turns["key"] == before["key"]:
+            low, high = turns["interval"]
+            return [f"{1 / turns['ratio'] - 1:+.1%} in turns ({1 / high - 1:+.1%} to {1 / low - 1:+.1%})"]
     if cell["effect"] not in ("worse", "better") or cell["share"] is None:
         return []
     return [f"{abs(cell['share']):.0%} {'slower' if cell['share'] > 0 else 'faster'}"]

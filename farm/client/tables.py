@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import UsageError
 from farm.results.tradeoff import error_of
@@ -31,13 +31,14 @@ SHOWN = 200
 
 def rows(cells: Sequence[JudgedCell]) -> list[Row]:
     """Return a row for each cell, all with the same columns. Seconds, bytes, samples a second; None if not known."""
-    return [_row(cell, cell["facts"]) for cell in cells]
-
-
-def _row(cell: Mapping[str, Any], facts: Any) -> Row:
-    own, program = {name: cell[name] for name in OF_CELLS}, facts or {}
-    numbers = {"size": facts["program"]["size"], "error": error_of(facts)} if facts else {"size": None, "error": None}
-    return {**own, **{name: program.get(name) for name in OF_PROGRAMS}, **numbers}
+    found: list[Row] = []
+    for cell in cast("Sequence[Row]", cells):
+        facts: Any = cell["facts"] or {}
+        numbers = {"size": (facts.get("program") or {}).get("size"), "error": error_of(facts)}
+        found.append(
+            {name: cell[name] for name in OF_CELLS} | {name: facts.get(name) for name in OF_PROGRAMS} | numbers
+        )
+    return found
 
 
 def frame(cells: Sequence[JudgedCell]) -> Any:

@@ -206,6 +206,14 @@ def test_what_else_changed_is_said_before_what_did() -> None:
     lines = plain(render.differences({"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": cells}))
     assert lines[1] == "  also changed: node n1 -> n2: 2 cells (a, b)"
     assert "25% slower" in lines[3]
+    turns = {"key": "k", "ratio": 0.8, "interval": [0.79, 0.81]}
+    ran = [facts(9, 0.004, 0, key="k"), facts(9, 0.005, 0, turns=turns)]
+    pair |= {side: cell("fp16", facts=each) for side, each in zip(("left", "right"), ran, strict=True)}
+    found = {"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": [{**pair, "identifier": "a"}]}
+    assert "+25.0% in turns (+23.5% to +26.6%)" in plain(render.differences(found))[2]
+    build = {"id": "b-2", "name": "n", "verdict": {"text": "x"}}
+    report = {"build": build, "cells": [{**cell("fp16"), "around": ["node n1 -> n2"]}], "sweeps": []}
+    assert "  also changed: node n1 -> n2: magika/onnxruntime-cpu/fp16/b1" in plain(render.outcome(report))
 
 
 def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:
