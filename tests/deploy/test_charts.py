@@ -249,6 +249,15 @@ def test_whoever_installs_it_is_told_which_pools_do_not_shrink() -> None:
 
 
 @every_set
+def test_a_drained_worker_leaves_a_job_that_succeeded(values: Path) -> None:
+    """By default a Job counts a pod as a failure when it is told to end, and one failure fails it."""
+    for document, _ in workers(values):
+        if document["kind"] != "Deployment":
+            spec = document["spec"]
+            assert spec.get("jobTargetRef", spec)["podReplacementPolicy"] == "Failed"
+
+
+@every_set
 def test_a_drain_of_nodes_is_held_up_only_where_that_was_asked_for(values: Path) -> None:
     """For Jobs, which have no scale, Kubernetes counts only a whole number of pods that have to be there."""
     pools = YAML(typ="safe").load(values).get("pools", {})
