@@ -113,8 +113,8 @@ def drain(
     with connect() as client:
         client.workers.drain(worker)
     said = (
-        f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, `farm up`) "
-        "starts another: `farm pause POOL` keeps jobs from starting"
+        f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, a Deployment, "
+        "`farm up`) starts another: `farm pause POOL` keeps jobs from starting"
     )
     output.result({"worker": worker, "draining": True}, said, as_json=as_json)
 

@@ -245,7 +245,10 @@ def test_whoever_installs_it_is_told_which_pools_do_not_shrink() -> None:
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("NOTES:\n")[2]
     assert "Pool cpu: up to 20 workers; each leaves after 120 s without work." in notes
-    assert "Pool steady: a Deployment, which does not shrink by itself." in notes
+    assert "Pool steady: a Deployment, which does not shrink by itself. To make it smaller, use kubectl scale:" in notes
+    done = helm("install", "farm", CHART, "--namespace", "farm", "--dry-run=client", "--values", SETS[1])
+    # Not by `farm drain`: its pod would start that worker again.
+    assert "To make it smaller, lower workers.min:" in done.stdout.partition("NOTES:\n")[2]
 
 
 @every_set
