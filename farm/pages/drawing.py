@@ -29,12 +29,17 @@ MARKED = 42
 """Room for the labels of marks, in three lines, above a drawing over time."""
 
 
-def timeline(attempts: Iterable[AttemptLine]) -> Markup:
-    """Return the attempts of a job on one axis of time, which begins with the first one, each with its phases."""
+def timeline(attempts: Iterable[AttemptLine], earlier: Iterable[tuple[str, AttemptLine]] = ()) -> Markup:
+    """Return the attempts of a job on one axis of time, which begins with the first one, each with its phases.
+
+    Below are those of `earlier` builds, by id, each from the axis's begin.
+    """
     begun = [(at, one) for one in attempts if (at := one.row["started_at"])]
     origin = min((at for at, _ in begun), default=0.0)
-    total = max((at - origin + (one.seconds or 0.0) for at, one in begun), default=0.0) or 1.0
-    return macro("drawings", "timeline")(begun, origin, total, steps(total, total, duration))
+    rows = [(f"attempt {one.row['number']}", at - origin, one) for at, one in begun]
+    rows += [(build[:10], 0.0, one) for build, one in earlier]
+    total = max((at + (one.seconds or 0.0) for _, at, one in rows), default=0.0) or 1.0
+    return macro("drawings", "timeline")(rows, total, steps(total, total, duration))
 
 
 def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:

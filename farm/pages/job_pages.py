@@ -23,13 +23,15 @@ from farm.jobs.state import State, policy_of
 from farm.pages import drawing, history_view, job_view, log_view, usage
 from farm.pages.browser_sessions import OwnForm, SubmittingVisitor
 from farm.pages.build_view import ShownBuild
-from farm.pages.job_view import JobPage
+from farm.pages.job_view import AttemptLine, JobPage
 from farm.pages.page_answers import BASE, Form, Here, JobName, KeyName, Namespace, Text, Visit
 from farm.results.lines import CellLine, look_of
 from farm.wire.program import Sidecar
 
 router = APIRouter()
 
+EARLIER = 4
+"""Builds whose durations stand next to those of a cell's attempts."""
 FORTNIGHT = timedelta(days=14)
 """For how long the form suggests to know of a failure."""
 
@@ -255,6 +257,7 @@ def job_page(visit: Visit, page: JobPage) -> Response:
     sidecar = page.sidecar
     runs = job_view.runs_of(sidecar) if sidecar else []
     known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if page.identifier else {}
+    earlier = list(_earlier(visit, page)) if page.attempts and page.identifier else []
     return visit.page(
         "job",
         acknowledged=known.get(page.identifier),
@@ -263,11 +266,22 @@ def job_page(visit: Visit, page: JobPage) -> Response:
         section="builds",
         page=page,
         cell=page.cell,
-        timeline=drawing.timeline(page.attempts),
+        timeline=drawing.timeline(page.attempts, earlier),
+        earlier=earlier,
         runs=runs,
         spreads=drawing.spreads(runs),
         outputs=job_view.outputs_of(sidecar) if sidecar else [],
     )
+
+
+def _earlier(visit: Visit, page: JobPage) -> Iterator[tuple[str, AttemptLine]]:
+    """Yield the builds before that compiled this cell, newest first, each with the attempt that succeeded."""
+    past = visit.farm.build_index.of(visit.namespace, page.identifier, KEPT)
+    began = page.attempts[0].row["started_at"] or 0.0
+    made = [row for row in past if row["state"] == State.SUCCEEDED and not row["hit"] and row["ended"] < began]
+    for row in made[:EARLIER]:
+        if sidecar := sidecar_of(visit, row["key"]):
+            yield row["build"], job_view.attempt_of(sidecar)
 
 
 def known_sidecar(visit: Visit, key: str) -> Sidecar:

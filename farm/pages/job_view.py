@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from farm.jobs.rows import AttemptView, JobView
@@ -110,6 +111,25 @@ def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
         AttemptLine(row, max(0.0, (row["ended_at"] or now) - row["started_at"]) if row["started_at"] else None)
         for row in job["attempts"]
     ]
+
+
+def attempt_of(made: Sidecar) -> AttemptLine:
+    """Return the attempt that made a program."""
+    row: AttemptView = {
+        "number": 1,
+        "worker": made["worker"],
+        "node": made["node"],
+        "started_at": datetime.fromisoformat(made["created"]).timestamp() - made["seconds"],
+        "ended_at": None,
+        "limits": {"time": 0.0, "memory": 0},
+        "end": "succeeded",
+        "kind": None,
+        "message": "",
+        "detail": "",
+        "log": None,
+        "phases": made["phases"],
+    }
+    return AttemptLine(row, made["seconds"])
 
 
 def ingredients_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:

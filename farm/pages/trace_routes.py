@@ -23,6 +23,11 @@ pages = APIRouter()
 MOST = 2000
 """Jobs of a build that are looked at, in the order of its manifest."""
 
+WAITED = 0.1
+"""Shorter waits (seconds) are not listed."""
+DETAILED = 300
+"""More attempts are drawn without their phases."""
+
 
 @router.get("/builds/{build_id}/trace.json")
 def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict[str, Any]:
@@ -52,11 +57,15 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
         id=view.build["id"],
         build=view.build,
         found=found,
+        is_open=view.is_open,
+        position=view.position,
         left_out=len(jobs[MOST:]),
+        detailed=len(spans) <= DETAILED,
         whole=whole,
         spans=spans,
         lost=[span for span in spans if span.attempt.failed],
         longest=sorted(spans, key=lambda span: span.start - span.end)[:10],
+        waits=sorted((span for span in spans if span.waited >= WAITED), key=lambda span: -span.waited)[:10],
         most_waiting=max((count for _, count in found.queue), default=0),
         ticks=steps(whole, whole, duration),
     )

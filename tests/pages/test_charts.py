@@ -12,9 +12,9 @@ from playwright.sync_api import expect
 from farm.app import Farm
 from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
 from tests.pages.test_in_a_browser import findings
-from tests.support.shown import POOL, Cell, accept, claim, passed, play, register
+from tests.support.shown import POOL, Cell, accept, claim, failed, passed, play, register
 
-DRAWN = tuple(os.environ.get("DRAWN", "build gains model sweep").split())
+DRAWN = tuple(os.environ.get("DRAWN", "build gains model sweep timeline cell").split())
 """The pages with drawings."""
 TABLET = {"width": 820, "height": 1180}
 WIDTHS = {"desktop": DESKTOP, "tablet": TABLET, "phone": PHONE}
@@ -79,3 +79,19 @@ def test_a_switched_matrix_is_drawn_again_while_the_build_runs(new_page: NewPage
     farm.build_finisher.finish(build_id)
     expect(page.locator("#connection")).to_have_count(0)
     expect(page.locator("#matrix td.compiled").last).to_have_text("✓ 500")
+
+
+def test_a_timeline_goes_on_while_its_build_runs(new_page: NewPage, farm: Farm) -> None:
+    register(farm)
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    page = new_page(f"/ui/ns/main/builds/{build_id}/timeline")
+    expect(page.locator("#connection")).to_contain_text("Live")
+    ((job, claimed),) = claim(farm, POOL, 1)
+    expect(page.locator("#timeline g title")).to_have_count(1)
+    expect(page.locator("#longest + div")).to_contain_text("so far")
+    farm.store.jobs.finish(job, claimed.token, failed(farm, claimed.order))
+    expect(page.locator("#lost + div")).to_contain_text("✗ failed compiler_error")
+    play(farm, lambda job, order, key, number: passed(farm, order, key))
+    farm.build_finisher.finish(build_id)
+    expect(page.locator("#connection")).to_have_count(0)
+    expect(page.locator("#timeline g title")).to_have_count(2)

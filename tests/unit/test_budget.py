@@ -39,7 +39,7 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3662,
+    "pages": 3710,
     "results": 2138,
     "runner": 7130,
     "serving": 452,

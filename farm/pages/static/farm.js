@@ -8,6 +8,7 @@
   let cells = new Map();
   let position, source, timer, drawing;
   let pause = FIRST_PAUSE;
+  let resting = REDRAWN;
 
   function begin() {
     if (!main.dataset.events || !window.EventSource) return;
@@ -29,8 +30,8 @@
       pause = FIRST_PAUSE;
       const news = JSON.parse(event.data);
       if (!main.dataset.cell) {
-        show(news);
-        drawing ||= setTimeout(redraw, REDRAWN);
+        if (document.getElementById("running-now")) show(news);
+        drawing ||= setTimeout(redraw, resting);
       }
       else if (Object.hasOwn(news.cells, main.dataset.cell)) {
         source.close();
@@ -97,7 +98,9 @@
   async function redraw() {
     try {
       if (!main.querySelector("[data-live]")) return;
+      const began = performance.now();
       const fresh = await fetched();
+      resting = Math.max(REDRAWN, 8 * (performance.now() - began));
       for (const part of fresh.querySelectorAll("[data-live]")) {
         const shown = document.getElementById(part.id);
         const focused = shown?.contains(document.activeElement) && document.activeElement.getAttribute("href");

@@ -29,7 +29,7 @@ from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
-from farm.pages import across_pages, build_pages, page_reading
+from farm.pages import across_pages, build_pages, page_reading, trace_routes
 from farm.pages.event_hub import EventHub
 from farm.pages.page_reading import BuildPages
 from farm.pages.quantities import size
@@ -769,6 +769,51 @@ def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypat
     farm.store.jobs.finish(job, claimed.token, failed(farm, claimed.order))
     assert "now compiling" not in words(browser.get(f"/ui/ns/main/jobs/{job}").text), "it has ended"
     assert browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/nowhere").status_code == 404
+
+
+def test_a_cell_shows_its_phases_next_to_those_of_earlier_builds(farm: Farm, browser: httpx.Client) -> None:
+    ids = []
+    for number in range(3):
+        ids.append(accept(farm, "nightly", [Cell("net", salt=str(min(number, 1)))]))
+        play(farm, everything_passes(farm))
+        farm.build_finisher.finish(ids[-1])
+    page = browser.get(f"/ui/ns/main/builds/{ids[1]}/cells/net/onnxruntime-cpu/fp32/b1").text
+    assert (
+        f"12.0 s fetching 400 ms compiling 8.10 s verifying 1.30 s measuring 3.20 s uploading 300 ms in {ids[0]}"
+        in words(page)
+    )
+    drawn = page[page.index("<svg") : page.index("</svg>")]
+    assert re.findall('class="name"[^>]*>([^<]+)<', drawn) == ["attempt 1", ids[0][:10]]
+    assert words(page).count(" before n1-cpu ") == 1, "neither a hit nor a later build"
+    assert "before" not in words(browser.get(f"/ui/ns/main/builds/{ids[0]}/cells/net/onnxruntime-cpu/fp32/b1").text)
+
+
+def test_a_timeline_says_what_failed_and_what_waited(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = accept(farm, "nightly", [Cell("net"), Cell("other")])
+    path = f"/ui/ns/main/builds/{build_id}/timeline"
+    page = browser.get(path).text
+    assert f'data-events="/ui/ns/main/builds/{build_id}/events" data-position="' in page and 'id="connection"' in page
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        crashed = FailureKind.COMPILER_CRASH if number == 1 and "net" in order["identifier"] else None
+        return failed(farm, order, kind=crashed, message=HOSTILE) if crashed else passed(farm, order, key)
+
+    play(farm, ends)
+    farm.build_finisher.finish(build_id)
+    page = browser.get(path).text
+    said = words(page)
+    assert "3 attempts on" in said and ", 1 failed or lost" in said and "data-events" not in page
+    lost = said[said.index("Failed and lost attempts") : said.index("The longest attempts")]
+    assert "net/onnxruntime-cpu/fp32/b1 ✗ failed compiler_crash <script>" in lost and "other" not in lost
+    assert page.count("<g><title>") == 3 and "; it waited" in page
+    monkeypatch.setattr(trace_routes, "DETAILED", 2)
+    monkeypatch.setattr(trace_routes, "WAITED", 0.0)
+    page = browser.get(path).text
+    waits = words(page[page.index("The longest waits") :])
+    assert waits.count("n1-cpu") == 3 and "net/onnxruntime-cpu/fp32/b1 attempt 2" in waits
+    assert "<g>" not in page and "Drawn without phases." in page
 
 
 def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: httpx.Client) -> None:

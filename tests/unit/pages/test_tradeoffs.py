@@ -131,7 +131,14 @@ def test_an_error_of_zero_lies_below_all_decades() -> None:
 def swept(batch: int, latency: float | None, **more: Any) -> CellLine:
     point = {"identifier": f"net/cpu/fp32/b{batch}", "batch": batch, "latency": latency, "shared": False}
     point |= {"throughput": latency and batch / latency} | more
-    part = {"model": "net", "target": "cpu", "precision": "fp32", "sizes": {}, "metric": "throughput", "best": None}
+    part: dict[str, Any] = {
+        "model": "net",
+        "target": "cpu",
+        "precision": "fp32",
+        "sizes": {},
+        "metric": "throughput",
+        "best": None,
+    }
     part |= {"max_latency": 0.005, "points": [point], "weak": False}
     return line("fp32", latency)._replace(identifier=str(point["identifier"]), sweep=json.dumps(part))
 
