@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from farm.errors import ManifestError, Problem, UsageError, shown, suggestion
 from farm.manifest.entries import Budgets, Gates, Manifest, ModelEntry
 from farm.manifest.values import NAME, SPELLINGS, Source
-from farm.manifest.yaml import Node, Unchecked, Written, YamlDocument, in_yaml, read_document
+from farm.manifest.yaml import Unchecked, Written, YamlDocument, in_yaml, read_document
 from farm.targets.compilers import canonical_precision, compilers
 from farm.targets.pools import understand_target
 from farm.wire.asked import ChosenGates
@@ -82,7 +82,7 @@ def parse_manifest(text: str, file: str = "manifest") -> Manifest:
 
 def unwritten(manifest: Manifest, file: str) -> Manifest:
     """Return a manifest that a program made of entries, as if it had been read; `file` names it in messages."""
-    return _with_globs(manifest, YamlDocument(Node(None, 1, 1, (0, 0)), "", file))
+    return _with_globs(manifest, read_document("{}", file))
 
 
 def _required(manifest: Manifest | None, problems: list[Problem]) -> Manifest:
@@ -110,8 +110,7 @@ def _validated(data: Any) -> tuple[Manifest | None, list[ErrorDetails]]:
         return Manifest.model_validate(data), []
     except ValidationError as error:
         # A list is also called too short when its entries are wrong.
-        found = error.errors(include_url=False)
-        return None, [details for details in found if details["type"] != "too_short" or not details["input"]]
+        return None, [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
 
 
 def _without(data: Any, paths: Iterable[tuple[str | int, ...]]) -> Any:
@@ -149,10 +148,10 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
                         f"`{file}` would be model `{name}`, as {seen[name]}" if name else f"`{file}` gives no name"
                     )
                     problems.append(document.problem(message, place, hint="rename the file, or give it its own entry"))
-                    continue
-                seen[name] = f"`{file}`"
-                models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
-                written.append(index)
+                else:
+                    seen[name] = f"`{file}`"
+                    models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
+                    written.append(index)
         if not entry.source.glob:
             models.append(entry)
             written.append(index)

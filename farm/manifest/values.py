@@ -167,7 +167,7 @@ def _timezone(text: str) -> str:
     try:
         ZoneInfo(text)
     except (ValueError, OSError, LookupError):
-        close = difflib.get_close_matches(text, sorted(available_timezones()), n=1)
+        close = difflib.get_close_matches(text, sorted(available_timezones()))
         hint = f"did you mean `{close[0]}`?" if close else "such as Europe/Berlin, America/New_York or UTC"
         raise Wrong(f"unknown time zone `{text}`", hint) from None
     return text
@@ -234,8 +234,8 @@ def _size(value: Any) -> Extent:
     low, high, given = _number_of(value["min"]), _number_of(value["max"]), value.get("optimals", [])
     if low >= high:
         raise ValueError(f"`min` {low} must be below `max` {high}; a size that does not vary is just a number")
-    optimals = sorted({_number_of(item) for item in given}) if isinstance(given, list) else [-1]
-    if any(not low <= item <= high for item in optimals) or len(optimals) > MAX_OPTIMALS:
+    optimals = sorted({_number_of(item) for item in given}) if isinstance(given, list) else None
+    if optimals is None or any(not low <= item <= high for item in optimals) or len(optimals) > MAX_OPTIMALS:
         raise ValueError(f"`optimals` must be a list of at most {MAX_OPTIMALS} sizes from {low} to {high}")
     return Span(low, high, tuple(optimals))
 
@@ -516,14 +516,6 @@ def exactly_one(entry: Entry, names: Iterable[str]) -> str:
     return given[0]
 
 
-def _one_of_schema(*names: str) -> JsonSchema:
-    return {
-        "oneOf": [{"required": [name]} for name in names],
-        "dependentRequired": {"https": ["sha256"]},
-        "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in names if name in ("https", "s3")]}},
-    }
-
-
 def _glob(value: Any) -> dict[str, tuple[str, ...]]:
     if isinstance(value, str) and value:
         return {value: ()}
@@ -561,7 +553,7 @@ class Source(Entry):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **_one_of_schema(*_SOURCE_KINDS),
+            "oneOf": [{"required": [name]} for name in _SOURCE_KINDS],
             "dependentRequired": {
                 "https": ["sha256"],
                 "hf": ["revision", "file"],
@@ -610,7 +602,7 @@ class Source(Entry):
         return next(name for name in _SOURCE_KINDS if getattr(self, name))
 
 
-_DATA_KINDS = ("path", "package", "https", "generator", "generate")
+_DATA_KINDS = ("dataset", "path", "package", "https", "generator", "generate")
 
 
 class Data(Entry):
@@ -618,8 +610,8 @@ class Data(Entry):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **_one_of_schema("dataset", *_DATA_KINDS),
-            "dependentRequired": {"https": ["sha256"], "seed": ["generate"]},
+            "oneOf": [{"required": [name]} for name in _DATA_KINDS],
+            "dependentRequired": {"https": ["sha256"], "sha256": ["https"], "seed": ["generate"]},
         }
     )
 
@@ -642,7 +634,7 @@ class Data(Entry):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kind = exactly_one(self, ("dataset", *_DATA_KINDS))
+        kind = exactly_one(self, _DATA_KINDS)
         if kind == "https" and not self.sha256:
             raise ValueError("`https` needs `sha256`: what a URL gives can change")
         if self.sha256 and kind != "https":
@@ -654,7 +646,7 @@ class Data(Entry):
     @property
     def kind(self) -> str:
         """The field that says where the data comes from."""
-        return next(name for name in ("dataset", *_DATA_KINDS) if getattr(self, name))
+        return next(name for name in _DATA_KINDS if getattr(self, name))
 
 
 def _names_none(data: Data) -> Data:

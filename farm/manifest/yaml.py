@@ -14,8 +14,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -53,6 +54,16 @@ _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fals
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+_QUOTES = "put quotes around a value with such a character, or indent the line as the others of its block"
+_WAYS_OUT = {
+    "'\\t'": "indent with spaces: YAML allows no tabs",
+    "that cannot start": _QUOTES,
+    "mapping values": _QUOTES,
+    "block end": "indent all lines of a block equally, and begin each item of a list with `- `",
+    "escape": "write `\\\\` for a backslash, or put the text in single quotes",
+}
+"""What may be wrong, by words of ruamel's problem."""
 
 DocumentPath = Sequence[str | int]
 """Keys and indexes from the root of a document to a value."""
@@ -97,15 +108,13 @@ class YamlDocument:
         node, place = self._root, (self._root.line, self._root.column)
         for part in path:
             if isinstance(node.value, dict) and part in node.value:
-                place = node.keys[str(part)]
-                node = node.value[part]
+                of_key, node = node.keys[str(part)], node.value[part]
             elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
                 node = node.value[part]
-                place = (node.line, node.column)
+                of_key = (node.line, node.column)
             else:
                 return place
-            if not key:
-                place = (node.line, node.column)
+            place = of_key if key else (node.line, node.column)
         return place
 
     def span(self, path: DocumentPath) -> tuple[int, int]:
@@ -152,7 +161,7 @@ def in_yaml(value: object) -> str:
 
 def make_problem(message: str, lines: Sequence[str], file: str, line: int, column: int, *, hint: str = "") -> Problem:
     """Return a problem with the text of its line, if the line is short enough to show."""
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    text = lines[line - 1] if line <= len(lines) else ""
     visible = "".join(character if character.isprintable() else " " for character in text[:_SNIPPET])
     return Problem(message, file, line, column, hint, visible if column <= _SNIPPET else "")
 
@@ -208,6 +217,14 @@ class _EventReader:
 
     def read(self) -> YamlDocument:
         root: Node | None = None
+        with suppress(_TooMuch):
+            root = self.root()
+        if self.problems or root is None:
+            raise ManifestError(self.problems)
+        return YamlDocument(root, self.text, self.file)
+
+    def root(self) -> Node | None:
+        root: Node | None = None
         try:
             events = iter(YAML(typ="safe", pure=True).parse(self.text))
             for event in events:
@@ -216,36 +233,27 @@ class _EventReader:
                     break
                 if isinstance(event, NodeEvent):
                     root = self.node(event, events, 1)
-        except _TooMuch:
-            pass
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             message = " ".join(part for part in (error.context, error.problem) if part)
-            line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            self.add(f"not YAML: {message}", line, column, self.way_out(error))
+            self.add(f"not YAML: {message}", mark.line + 1, mark.column + 1, self.way_out(error))
         except ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
             column = error.position - self.text.rfind("\n", 0, error.position)
             code = error.character if isinstance(error.character, int) else ord(error.character)
             self.add(f"character U+{code:04X} is not allowed", line, column, "remove it, or write it as an escape")
-        except (YAMLError, ValueError) as error:
+        except (YAMLError, ValueError, OverflowError) as error:
             self.add(f"not YAML: {error}", 1, 1, "")
         if not self.problems and root is None:
             self.add("the document is empty", 1, 1, "`farm init MODEL` writes a whole manifest")
-        if self.problems or root is None:
-            raise ManifestError(self.problems)
-        return YamlDocument(root, self.text, self.file)
+        return root
 
     @staticmethod
     def way_out(error: MarkedYAMLError) -> str:
         """Return what may be wrong, in words of somebody who does not know YAML's grammar."""
         context, problem = error.context or "", error.problem or ""
-        if "'\\t'" in problem:
-            return "indent with spaces: YAML allows no tabs"
-        if "that cannot start" in problem or "mapping values" in problem:
-            return "put quotes around a value with such a character, or indent the line as the others of its block"
-        if "block end" in problem:
-            return "indent all lines of a block equally, and begin each item of a list with `- `"
+        if ways := [way for words, way in _WAYS_OUT.items() if words in problem]:
+            return ways[0]
         if "flow node" in context:
             return "a `[` or `{` before this is not closed"
         if error.context_mark and ("flow" in context or "quoted" in context):
@@ -261,18 +269,20 @@ class _EventReader:
     def complain(self, message: str, event: Any, hint: str = "") -> None:
         self.add(message, event.start_mark.line + 1, event.start_mark.column + 1, hint)
 
+    def stop(self, message: str, event: Any) -> NoReturn:
+        self.complain(message, event)
+        raise _TooMuch
+
     def grow(self, size: int, event: Any) -> None:
         self.count += size
         if self.count > MAX_NODES:
-            self.complain(f"more than {MAX_NODES} values, aliases counted as what they stand for", event)
-            raise _TooMuch
+            self.stop(f"more than {MAX_NODES} values, aliases counted as what they stand for", event)
 
     def node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
         if isinstance(event, AliasEvent):
             return self.alias(event)
         if depth > MAX_DEPTH:
-            self.complain(f"nested deeper than {MAX_DEPTH}", event)
-            raise _TooMuch
+            self.stop(f"nested deeper than {MAX_DEPTH}", event)
         self.grow(1, event)
         if event.tag not in (None, "!"):
             self.complain(f"tags are not allowed: {str(event.tag)[:80]}", event, "write the value without a tag")
@@ -293,8 +303,7 @@ class _EventReader:
     def alias(self, event: AliasEvent) -> Node:
         node = self.anchors.get(event.anchor)
         if node is None:
-            self.complain(f"no anchor &{event.anchor} before this alias", event)
-            raise _TooMuch
+            self.stop(f"no anchor &{event.anchor} before this alias", event)
         self.grow(node.size, event)
         return node
 
@@ -340,5 +349,4 @@ class _EventReader:
             return text if len(text) > _DIGITS else int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         if _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and not math.isfinite(float(text))):
             self.complain(f"{text[:40]} is not a finite number", event)
-            return 0.0
         return float(text) if _FLOAT.fullmatch(text) else text

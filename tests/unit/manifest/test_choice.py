@@ -32,6 +32,7 @@ def test_nothing_chosen_is_nothing() -> None:
         ([], ["latncy=1s"], "", "--budget latncy=1s: not NAME=VALUE", "did you mean `latency`?"),
         ([], ["throughput=0"], "", "--budget throughput=0: must be greater than zero", None),
         ([], ["throughput=much"], "", "--budget throughput=much: ", None),
+        ([], ["throughput=1.2.3"], "", "--budget throughput=1.2.3: ", None),
         ([], [], "not a tag", "--baseline not a tag: ", None),
     ],
 )

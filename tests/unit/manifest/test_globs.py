@@ -97,6 +97,9 @@ def test_a_pattern_of_too_many_files_is_refused(manifest: Path, monkeypatch: pyt
     ("old", "new", "message"),
     [
         ("models/*.onnx", "model/*.onnx", "farm.yaml:7:20: no file matches `model/*.onnx`"),
+        ("models/*.onnx", "model/*.onnx", "did you mean `models`?"),
+        ("models/*.onnx", "*.pb", "patterns start at the manifest"),
+        ("models/*.onnx", "../**/*.pb", "`../**/*.pb` would search outside the manifest's folder"),
         ("models/*.onnx", "models/b*", None),
         ("models/*.onnx", "../**/*.onnx", "farm.yaml:7:20: `../**/*.onnx` would search outside the manifest's folder"),
         ("models/*.onnx", "/**/*.onnx", "`/**/*.onnx` would search outside the manifest's folder"),
@@ -121,6 +124,7 @@ def test_what_is_wrong_with_a_pattern_is_reported_at_its_place(
     with pytest.raises(ManifestError) as caught:
         load_manifest(manifest)
     assert message in str(caught.value)
+    assert len(caught.value.problems) == 1
 
 
 def test_two_files_of_one_name_are_refused(manifest: Path) -> None:

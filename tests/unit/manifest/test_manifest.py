@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from farm.errors import ExitCode, ManifestError, Problem, UsageError
 from farm.manifest.entries import Manifest
-from farm.manifest.parsing import load_manifest, parse_manifest
+from farm.manifest.parsing import load_manifest, manifest_of, parse_manifest, read_manifest
 from farm.manifest.values import runs_after
-from farm.manifest.yaml import MAX_BYTES, MAX_DEPTH, read_document
+from farm.manifest.yaml import MAX_BYTES, MAX_DEPTH, MAX_PROBLEMS, read_document
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.units import parse_duration, parse_size
@@ -143,6 +143,39 @@ def test_escape_sequences_in_a_manifest_never_reach_the_terminal() -> None:
     assert "\x1b" not in str(only(SMALL.encode() + b"salt: \x1b[31m\n"))
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "hint"),
+    [
+        ("a:\n  b: 'x\n", (3, 1), "the quote on line 2 is not closed"),
+        ("a: 1\nb: [1, 2\n", (3, 1), "the `[` on line 2 is not closed"),
+        ("a: {b: 1\n", (2, 1), "the `{` on line 1 is not closed"),
+        ("a: [", (1, 5), "a `[` or `{` before this is not closed"),
+        ("a:\n  b: 1\n c: 2\n", (3, 2), "indent all lines of a block equally"),
+        ("a: b: c\n", (1, 5), "put quotes around"),
+        ("a: @x\n", (1, 4), "put quotes around"),
+        ("\ta: 1\n", (1, 1), "YAML allows no tabs"),
+        ('a: "C:\\data"', (1, 8), "write `\\\\` for a backslash"),
+        ("a: &\n", (1, 5), ""),
+        ("a: |\n \n   \n b\n", (4, 2), ""),
+        ('a: "\\U00110000"', (1, 1), ""),
+        ('a: "\\UFFFFFFFF"', (1, 1), ""),
+    ],
+)
+def test_what_is_not_yaml_is_told_at_its_place_with_what_may_be_wrong(
+    text: str, place: tuple[int, int], hint: str
+) -> None:
+    problem = only(text)
+    assert ((problem.line, problem.column), problem.message[:10]) == (place, "not YAML: ")
+    assert hint in problem.hint if hint else not problem.hint
+
+
+@pytest.mark.parametrize("end", ["", "b: [", "b: \x01"])
+@pytest.mark.parametrize("repeated", [99, 100, 101])
+def test_the_reading_ends_at_the_hundredth_problem(repeated: int, end: str) -> None:
+    found = problems(("a: 1\n" * (repeated + 1) + end).encode())
+    assert len(found) == (1 if end == "b: \x01" else min(MAX_PROBLEMS, repeated + bool(end)))
+
+
 def test_a_document_of_the_largest_size_is_read() -> None:
     text = SMALL + "# "
     parse_manifest(text + "x" * (MAX_BYTES - len(text)), "farm.yaml")
@@ -170,6 +203,14 @@ def test_aliases_and_a_byte_order_mark_are_fine() -> None:
     document = read_document("\ufeffa: &one {b: 1}\nc: *one\n".encode(), "x")
     assert document.data == {"a": {"b": 1}, "c": {"b": 1}}
     assert document.place(("c", "b"), key=True) == (1, 10)
+
+
+def test_a_place_that_leaves_the_document_is_the_last_on_the_way() -> None:
+    document = read_document("a: {b: 1}\nc: [d, e]\n", "x")
+    places = [document.place(path) for path in (("a", "x", "b"), ("c", 1), ("c", 2, 0), ("c", "x"))]
+    assert places == [(1, 4), (2, 8), (2, 4), (2, 4)]
+    keys = [document.place(path, key=True) for path in (("a",), ("a", "b"), ("c", 1), ("c", 2))]
+    assert keys == [(1, 1), (1, 5), (2, 8), (2, 1)]
 
 
 # --- messages about a wrong manifest -------------------------------------------------------------------------------
@@ -220,6 +261,7 @@ def test_a_problem_prints_its_place_the_line_a_caret_and_a_way_out() -> None:
         "              ^",
         "    did you mean `onnxruntime/cpu`?",
     ]
+    assert str(only(SMALL + "salt: 1")).splitlines()[1:] == ["    salt: 1", "          ^"], "on the last line, too"
 
 
 def test_a_size_is_said_once_and_a_batch_has_a_sample() -> None:
@@ -235,6 +277,8 @@ def test_a_sweep_takes_the_place_of_batches() -> None:
     both = problems(SMALL + "    sweep: [1, 8]\n    batches: [4]\n")[0]
     assert both.message == "`batches` and `sweep` mean the same"
     assert (both.line, both.column) == (8, 5)
+    other = only(SMALL + "    batches: [4]\n    dims: {seq: 1, batch: 1}\n")
+    assert other.message == "`batches` and `dims.batch` mean the same"
     swept = parse_manifest(SMALL + "    sweep: [1, 8]\n").models[0]
     assert (swept.sizes, swept.sweep and swept.sweep.metric) == ({"batch": (1, 8)}, "throughput")
     assert "has no value" in only(SMALL + "    sweep:\n").message
@@ -298,8 +342,8 @@ def test_what_has_to_be_converted_is_read_where_the_manifest_is() -> None:
 @pytest.mark.parametrize("place", ["a: ", "? "])
 def test_lists_may_be_as_deep_in_a_key_as_in_a_value(place: str) -> None:
     def is_too_deep(lists: int) -> bool:
-        found = problems(f"{place}{'[' * lists}{']' * lists}\n")
-        return any(f"nested deeper than {MAX_DEPTH}" in problem.message for problem in found)
+        found = [problem.message for problem in problems(f"{place}{'[' * lists}{']' * lists}\n")]
+        return found[-1] == f"nested deeper than {MAX_DEPTH}"
 
     assert (is_too_deep(MAX_DEPTH - 1), is_too_deep(MAX_DEPTH)) == (False, True), "the document is the first level"
 
@@ -312,6 +356,7 @@ def test_an_exclusion_of_nothing_is_refused() -> None:
     ("line", "message"),
     [
         ("name: Nightly Build", "`nightly-build` would do"),
+        (f"name: {'A' * 101}", f"`{'a' * 100}` would do"),
         ("targets: [mi300]", "did you mean `mi300x`?"),
         ("targets: [gfx94x]", "known:"),
         ("targets: [onnx/cpu]", "known: migraphx, onnxruntime"),
@@ -344,16 +389,40 @@ def test_a_wrong_value_is_answered_with_what_would_do(line: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("options", "column", "message"),
+    ("field", "column", "message"),
     [
-        ("{levle: tuned}", 11, "no compiler has an option `levle`"),
-        ("{level: 7}", 18, "option `level`"),
+        ("options: {levle: tuned}", 11, "no compiler has an option `levle`"),
+        ("options: {exhaustive_tune: true}", 11, "`exhaustive_tune` is not an option here"),
+        ("options: {level: 7}", 18, "option `level`"),
+        ("env: {MIGRAPHX_DISABLE_MLIT: true}", 7, "`MIGRAPHX_DISABLE_MLIT` is not an environment variable"),
+        ("env: {MIGRAPHX_DISABLE_MLIR: a}", 30, "`MIGRAPHX_DISABLE_MLIR` is true or false"),
+        ("env: {HIPBLASLT_TUNING_OVERRIDE_FILE: a}", 39, "`HIPBLASLT_TUNING_OVERRIDE_FILE` names a file"),
     ],
 )
-def test_an_option_is_wrong_in_its_name_or_in_its_value(options: str, column: int, message: str) -> None:
-    problem = only(SMALL + f"options: {options}\n")
+def test_an_option_or_a_variable_is_wrong_in_its_name_or_in_its_value(field: str, column: int, message: str) -> None:
+    problem = only(SMALL + f"{field}\n")
     assert message in problem.message
     assert (problem.line, problem.column) == (7, column)
+
+
+def test_two_unknown_targets_are_not_the_same_one() -> None:
+    messages = [problem.message for problem in problems(SMALL.replace("[onnxruntime/cpu]", "[onnx/cpu, onnx/gpu]"))]
+    assert len(messages) == 2 and not any("twice" in message for message in messages)
+
+
+def test_a_manifest_of_which_only_fields_are_unknown_is_read_without_them(tmp_path: Path) -> None:
+    """So that its files are looked at, too."""
+    file = tmp_path / "farm.yaml"
+    unknown = SMALL.replace("{path: net.onnx}", "{path: net.onnx, more: 1}")
+    file.write_text(unknown + "some: 1\n")
+    manifest, found = read_manifest(file)
+    assert manifest and (manifest.name, manifest.models[0].source.path) == ("nightly", "net.onnx")
+    assert [problem.message for problem in found] == [
+        "unknown field `models[0].source.more`",
+        "unknown field `some`",
+    ]
+    file.write_text(unknown + "salt: 1\n")
+    assert (read_manifest(file)[0], len(read_manifest(file)[1])) == (None, 2)
 
 
 def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
@@ -365,6 +434,17 @@ def test_a_name_that_is_used_twice_says_where_it_was_first() -> None:
 def test_a_model_without_targets_is_reported_on_its_line() -> None:
     problem = only(SMALL.replace("targets: [onnxruntime/cpu]\n", ""))
     assert (problem.line, "no targets" in problem.message) == (4, True)
+
+
+def test_what_is_wrong_in_a_manifest_that_a_program_made_is_shown_in_its_text() -> None:
+    content = {**read_document(SMALL, "x").data, "salt": 1}
+    with pytest.raises(ManifestError) as caught:
+        manifest_of(content, Path())
+    assert str(caught.value).splitlines() == [
+        "manifest:15:10: salt: must be text, not 1",
+        '     "salt": 1',
+        "             ^",
+    ]
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
@@ -481,6 +561,7 @@ def test_reading_a_manifest_needs_no_heavy_import() -> None:
         (f'{{schedule: "0 0 {"9" * 90} * *"}}', "is not a schedule: bad day-of-month"),
         ('{schedule: "0 0 * * *", timezone: Europe/Berlim}', "unknown time zone `Europe/Berlim`"),
         ('{schedule: "0 0 * * *", timezone: a/b/c}', "unknown time zone `a/b/c`"),
+        ('{schedule: "0 0 */31 * 1#2"}', "`0 0 */31 * 1#2` is never due"),
         ("{toolchain: mi300y}", "unknown target `mi300y`"),
     ],
 )
@@ -517,10 +598,10 @@ def test_a_schedule_is_never_due_in_the_past(hours: float, timezone: str, schedu
     assert due == sorted(set(due))
 
 
-@pytest.mark.parametrize(("controls", "said"), [(1, "1:4"), (2, "binary file")])
+@pytest.mark.parametrize(("controls", "said"), [(1, "2:4"), (2, "binary file")])
 def test_two_control_characters_make_a_file_binary(controls: int, said: str) -> None:
     """One is a mistake with a place."""
-    content = b"a: " + b"\x01" * controls
+    content = b"# " + b"x" * 900 + b"\na: " + b"\x01" * controls
     with pytest.raises(ManifestError) as caught:
         read_document(content, "farm.yaml")
     assert said in str(caught.value)

@@ -89,7 +89,7 @@ CHANGES: dict[str, list[Any]] = {
     "datasets": [{}, {"A": {"path": "x"}}, {"a": {}}, {"a": {"dataset": "b"}}, {"a": "b"}],
     "datasets.x": [
         {"generate": 8}, {"generate": 8, "seed": 1}, {"generate": 0}, {"seed": 1}, {"path": "a", "seed": 1},
-        {"path": ""}, {"path": "a", "package": "b/c"}, {"https": "https://h/f"},
+        {"path": ""}, {"path": "a", "package": "b/c"}, {"https": "https://h/f"}, {"path": "a", "sha256": SHA},
         {"https": "https://h/f", "sha256": SHA},
     ],
     "models": [[], {}, None, [{}], ["net"]],
@@ -103,6 +103,9 @@ CHANGES: dict[str, list[Any]] = {
         {"source": {"glob": {"*": ["a.onnx"]}}}, {"source": {"glob": {}}}, {"source": {"glob": {"*": []}}},
         {"source": {"glob": ""}}, {"source": {"path": "x"}}, {"name": "net", "source": {"glob": {"*": ["a.onnx"]}}},
         {"name": "net"}, {"source": {"glob": {"*": ["a"], "b": ["c"]}}}, {"source": {"glob": {"*": [1]}}},
+        {"name": "net", "source": {"path": "x"}, "format": "tf", "outputs": ["a", "b"]},
+        {"name": "net", "source": {"path": "x"}, "format": "tf", "outputs": ["a", "a"]},
+        {"name": "net", "source": {"path": "x"}, "format": "tf", "outputs": []},
     ],
     "models.0.format": ["onnx", "tf", "pt", None],
     "models.0.inputs": [{}, {"x": {}}, {"x.*": {"shape": []}}, {"x": None}, {"x": []}, []],
