@@ -103,9 +103,7 @@ def entered(there: Cells, new: Cells, is_given_up: Callable[[SnapshotCell], bool
     what people have chosen in its place.
     """
     kept, current = dict(there), _current(there)
-    moments = dict[tuple[str, str], float]()
-    for cell in there.values():
-        moments[_place(cell)] = max(moments.get(_place(cell), 0.0), cell.get("superseded", cell["submitted"]))
+    moments = dict(sorted((_place(cell), cell.get("superseded", cell["submitted"])) for cell in there.values()))
     for name, cell in new.items():
         place, old = _place(cell), there.get(name)
         if old and old["submitted"] >= cell["submitted"]:

@@ -110,7 +110,7 @@ def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:
             f"{len(ours)} rounds against {len(theirs)}: programs that were measured in turns have the same number"
         )
     ratio = float(np.median(theirs) / np.median(ours))
-    drawn = np.random.default_rng(seed).integers(0, len(ours), size=(_DRAWS, len(ours)))
+    drawn = np.random.default_rng(seed).integers(len(ours), size=(_DRAWS, len(ours)))
     ratios = np.median(theirs[drawn], axis=1) / np.median(ours[drawn], axis=1)
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(ratios, (tail, 1 - tail)))

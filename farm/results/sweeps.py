@@ -40,7 +40,7 @@ def part_of(cell: JudgedCell) -> SweepResult | None:
         **asked,
         "points": [point],
         "best": None,
-        "weak": False,
+        "weak": point["shared"],
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -28,18 +30,13 @@ class Contender(NamedTuple):
     marks: Sequence[str]
     """What makes its numbers weak: `shared`, `noisy`, `weak`, `unverified`."""
     gain: float | None = None
-    on_front: bool = False
+    on_front: bool | None = None
     """Whether no other program of its target and shape is both faster and nearer to the reference."""
 
     @property
     def place(self) -> tuple[str, str]:
         """What it has in common with the programs that could run in its place."""
         return self.target, self.shape
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether it passed, and both its numbers can be trusted."""
-        return bool(self.passed and self.latency and self.error is not None and set(self.marks) <= {"noisy"})
 
 
 Advice: TypeAlias = tuple[tuple[str, str], Contender | None, str]
@@ -92,11 +89,16 @@ def marks_of(facts: ArtifactFacts) -> list[str]:
 
 def front(found: Iterable[Contender], place: tuple[str, str]) -> list[Contender]:
     """Return the Pareto front of a target and shape, the fastest first: each next one is nearer to the reference."""
-    known = [each for each in found if each.place == place and each.passed and each.latency and each.error is not None]
-    best: list[Contender] = []
-    for each in sorted(known, key=lambda each: (each.latency, each.error, each.size)):
-        if not best or (each.error or 0.0) < (best[-1].error or 0.0):
+    known = [
+        (each.latency, each.error, each.size, each)
+        for each in found
+        if each.place == place and each.passed and each.latency and each.error is not None
+    ]
+    best, least = list[Contender](), math.inf
+    for _, error, _, each in sorted(known, key=itemgetter(0, 1, 2)):
+        if error < least:
             best.append(each)
+            least = error
     return best
 
 
@@ -111,13 +113,14 @@ def advise(found: Sequence[Contender]) -> list[Advice]:
 def _advice(place: tuple[str, str], found: Sequence[Contender]) -> Advice:
     from farm.results.lines import BAND  # Its imports take long, and most commands only need `error_of`.
 
-    sure = [each for each in found if each.is_sure]
+    # Those that passed and of which both numbers can be trusted; without an error they are marked as unverified.
+    sure = [(each.latency, each) for each in found if each.passed and each.latency and set(each.marks) <= {"noisy"}]
     if not sure:
         marks = sorted({mark for each in found if each.passed for mark in each.marks} - {"noisy"})
         why = f"every program that passed is {' or '.join(marks)}" if marks else "no program that passed was measured"
         return place, None, why
-    fastest = min(sure, key=lambda each: each.latency or 0.0)
-    equal = [each for each in sure if (each.latency or 0.0) <= (fastest.latency or 0.0) * (1 + BAND)]
+    least, fastest = min(sure, key=itemgetter(0))
+    equal = [each for latency, each in sure if latency <= least * (1 + BAND)]
     best = min(equal, key=lambda each: (each.error, each.size))
     if best is not fastest:
         why = f"{fastest.precision} is not faster by more than {BAND:.0%}, and this has the smaller error"

@@ -158,11 +158,8 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
 
 def is_unverified(cell: JudgedCell) -> bool:
     """Whether a cell's program was to be compared with a reference and was not, or only some of its outputs."""
-    facts = cell.get("facts")
-    if not facts:
-        return False
-    share, said = default_equal_share(cell["precision"]), facts.get("unverified", "")
-    return bool(judge_unverified(said, facts, cell["gate"]["tolerance"], equal_share=share))
+    facts, limits, share = cell.get("facts"), cell["gate"]["tolerance"], default_equal_share(cell["precision"])
+    return bool(facts and judge_unverified(facts.get("unverified", ""), facts, limits, equal_share=share))
 
 
 def expected_failure(planned: CellPlan) -> TimedFailure | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farm.results.lines import CellEnd, CellLine, change, is_quiet, look_of
+from farm.results.lines import CellEnd, CellLine, change, differences, is_quiet, look_of
 from farm.results.verdict import judge_cell
 from tests.unit.results.test_verdict import FACTS, KEY, failed, planned, row, succeeded
 
@@ -51,6 +51,16 @@ def test_a_line_of_a_program_has_its_figures() -> None:
 def test_a_line_says_whose_fault_a_failure_is(kind: str, by_farm: bool) -> None:
     line = CellLine.of(judge_cell(planned(), failed(kind)))
     assert (line.by_farm, line.kind, line.published, line.succeeded) == (by_farm, kind, False, False)
+
+
+def test_what_only_one_of_two_builds_has_is_left_out() -> None:
+    def report(*names: str) -> Any:
+        cells = [{**judge_cell(planned(), row("queued")), "identifier": name} for name in names]
+        return {"build": {}, "cells": cells}
+
+    found = differences(report("a", "b", "c"), report("b", "d"), lambda key: {})
+    assert found["left_out"] == {"left": ["a", "c"], "right": ["d"]}
+    assert ([each["identifier"] for each in found["cells"]], found["same"]) == (["a", "c", "d"], 1)
 
 
 ENDS = [

@@ -103,6 +103,8 @@ def test_the_later_submission_is_what_readers_get_whichever_build_ends_last() ->
     assert entered(now, named("c", 2.0, "t2")) == now, "the same moment: it is there"
     assert entered(old, named("c", 1.0, "t1")) == old
     assert entered(old, named("c", 1.5, "t1")) == named("c", 1.5, "t1")
+    unlost = {**named("a", 3.0, "t1", superseded=4.0), **named("b", 2.0, "t2"), **named("c", 1.0, "t3")}
+    assert entered(unlost, named("d", 3.5, "t4"))[f"{NAME}@cpu@t4"]["superseded"] == 4.0, "the last moment counts"
     chosen = {**named("a", 1.0, "t1"), **named("b", 2.0, "t2", superseded=9.0)}
     late = entered(chosen, named("c", 8.0, "t2"))
     assert late == {**named("a", 1.0, "t1"), **named("c", 8.0, "t2", superseded=9.0)}, "before somebody chose"

@@ -68,6 +68,9 @@ def test_a_machine_that_slows_down_meets_both_alike() -> None:
 def test_a_difference_within_the_band_is_none() -> None:
     steady, hardly = [[1.0] * 5] * ROUNDS, [[1.01] * 5] * ROUNDS
     assert compare(steady, hardly).verdict == "no difference shown"
+    for more, faster, slower in ((1.02, "no difference shown", "no difference shown"), (1.021, "faster", "slower")):
+        assert compare(steady, [[more] * 5] * ROUNDS).verdict == faster
+        assert compare([[more] * 5] * ROUNDS, steady).verdict == slower
 
 
 def test_few_rounds_show_nothing() -> None:

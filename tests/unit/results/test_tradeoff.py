@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from farm.cli.compare_command import lines
-from farm.results.tradeoff import advise, choices
+from farm.results.lines import BAND
+from farm.results.tradeoff import NOISY, advise, choices
 
 
 def program(precision: str, latency: float | None, error: float | None, **more: Any) -> tuple[str, bool, Any]:
@@ -45,6 +46,17 @@ def test_the_front_has_what_nothing_else_beats_in_both() -> None:
     assert [each.gain and round(each.gain, 2) for each in found] == [1.0, 1.67, 1.43, 2.5, 10.0, None, 1.0]
 
 
+def test_of_programs_that_are_alike_in_one_number_the_better_in_the_next_is_on_the_front() -> None:
+    found = choices([
+        program("fp16", 0.01, 1e-3, size=2), program("fp32", 0.01, 1e-3, size=1), program("int8", 0.01, 1e-2, size=0),
+        program("bf16", 0.02, 1e-3, size=0),
+    ])  # fmt: skip
+    assert [each.precision for each in found if each.on_front] == ["fp32"]
+    assert said(program("fp16", 0.01, 1e-3, size=2), program("fp32", 0.01, 1e-3, size=1))[0].startswith(
+        f"{PLACE}: ship fp32"
+    )
+
+
 def test_the_fastest_that_passed_is_recommended_for_each_shape() -> None:
     assert said(
         program("fp32", 0.01, 1e-7, size=4000), program("int8", 0.004, 2e-2), program("int4", 1e-3, 0.3, passed=False),
@@ -63,6 +75,10 @@ def test_one_output_that_was_not_compared_is_enough_to_recommend_another(doubt: 
 
 
 def test_a_gain_that_two_measurements_may_differ_by_is_not_worth_an_error() -> None:
+    for slower, name in ((1 + BAND, "fp32"), (1.01 + BAND, "fp16")):
+        assert said(program("fp32", 0.01 * slower, 1e-7), program("fp16", 0.01, 1e-3))[0].startswith(
+            f"{PLACE}: ship {name}"
+        )
     assert said(program("fp32", 0.0100, 1e-7), program("fp16", 0.0095, 1e-3)) == [
         f"{PLACE}: ship fp32: error 1.0e-07, 1 kB; fp16 is not faster by more than 10%, and this has the smaller error"
     ]
@@ -74,8 +90,8 @@ def test_what_is_not_sure_is_marked_and_never_recommended() -> None:
         program("fp16", 0.001, 1e-3, shared=True),
         program("bf16", 0.001, None),
     ]
-    found = choices(cells)
-    assert [list(each.marks) for each in found] == [["noisy"], ["shared"], ["unverified"]]
+    found = choices([*cells, program("int8", 0.01, 1e-7, tail=NOISY)])
+    assert [list(each.marks) for each in found] == [["noisy"], ["shared"], ["unverified"], []]
     assert said(*cells)[0].startswith(f"{PLACE}: ship fp32")
     assert said(*cells[1:]) == [f"{PLACE}: nothing to recommend: every program that passed is shared or unverified"]
     assert said(program("fp32", None, 1e-7)) == [f"{PLACE}: nothing to recommend: no program that passed was measured"]
