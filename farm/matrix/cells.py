@@ -74,22 +74,20 @@ class Work(NamedTuple):
 
 
 def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> Resolved | None:
-    """Resolve a combination; None, with a complaint, if something is wrong.
+    """Resolve a combination; None, with a complaint, if its device does not have the precision.
 
     `limits` are for what the manifest does not limit.
     """
     kind = kind_of(lookup, combination)
     if kind is None:
         return None
-    before, matrix = len(lookup.complaints.problems), lookup.matrix
+    matrix = lookup.matrix
     if model := lookup.model(combination):
         check_model(lookup, combination, model)
     settings = settings_of(matrix.manifest, combination)
     recipe = lookup.recipe(combination, kind, settings)
     pools = _pools(lookup, combination, kind, settings, recipe)
     check_background(lookup, combination, settings)
-    if len(lookup.complaints.problems) > before or (lookup.pools and not (pools and model)):
-        return None
     return Resolved(
         data=recipe.data,
         limits={

@@ -321,12 +321,12 @@ class PoolChoice:
         """
 
         def score(pool: str) -> float:
-            chance = (int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest()[:12], 16) + 1) / (16**12 + 1)
-            return (self._slots.get(pool) or 1) / -math.log(chance)
+            chance = int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest(), 16) / 16**64
+            return -math.log(chance) / (self._slots.get(pool) or 1)
 
         if len(pools) == 1:
             return pools[0]
-        return max([pool for pool in pools if self._slots.get(pool)] or pools, key=score)
+        return min([pool for pool in pools if self._slots.get(pool)] or pools, key=score)
 
 
 def data_key(model: str, use: str, override: int | None = None) -> str:

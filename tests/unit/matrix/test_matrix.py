@@ -381,12 +381,16 @@ def test_a_matrix_that_is_too_large_is_refused_before_it_is_made() -> None:
 def test_very_many_selectors_for_very_many_cells_are_refused(
     monkeypatch: pytest.MonkeyPatch, field: str, entry: str
 ) -> None:
-    monkeypatch.setattr("farm.matrix.combinations.MAX_COMPARISONS", 100_000)
     text = manifest_text(
-        f"{field}: [{', '.join([entry] * 200)}]",
-        model=f"dims: {{a: {list(range(1, 40))}, b: {list(range(1, 40))}}}\n    batches: [1]",
+        f"{field}: [{', '.join([entry] * 20)}]",
+        model=f"dims: {{a: {list(range(1, 10))}, b: {list(range(1, 10))}}}\n    batches: [1]",
     )
-    assert "too many selectors" in refusal(text, {"net": model(tensor("x", "float32", ("batch", "a", "b")))})
+    inputs = {"net": model(tensor("x", "float32", ("batch", "a", "b")))}
+    monkeypatch.setattr("farm.matrix.combinations.MAX_COMPARISONS", 20 * 81 - 1)
+    assert "too many selectors" in refusal(text, inputs)
+    monkeypatch.setattr("farm.matrix.combinations.MAX_COMPARISONS", 20 * 81)
+    if field == "include":
+        assert len(cells(text, inputs)) == 81
 
 
 # --- specs --------------------------------------------------------------------------------------------------------
@@ -610,6 +614,12 @@ def test_recipes_have_the_declared_values_in_the_inputs_own_type() -> None:
     assert all(isinstance(value, float) for value in cell.spec["calibration"]["ranges"]["mask"]["range"])
     assert cell.spec["inputs"]["scale"] == {"dtype": "float32", "shape": []}
     assert "whole numbers" in refusal(manifest_text(model="inputs: {ids: {range: [0, 0.5]}}\n    " + ONE), {"net": net})
+
+
+def test_samples_that_a_dataset_generates_are_generated() -> None:
+    cell = one(manifest_text("datasets: {made: {generate: 5, seed: 7}}", model=f"samples: made\n    {ONE}"))
+    assert cell.spec["verification"] is not None
+    assert cell.spec["verification"]["samples"] == {"generate": 5, "seed": 7, "ranges": {}}
 
 
 def test_the_reference_target_gets_fewer_samples() -> None:
