@@ -29,6 +29,7 @@ LINES = {
     "extras/radar": 1336,
     "extras/reproduce": 341,
     "extras/signing": 2210,
+    "extras/telemetry": 165,
     "extras/triggers": 1227,
     "extras/webhooks": 931,
     "jobs": 1025,

@@ -378,6 +378,16 @@ FLOORS: dict[str, set[str]] = {
         "farm.wire",
     },
     "farm.extras.nvidia": {"farm.node", "farm.runner", "farm.targets", "farm.wire"},
+    "farm.extras.telemetry": {
+        "farm",
+        "farm.app",
+        "farm.extension",
+        "farm.jobs",
+        "farm.logging",
+        "farm.pages",
+        "farm.results",
+        "farm.store",
+    },
     "farm.extras.webhooks": {
         "farm.api",
         "farm.app",
