@@ -112,6 +112,15 @@ class Reach(NamedTuple):
         return f"the index is at {min(99, int(self.share * 100))} %"
 
 
+class DayOfBuilds(NamedTuple):
+    """The cells that succeeded on a day, which begins at `day`; compiling the hits had taken `saved` seconds."""
+
+    day: float
+    cells: int
+    hits: int
+    saved: float
+
+
 class BuildIndex:
     """The index of finished builds. Thread-safe."""
 
@@ -209,6 +218,17 @@ class BuildIndex:
             )
             found = [(row["identifier"], row["key"], json.loads(row["turns"])) for row in rows]
         return {name: turns for name, key, turns in found if pairs[name] == (key, turns["key"])}
+
+    def days(self, namespace: str, since: float) -> list[DayOfBuilds]:
+        """Return what was built on each day (UTC) since a moment (Unix seconds), the oldest day first."""
+        with self._open() as database:
+            rows = database.execute(
+                "SELECT unixepoch(date(ended, 'unixepoch')) AS day, COUNT(*), SUM(hit),"
+                " TOTAL(CASE WHEN hit THEN json_extract(numbers, '$.compile_time') END) FROM past"
+                " WHERE namespace = ? AND ended >= ? AND look IN ('compiled', 'hit') GROUP BY day ORDER BY day",
+                (namespace, since),
+            )
+            return [DayOfBuilds(*row) for row in rows]
 
     # --- how it is filled ---------------------------------------------------------------------------------------
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
+from markupsafe import Markup
 
 from farm.api.schemas import BUILD_REFERENCE
+from farm.builds.build_index import DayOfBuilds
 from farm.builds.known_failures import today
 from farm.builds.reading import is_aside
 from farm.builds.troubles import troubles
@@ -20,9 +21,10 @@ from farm.errors import NotFound
 from farm.jobs.rows import PoolView
 from farm.pages.build_view import PAGE
 from farm.pages.comparison import MOST, ComparedBuilds
+from farm.pages.drawing import PlotAxis, PlotPoint, plot
 from farm.pages.page_answers import BASE, Here, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, StillReading
-from farm.pages.quantities import plural
+from farm.pages.quantities import duration, moment, part, plural
 from farm.results.lines import BAND, Look
 from farm.results.report import BuildView
 
@@ -30,6 +32,9 @@ router = APIRouter()
 
 NAMES = 12
 """Names of builds on the page of what is important now."""
+DOTS = 20
+"""The last builds of a name, each a sign."""
+MONTH = timedelta(days=30)
 SOON = timedelta(days=3)
 """Before its last day, in which an acknowledged failure is named."""
 
@@ -50,8 +55,8 @@ class NameLine(NamedTuple):
 
     build: BuildView
     changes: ComparedBuilds | None
-    builds: int
-    """How many builds of this name the farm knows."""
+    builds: Sequence[BuildView]
+    """The last builds of this name that ended, the oldest first."""
 
 
 @router.get("/ns/{namespace}/across")
@@ -94,6 +99,8 @@ def now(visit: Here) -> Response:
     """Show the single most important thing now, and then what else is worth a look."""
     known = visit.farm.build_reader.list(visit.namespace, 1000)
     lines = list(_lines(visit, known))
+    days = visit.farm.build_index.days(visit.namespace, time.time() - MONTH.total_seconds())
+    live, pools = visit.farm.store.workers.list(""), visit.farm.store.workers.pools()
     entries = visit.farm.acknowledged.list(visit.namespace)
     return visit.page(
         "now",
@@ -103,21 +110,48 @@ def now(visit: Here) -> Response:
         open=[build for build in known if build["state"] != "reported"][:NAMES],
         ending=[entry for entry in entries if entry["until"] <= str(today() + SOON)],
         entries=len(entries),
-        pools=[pool for pool in visit.farm.store.workers.pools() if pool["waiting"]],
+        pools=[pool for pool in pools if pool["waiting"]],
+        days=days,
+        trends=_trends(days, f"{BASE}/ns/{visit.namespace}/builds") if len(days) > 1 else [],
+        waiting=sum(pool["waiting"] for pool in pools),
+        workers=len(live),
+        slots=sum(worker["slots"] for worker in live),
         troubles=troubles(visit.farm.store, visit.farm.settings),
-        fenced=sorted({worker["node"] for worker in visit.farm.store.workers.list("") if worker["fenced"]}),
+        fenced=sorted({worker["node"] for worker in live if worker["fenced"]}),
     )
 
 
 def _lines(visit: Visit, known: Sequence[BuildView]) -> Iterator[NameLine]:
-    counts = Counter(build["name"] for build in known if build["state"] == "reported" and not is_aside(build))
+    ended: dict[str, list[BuildView]] = {}
+    for build in known:
+        if build["state"] == "reported" and not is_aside(build):
+            ended.setdefault(build["name"], []).append(build)
     began = time.monotonic()
     for build in _newest(known)[:NAMES]:
         changes = None
         if time.monotonic() - began < PATIENCE:
             with suppress(StillReading, NotFound):
                 changes = visit.builds.changes(visit.namespace, visit.builds.view(visit.namespace, build["id"]))
-        yield NameLine(build, changes, counts[build["name"]])
+        yield NameLine(build, changes, ended[build["name"]][:DOTS][::-1])
+
+
+def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
+    """Return the hit rate, and what hits saved, by day."""
+
+    def drawn(name: str, unit: Callable[[float], str], values: Iterable[float]) -> Markup:
+        first = days[0].day
+        points = []
+        for each, value in zip(days, values, strict=True):
+            text = f"{moment(each.day)[5:10]}: {unit(value)}, {plural(each.cells, 'cell')}"
+            points.append(PlotPoint(href, text, "", (each.day - first) / 86_400, value))
+        ticks = [point.x for point in points][:: -(-len(points) // 5)]
+        across = PlotAxis("day, UTC", lambda at: moment(first + at * 86_400)[5:10], ticks=ticks)
+        return plot(f"{name} by day", points, across, PlotAxis(name, unit))
+
+    return [
+        drawn("hit rate", part, (each.hits / each.cells for each in days)),
+        drawn("compile time that hits saved", duration, (each.saved for each in days)),
+    ]
 
 
 def _newest(builds: Iterable[BuildView]) -> list[BuildView]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 420
+RECORD_TYPES = 421
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1868,
     "artifacts": 2433,
-    "builds": 3201,
+    "builds": 3218,
     "cli": 5147,
     "client": 4870,
     "compiling": 3355,
@@ -40,7 +40,7 @@ LINES = {
     "metrics": 217,
     "models": 783,
     "node": 3993,
-    "pages": 3710,
+    "pages": 3744,
     "results": 2138,
     "runner": 7130,
     "serving": 452,

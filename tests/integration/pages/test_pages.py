@@ -392,6 +392,28 @@ def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> 
     assert "weekly" in said and "1 waiting" in said and "1 job for 6 slots of onnxruntime-cpu" in said
 
 
+def test_the_first_page_says_what_the_farm_saved(farm: Farm, browser: httpx.Client) -> None:
+    assert "What the farm saved" not in words(browser.get("/ui/ns/main").text)
+    ids = []
+    for number in range(3):
+        ids.append(accept(farm, "nightly", [Cell("net"), Cell("other", salt=str(number == 2))]))
+        play(farm, everything_passes(farm))
+        farm.build_finisher.finish(ids[-1])
+    accept(farm, "weekly", [Cell("later")])
+    page = browser.get("/ui/ns/main").text
+    slots = sum(worker["slots"] for worker in farm.store.workers.list(""))
+    assert "50 % of 6 cells were hits, which saved 24.3 s of compiling." in words(page)
+    assert f"Now 1 job waits for {slots} slots of {len(farm.store.workers.list(''))} workers." in words(page)
+    assert re.findall('class="dot-link good" href="/ui/ns/main/builds/([^"]+)"', page) == ids, "the oldest first"
+    assert "by day" not in page, "one day is not a trend"
+    report = farm.build_reader.report("main", ids[0])
+    earlier = {**report["build"], "id": "b-" + "0" * 16, "ended_at": report["build"]["ended_at"] - 5 * 86_400}
+    farm.build_index.add({**report, "build": earlier})
+    page = browser.get("/ui/ns/main").text
+    assert 'aria-label="hit rate by day"' in page and page.count("<circle") == 4
+    assert f"{today() - timedelta(days=5):%m-%d}: 0 %, 2 cells</title>" in page
+
+
 def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> None:
     ids = []
     for number, seconds in enumerate((0.002, 0.00202, 0.003)):
