@@ -237,6 +237,9 @@ def test_workers_are_added_by_number_and_leave_by_themselves() -> None:
             if document["kind"] == "ScaledObject":
                 behaviour = document["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
                 assert behaviour["scaleDown"] == {"selectPolicy": "Disabled"}
+                # KEDA asks only to start from zero, and warns of an interval that nothing uses.
+                assert document["spec"]["minReplicaCount"] > 0
+                assert "pollingInterval" not in document["spec"]
         assert not any(document["kind"] == "HorizontalPodAutoscaler" for document in found)
 
 
