@@ -295,7 +295,7 @@ class EventStreams:
         self._link = link
         self._new_epoch = epoch
 
-    def read(self, build_id: str, after: str | None = None, block_ms: int = 0) -> EventBatch:
+    def read(self, build_id: str, after: str | None = None, block_ms: int | None = None) -> EventBatch:
         """Return up to 500 events after an id (None: from the beginning), waiting up to `block_ms` for the first.
 
         An unknown id counts as an id of another epoch.
@@ -314,7 +314,7 @@ class EventStreams:
             }
             return {"items": [item], "reset": True}
         entries = self._link.ask("XRANGE", stream, f"({position}", "+", "COUNT", EVENTS_AT_ONCE)
-        if not entries and block_ms > 0:
+        if not entries and block_ms:
             entries = self._wait(stream, position, block_ms)
         return {"items": [_item(build_id, epoch, *entry) for entry in entries], "reset": False}
 

@@ -161,7 +161,7 @@ class Link:
                 socket_connect_timeout=SOCKET_TIMEOUT,
                 socket_keepalive=True,
                 max_connections=CONNECTIONS,
-                retry=Retry(ExponentialBackoff(cap=0.4, base=0.05), 2, (ConnectionError,)),
+                retry=Retry(ExponentialBackoff(base=0.05), 2, (ConnectionError,)),
             )
         except ValueError as error:
             hint = "write it as redis://:password@host:6379/0, or sentinel://:password@host,host/0?master=name"
@@ -228,9 +228,8 @@ class Link:
             try:
                 return {name: self._redis.execute_command("CONFIG GET", name)[name] for name in names}
             except ResponseError:  # renamed or forbidden
-                info = self._redis.execute_command("INFO")
-                appendonly = "yes" if info.get("aof_enabled") else "no"
-                return {"appendonly": appendonly, "maxmemory-policy": str(info.get("maxmemory_policy", "noeviction"))}
+                policy = self._redis.execute_command("INFO").get("maxmemory_policy", "noeviction")
+                return {"maxmemory-policy": str(policy)}
 
     def close(self) -> None:
         """Close every connection."""

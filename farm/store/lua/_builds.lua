@@ -68,15 +68,17 @@ local function end_cell(build, identifier, from, to, job, document, kind)
   close(build)
 end
 
--- Whether a build has as many jobs under way as it may have.
-local function is_full(build)
-  local most = tonumber(call("HGET", BUILD .. build, "max_parallel") or 0)
-  return most > 0 and call("SCARD", BUILD .. build .. ":flying") >= most
+-- How many more jobs of a build may be under way, or nil if their number is not bounded.
+local function room_of(build)
+  local most = tonumber(call("HGET", BUILD .. build, "max_parallel"))
+  return most and most > 0 and math.max(0, most - call("SCARD", BUILD .. build .. ":flying")) or nil
 end
+
+local function is_full(build) return room_of(build) == 0 end
 
 -- A build has one running job less: if the number is bounded, its pools may hand out another one.
 local function landed(build)
-  if (tonumber(call("HGET", BUILD .. build, "max_parallel") or 0)) > 0 then
+  if room_of(build) then
     for _, pool in ipairs(call("SMEMBERS", BUILD .. build .. ":pools")) do wake(pool) end
   end
 end

@@ -166,7 +166,7 @@ local function move_cells(cells, job, from, to, kind)
 end
 
 -- Move a job in its pool: "waiting" (to be handed out), "handed" (to the broker), "running", "" (ended).
--- Callers write `where` with the job's other fields; it says the same.
+-- Callers write `where` with the job's other fields.
 local function place(job, where, cells)
   if job.where ~= "" then call("ZREM", POOL .. job.pool .. ":" .. job.where, job.id) end
   if where ~= "" then
@@ -188,7 +188,6 @@ local function place(job, where, cells)
       landed(cell.build)
     end
   end
-  job.where = where
 end
 
 -- Put a job back to waiting, until `delay` has passed if there is one.
@@ -202,13 +201,13 @@ local function put_back(job, cells, delay)
   end
 end
 
--- A job's priority is the largest among its live cells.
+-- A job's priority is the largest among its live cells; it has some.
 local function set_priority(job, cells)
   local priority = nil
   for _, cell in ipairs(cells) do
     if cell.live and (not priority or cell.priority > priority) then priority = cell.priority end
   end
-  if not priority or priority == tonumber(job.priority) then return end
+  if priority == tonumber(job.priority) then return end
   local offered = job.where == "waiting" and not call("ZSCORE", FARM .. "delayed", job.id)
   if offered then withdraw(job, cells) end
   job.priority = string.format("%d", priority)

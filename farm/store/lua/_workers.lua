@@ -80,7 +80,6 @@ local function fence(node, reason)
   if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
   call("HSET", record, "fenced", reason)
   call("HDEL", record, "row", "let_back")
-  call("DEL", NODE .. node .. ":passed")
   call("PEXPIRE", record, KEEP)
 end
 
@@ -193,7 +192,7 @@ local function charge(job, cells, kind, outcome)
         .. "` writes what it was"
       outcome = cjson.encode(document)
     end
-    call("HSET", JOB .. job.id, "charged", job.charged, "losses", job.losses)
+    call("HSET", JOB .. job.id, "charged", job.charged)
     end_job(job, cells, "failed", outcome, kind)
   else
     local delay = delays < 0 and 0 or RETRY * 2 ^ delays

@@ -9,7 +9,7 @@ call("ZADD", members, at, build)
 if cancels == "1" then call("ZADD", newest, at, build) end
 call("ZREMRANGEBYRANK", newest, 0, -2)
 for _, name in ipairs({members, newest}) do call("PEXPIRE", name, KEEP) end
-local last = call("ZRANGE", newest, 0, 0, "WITHSCORES")
+local last = call("ZRANGE", newest, 0, -1, "WITHSCORES")
 local answer = {last[1] or ""}
 for _, member in ipairs(call("ZRANGE", members, 0, -1)) do
   if call("HGET", BUILD .. member, "state") ~= "open" then

@@ -16,11 +16,7 @@ for _, level in ipairs(levels_of(pool)) do
 end
 local count = 0
 for build, jobs in pairs(ready) do
-  local stop, paused, most = unpack(call("HMGET", BUILD .. build, "stop", "paused", "max_parallel"))
-  if stop ~= "1" and paused ~= "1" then
-    most = tonumber(most or 0)
-    if most > 0 then jobs = math.min(jobs, math.max(0, most - call("SCARD", BUILD .. build .. ":flying"))) end
-    count = count + jobs
-  end
+  local stop, paused = unpack(call("HMGET", BUILD .. build, "stop", "paused"))
+  if stop ~= "1" and paused ~= "1" then count = count + math.min(jobs, room_of(build) or jobs) end
 end
 return busy + math.min(count, call("ZCARD", POOL .. pool .. ":waiting"))
