@@ -207,9 +207,10 @@ class Records:
             "leases"
         ):
             yield f"its program is {'' if 'kept' in job else 'not '}kept"
+        lease = self.settings.lease_seconds * 1000
         end = self.keys.get("leases", {}).get(job_id, self.now)
-        if end > self.now + self.settings.lease_seconds * 1000:
-            yield "has too long a lease"
+        if end > self.now + lease or (job_id in self.set("leases") and end < int(job["started_at"]) + lease):
+            yield f"has a lease until {end}"
         holders = {name for name in self.keys if name.startswith("worker:") and name.endswith(":running")}
         held = {name for name in holders if job_id in self.set(name)}
         if held != ({f"worker:{job['worker']}:running"} if running else set()):

@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import redis
@@ -62,6 +63,27 @@ def test_a_build_of_hits_ends_at_once(store: Store) -> None:
     assert cell["facts"] == {"latency": 0.5}
     assert store.builds.get(build_id)["state"] == "ended"
     assert store.jobs.pending(POOL.name) == 0
+    assert store.wakeups.next_build(0.01) == build_id, "somebody has to write its report"
+
+
+def test_what_a_hit_measured_is_not_known_before_its_job_has_ended(store: Store) -> None:
+    """If the program cannot be measured, it is a hit all the same, which says why; one that was gone has failed."""
+    join_pool(store)
+    facts = {"latency": 0.5}
+    build_id = submit(store, *(new_cell(facts=facts, order={"hit": True, "against": letter * 64}) for letter in "abcd"))
+    wrong = Outcome.failure(FailureKind.COMPILER_ERROR, "no kernel")
+    for outcome in (SUCCESS, wrong, replace(wrong, made_again=True)):
+        run_next(store, outcome)
+    take(store)
+    seen = [(cell["state"], cell["hit"], cell["kind"], cell["facts"]) for cell in store.builds.cells(build_id)]
+    assert seen == [
+        ("succeeded", False, None, {"latency": 0.01}),
+        ("succeeded", True, None, {"latency": 0.5, "unmeasured": "no kernel"}),
+        ("failed", False, "compiler_error", None),
+        ("running", False, None, None),
+    ]
+    assert store.builds.cancel(build_id) == 1
+    assert [cell["facts"] for cell in store.builds.cells(build_id)][3] is None
 
 
 def test_cells_of_a_build_that_is_gone_leave_nothing_behind(store: Store) -> None:
@@ -81,8 +103,8 @@ def test_a_build_with_missing_lots_does_not_end(store: Store) -> None:
     hits = [new_cell(facts={}, order=None) for _ in range(2)]
     store.builds.create(build, hits[:1])
     assert store.builds.get(build["id"])["state"] == "open"
-    assert store.builds.incomplete(60) == [], "it came just now"
-    assert wait_until(lambda: store.builds.incomplete(0.01)) == [build["id"]]
+    store._link.ask("ZINCRBY", ("incomplete",), -30_000, build["id"])
+    assert (store.builds.incomplete(40), store.builds.incomplete(20)) == ([], [build["id"]])
     store.builds.create(build, hits)
     assert store.builds.get(build["id"])["state"] == "ended"
     assert store.builds.incomplete(0) == []
@@ -246,6 +268,7 @@ def test_other_failures_get_more_attempts(store: Store, kind: FailureKind, attem
             assert states(store, build_id) == ["queued"]
             ready_again(store)
     assert states(store, build_id) == ["failed"]
+    assert store.jobs.get(job_id)["charged"] == attempts
     assert [attempt["kind"] for attempt in store.jobs.get(job_id)["attempts"]] == [kind.value] * attempts
 
 
@@ -512,6 +535,11 @@ def test_what_was_in_quarantine_costs_one_more_worker_when_it_is_submitted_again
         return cell
 
     losses(3)
+    submit(store, new_cell("a" * 64))
+    job_id = run_next(store, Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11"))
+    assert not store.jobs.get(job_id)["quarantined"], "no worker was lost with it"
+    ready_again(store)
+    run_next(store, Outcome.failure(FailureKind.BAD_MODEL, "node 7 has no op"))
     again = losses(1)
     assert "it was in quarantine before, and another worker was lost with it" in again["message"]
     submit(store, new_cell("a" * 64))
@@ -533,6 +561,19 @@ def test_a_reaper_that_was_silent_gives_every_lease_its_time_again(store: Store)
     assert store.jobs.expire_leases("late") == []
 
 
+@pytest.mark.parametrize(("silent", "expires"), [(20, True), (40, False), (-20, True), (-40, False)])
+def test_a_reaper_has_been_silent_after_half_a_lease(redis_url: str, silent: int, expires: bool) -> None:
+    """A worker that renewed just before has a part of its lease left; less than nothing: the clock was set back."""
+    store = Store.connect(load_settings({}, redis_url=redis_url, lease_seconds=60.0, renew_seconds=10.0))
+    join_pool(store)
+    submit(store, new_cell())
+    job_id, _ = take(store)
+    store._link.ask("ZADD", ("leases",), 1, job_id)
+    now = int(store.now() * 1000)
+    store._link.ask("HSET", ("reaper", "r"), "since", now - 600_000, "last", now - silent * 1000)
+    assert store.jobs.expire_leases("r") == [job_id] * expires
+
+
 def test_what_an_attempt_is_doing_can_be_read(store: Store) -> None:
     join_pool(store)
     build_id = submit(store, new_cell())
@@ -543,8 +584,9 @@ def test_what_an_attempt_is_doing_can_be_read(store: Store) -> None:
     assert store.jobs.log_tail(job_id) == b"\xfflog"
     store.jobs.renew(claim.token, job_id, phase="tuning", progress=0.5)
     assert store.jobs.log_tail(job_id) == b"\xfflog"
+    store.jobs.renew(claim.token, job_id, phase="measuring")
     phases = [event["phase"] for event in store.events.read(build_id)["items"] if event["type"] == "phase"]
-    assert phases == ["tuning"], "progress alone is not an event"
+    assert phases == ["tuning", "measuring"], "progress alone is not an event"
 
 
 # --- other nodes first -----------------------------------------------------------------------------------------------
@@ -591,6 +633,17 @@ def test_cancelling_a_queued_build_ends_its_jobs(store: Store) -> None:
     assert store.builds.get(build_id)["state"] == "ended"
     assert store.jobs.claim(*handed, nonce="n", worker="w1", node="n1").answer == "stale"
     assert store.builds.cancel(build_id) == 0
+
+
+def test_what_waits_is_cancelled_and_what_runs_goes_on(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, *[new_cell() for _ in range(4)])
+    run_next(store, SUCCESS)
+    take(store)
+    assert store.builds.cancel_queued(build_id, "a newer one is there") == 2
+    found = [(cell["state"], cell["message"]) for cell in store.builds.cells(build_id)]
+    assert found == [("succeeded", ""), ("running", ""), *[("cancelled", "a newer one is there")] * 2]
+    assert store.builds.cancel_queued(build_id, "again") == 0
 
 
 def test_cancelling_a_running_build_tells_the_worker(store: Store) -> None:

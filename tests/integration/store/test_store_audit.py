@@ -59,6 +59,17 @@ SAID = [
             "j-waits is queued, but its cell waits of b-1 is running",
         ],
     ),
+    (
+        "HSET build:b-1:states waits odd",
+        [
+            "b-1 counts 0 cells as odd, but 1 are",
+            "b-1 counts 1 cells as queued, but 0 are",
+            "b-1 waits for cells that it does not have",
+            "b-1 waits is odd, but is waited for",
+            "b-1 waits is odd, but not how it ended",
+            "j-waits is queued, but its cell waits of b-1 is odd",
+        ],
+    ),
     ("ZREM pool:P:waiting j-waits", ["j-waits is waiting, but not listed among its pool's waiting"]),
     ("ZADD pool:P:handed 1 j-waits", ["j-waits is waiting, but listed among its pool's handed"]),
     ("ZREM pool:P:running j-runs", ["j-runs is running, but not listed among its pool's running"]),

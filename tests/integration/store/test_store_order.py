@@ -58,8 +58,8 @@ def test_builds_take_turns(store: Store) -> None:
 def test_long_jobs_go_first_then_the_order_of_the_manifest(store: Store) -> None:
     join_pool(store)
     known = cells("ab", expected_seconds=10.0) + cells("c", expected_seconds=3000.0)
-    submit(store, *cells("de"), *known)
-    assert order(store, 5) == ["c", "a", "b", "d", "e"]
+    submit(store, *cells("f", expected_seconds=0.5), *cells("de"), *known)
+    assert order(store, 6) == ["c", "a", "b", "f", "d", "e"]
 
 
 def test_a_job_has_the_largest_priority_of_its_live_cells(store: Store) -> None:
@@ -70,6 +70,13 @@ def test_a_job_has_the_largest_priority_of_its_live_cells(store: Store) -> None:
     submit(store, *cells("c", priority=5))
     store.builds.cancel(urgent)
     assert order(store, 3) == ["c", "a", "b"]
+
+
+def test_a_build_that_joins_a_job_takes_nobody_out_of_turn(store: Store) -> None:
+    join_pool(store)
+    for letter in "aba":
+        submit(store, *cells(letter))
+    assert order(store, 2) == ["a", "b"]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4, 5])
@@ -236,6 +243,17 @@ def test_the_less_urgent_go_on_as_soon_as_a_node_refused_the_more_urgent(store: 
     assert store.jobs.hand_out(POOL.name, 1) == [(other[0], 2)]
 
 
+def test_what_was_started_before_has_as_much_room_as_the_rest_and_no_more(store: Store) -> None:
+    join_pool(store)
+    submit(store, *cells("aaaa"))
+    end_all(store, Outcome.released())
+    first, second = store.jobs.hand_out(POOL.name, 2)
+    assert (first[1], second[1]) == (2, 2)
+    assert store.jobs.hand_out(POOL.name, 2) == []
+    start(store, first)
+    assert len(store.jobs.hand_out(POOL.name, 2)) == 1
+
+
 def test_builds_take_turns_with_what_was_started_before(store: Store) -> None:
     join_pool(store)
     submit(store, *cells("aaaa"))
@@ -317,6 +335,8 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     job_id, claim = take(store)
     store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
     assert store.jobs.hand_out(POOL.name, 1) == []
+    assert store.wakeups.next_build(0.01) == other
+    assert store.wakeups.next_build(0.01) == build_id, "it is to be stopped"
     reported: list[str] = []
     settle_left(store, reported.append)
     settle_left(store, reported.append)
@@ -467,7 +487,12 @@ def test_a_paused_build_hands_out_nothing_and_others_go_on(store: Store) -> None
     assert store.jobs.hand_out(POOL.name, 2) == []
     job = store.builds.cells(paused)[0]["job"]
     assert explain(store, job)["paused"] == paused
+    submit(store, *cells("c"))
+    assert store.workers.wanted_slots(POOL.name) == 1
+    assert order(store, 1) == ["c"]
     store.builds.pause(paused, paused=False)
+    store.builds.pause(paused, paused=False)
+    assert [event["paused"] for event in store.events.read(paused)["items"] if "paused" in event] == ["1", "0"]
     assert order(store, 2) == ["a", "a"]
 
 

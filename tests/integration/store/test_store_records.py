@@ -94,8 +94,12 @@ def test_an_id_that_no_stream_has_gets_one_reset(store: Store, position: str) ->
 @pytest.mark.parametrize("position", ["deadbeef.1700000000000-0", "nonsense", "a.b.c"])
 def test_a_position_of_another_epoch_gets_one_reset(store: Store, position: str) -> None:
     build_id = submit(store, new_cell())
+    last = store.events.read(build_id)["items"][-1]
     found = store.events.read(build_id, position)
     assert found["reset"]
+    assert [(event["id"], event["at"]) for event in found["items"]] == [(last["id"], last["at"])]
+    (gone,) = store.events.read("b-gone", position)["items"]
+    assert gone["at"] == pytest.approx(last["at"], abs=60)
     assert not store.events.read(build_id, found["items"][0]["id"])["reset"]
 
 
@@ -210,6 +214,7 @@ def test_workers_of_one_kernel_with_other_lock_files_are_known(store: Store) -> 
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:
     join_pool(store)
     join_pool(store, "w2", node="n2", slots=3)
+    assert store._link.ask("PTTL", ("worker", "w2")) == pytest.approx(60_000, abs=15_000)
     assert store.workers.heartbeat("w1").answer == "ok"
     (pool,) = store.workers.pools()
     assert (pool["live_workers"], pool["slots"], pool["pool"]) == (2, 4, POOL.as_dict())
@@ -406,6 +411,14 @@ def test_a_server_that_is_away_is_named_without_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_store_that_is_closed_has_no_connection(redis_url: str, raw: redis.Redis) -> None:
+    store = Store.connect(load_settings({}, redis_url=redis_url))
+    ours = str(store._link.ask("CLIENT ID"))
+    assert ours in {client["id"] for client in raw.client_list()}
+    store.close()
+    wait_until(lambda: ours not in {client["id"] for client in raw.client_list()}, message="it is closed")
+
+
 def test_a_wrong_password_is_said_and_not_shown(redis_url: str, raw: redis.Redis) -> None:
     place = redis_url.rpartition("@")[2].removeprefix("redis://")
     url = f"redis://nobody-known:s3cret@{place}"
@@ -456,9 +469,14 @@ def test_a_wait_for_work_is_not_counted_as_a_slow_answer(store: Store) -> None:
 # --- durations ----------------------------------------------------------------------------------------------------
 
 
-def worked(key: str, seconds: float, day: int = 1) -> dict[str, Any]:
+def worked(key: str, seconds: float, second: int = 0) -> dict[str, Any]:
     work = {"like": "onnxruntime-cpu.fp32.off", "model": "ab" * 6, "size": 1000}
-    return {"key": key, "seconds": seconds, "created": f"2026-11-{day:02}T00:00:00+00:00", "work": work}
+    return {
+        "key": key,
+        "seconds": seconds,
+        "created": f"2026-11-01T00:{second // 60:02}:{second % 60:02}+00:00",
+        "work": work,
+    }
 
 
 def test_durations_are_the_same_from_attempts_and_from_object_storage(store: Store) -> None:
@@ -473,12 +491,12 @@ def test_durations_are_the_same_from_attempts_and_from_object_storage(store: Sto
 
 
 def test_the_newest_durations_are_kept(store: Store) -> None:
-    store.history.remember("main", [worked(f"{number:064}", float(number), 1 + number // 100) for number in range(300)])
+    store.history.remember("main", [worked(f"{999 - number:064}", float(number), number) for number in range(300)])
     (samples,) = store.history.samples(["main", "other"], ["onnxruntime-cpu.fp32.off"]).values()
     assert sorted(sample.seconds for sample in samples) == [float(number) for number in range(100, 300)]
     join_pool(store)
     submit(store, new_cell())
-    run_next(store, Outcome.success(worked("a" * 64, 300.0, 4)))
+    run_next(store, Outcome.success(worked("a" * 64, 300.0, 300)))
     (samples,) = store.history.samples(["main"], ["onnxruntime-cpu.fp32.off"]).values()
     assert sorted(sample.seconds for sample in samples) == [float(number) for number in range(101, 301)]
 
@@ -532,6 +550,7 @@ def test_a_worker_that_fell_silent_right_after_it_registered_is_missed(store: St
     join_pool(store, ttl=0.05)
     ((node, heard),) = wait_until(store.workers.silent, message="it is not live any more").items()
     assert (node, before <= heard <= store.now()) == ("n1", True)
+    assert store._link.ask("PTTL", ("worker", "w1", "last")) == pytest.approx(3_600_000, abs=60_000)
     store.workers.forget_dead()
     assert list(store.workers.silent()) == ["n1"], "it died within the hour"
     store._link.ask("ZADD", ("workers",), (before - 3601) * 1000, "w1")
@@ -653,6 +672,8 @@ def test_three_jobs_that_another_node_made_fence_the_one_that_failed_them_unless
 ) -> None:
     crash = Outcome.failure(FailureKind.COMPILER_CRASH, "signal 11")
     join_pool(store, "w1", node="n1", slots=3)
+    for old in () if also else ("j-1", "j-2"):
+        store._link.ask("ZADD", ("node", "n1", "blamed"), (store.now() - 86_401) * 1000, old)
     submit(store, *[new_cell() for _ in range(3)])
     run_all(store, crash, 1)
     store.workers.drain("w1")
@@ -710,10 +731,10 @@ def test_a_fence_is_lifted_when_the_probes_of_all_workers_of_its_node_have_passe
     assert store.workers.heartbeat("w1").failed == 0, "a probe that passed clears the node"
     assert probed("w1", "it hangs", 0) == "its health probe failed: it hangs"
     fenced = "its health probe failed: it hangs"
-    assert probed("w2", "", 2) == fenced, "the other worker's has not passed since"
-    assert probed("w1", "", 1) == fenced, "once is not enough"
+    assert probed("w1", "", 2) == fenced, "the other worker's has not passed since"
     assert probed("w1", "it hangs again", 0) == fenced
-    assert probed("w2", "", 3) == fenced
+    assert probed("w2", "", 2) == fenced, "what passed before counts no more"
+    assert probed("w1", "", 1) == fenced, "once is not enough"
     assert probed("w1", "", 2) == ""
     assert not store.workers.heartbeat("w2").fenced
 
@@ -731,6 +752,18 @@ def test_only_jobs_that_waited_so_long_fail_for_want_of_a_worker(store: Store, f
     (cell,) = store.builds.cells(early)
     assert cell["message"].startswith(f"no worker has taken jobs of pool {POOL.name} for 4000 s: none is live")
     assert [cell["state"] for cell in store.builds.cells(late)] == ["queued"]
+
+
+def test_a_pool_that_somebody_served_meanwhile_is_not_unserved_for_so_long(store: Store, raw: redis.Redis) -> None:
+    build_id = submit(store, new_cell(), new_cell())
+    assert store.jobs.fail_unserved(POOL.name, 4000) == 0
+    raw.hincrby("{farm}:unserved", POOL.name, -5_000_000)
+    join_pool(store)
+    take(store)
+    store.workers.leave("w1")
+    for job in store.builds.jobs(build_id).values():
+        raw.zincrby(f"{{farm}}:pool:{POOL.name}:waiting", -5_000_000, job)
+    assert store.jobs.fail_unserved(POOL.name, 4000) == 0
 
 
 def test_what_a_cell_took_and_when_its_worker_came_are_in_seconds(store: Store, farm_settings: Settings) -> None:

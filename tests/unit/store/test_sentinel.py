@@ -84,6 +84,18 @@ def test_a_message_names_the_places_and_no_password() -> None:
     assert sentinel.place_of("unix:///run/redis.sock") == "/run/redis.sock"
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
+        ("unix:///run/valkey.sock", "/run/valkey.sock"),
+        ("sentinel://:hunter2@s1:1,[::1]:2/0?master=farm", "s1:1, [::1]:2"),
+    ],
+)
+def test_messages_name_the_place_of_the_broker_without_its_password(url: str, place: str) -> None:
+    assert broker._address(broker.make_celery(load_settings({}, redis_url=url))) == place
+
+
 def test_a_connection_to_a_primary_that_does_not_answer_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pool = sentinel.connect("sentinel://s1/0?master=farm", socket_timeout=0.05, protocol=2, driver_info=None)
