@@ -95,3 +95,25 @@ def test_a_timeline_goes_on_while_its_build_runs(new_page: NewPage, farm: Farm) 
     farm.build_finisher.finish(build_id)
     expect(page.locator("#connection")).to_have_count(0)
     expect(page.locator("#timeline g title")).to_have_count(2)
+
+
+def test_ids_and_commands_are_copied_and_rows_are_reached_by_keys(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"], permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name=f"Copy {shown.build}").press("Enter")
+    expect(page.get_by_role("status").filter(has_text="Copied.")).to_have_count(1)
+    assert page.evaluate("navigator.clipboard.readText()") == shown.build
+    page.get_by_role("button", name="Copy farm retry").press("Enter")
+    page.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('farm retry b-')")
+    page.keyboard.press("/")
+    expect(page.get_by_role("textbox", name="Cell")).to_be_focused()
+    page.keyboard.type("/jk?")
+    expect(page.get_by_role("textbox", name="Cell")).to_have_value("/jk?")
+    page.get_by_role("textbox", name="Cell").blur()
+    for keys, row in (("j", 0), ("j", 1), ("k", 0)):
+        page.keyboard.press(keys)
+        expect(page.locator("#matrix tbody tr").nth(row).get_by_role("link").first).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("previous row")
+    assert findings(page) == []
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)

@@ -11,6 +11,7 @@
   let resting = REDRAWN;
 
   function begin() {
+    addCopies();
     if (!main.dataset.events || !window.EventSource) return;
     position = main.dataset.position;
     cells = new Map();
@@ -105,6 +106,7 @@
         const shown = document.getElementById(part.id);
         const focused = shown?.contains(document.activeElement) && document.activeElement.getAttribute("href");
         shown?.replaceWith(part);
+        addCopies();
         if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
       }
     } catch {
@@ -134,6 +136,44 @@
     const place = document.getElementById("connection");
     if (place) place.textContent = text;
   }
+
+  // Copy buttons next to ids, keys and commands.
+  function addCopies() {
+    if (!navigator.clipboard) return;
+    for (const place of main.querySelectorAll(".id:not(a), code")) {
+      const command = place.tagName !== "CODE" || place.closest("pre[tabindex]") || /^(farm|curl) \S+ \S/.test(place.textContent);
+      if (!command || place.nextElementSibling?.className === "copy") continue;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "copy";
+      button.setAttribute("aria-label", `Copy ${place.textContent.trim().slice(0, 60)}`);
+      button.addEventListener("click", async () => {
+        const text = (place.title || place.textContent).trim();
+        const done = await navigator.clipboard.writeText(text).then(() => true, () => false);
+        document.getElementById("said").textContent = done ? "Copied." : "The browser refused to copy.";
+        button.textContent = done ? "copied" : "not copied";
+      });
+      place.after(button);
+    }
+  }
+
+  // "/" leads to the first filter, "j" and "k" to the next and the previous row's link.
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+    if (event.key === "/") {
+      const field = main.querySelector("form.filters input:not([type=hidden])");
+      if (field) event.preventDefault();
+      field?.focus();
+    } else if (event.key === "j" || event.key === "k") {
+      const rows = [...main.querySelectorAll("tbody tr")].map((row) => row.querySelector("a[href]")).filter(Boolean);
+      const here = rows.findIndex((link) => link.closest("tr").contains(document.activeElement));
+      rows[event.key === "j" ? here + 1 : Math.max(here - 1, 0)]?.focus();
+    } else if (event.key === "?") {
+      document.getElementById("said").textContent = "";
+      document.getElementById("keys").showModal();
+    }
+  });
 
   begin();
 })();
