@@ -99,9 +99,9 @@ def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Know
         return {}
     try:
         with gzip.open(io.BytesIO(found.data)) as unpacked:
-            text = unpacked.read(LARGEST_CHECKPOINT + 1)
-        if len(text) > LARGEST_CHECKPOINT:
-            raise ValueError(f"more than {LARGEST_CHECKPOINT} bytes when unpacked")
+            text = unpacked.read(LARGEST_CHECKPOINT)
+        if len(text) == LARGEST_CHECKPOINT:
+            raise ValueError(f"{LARGEST_CHECKPOINT} bytes or more when unpacked")
         document = json.loads(text)
         if document["schema"] != SCHEMA:
             return {}

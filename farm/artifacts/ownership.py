@@ -29,8 +29,6 @@ def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[Lis
     """Return the blobs that nothing has named for `ORPHAN_AGE`."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [entry for entry in blobs if entry.modified < before]
-    if not old:
-        return []
     named = {blob_key(digest) for digest in owned(artifacts, documents(artifacts))}
     return [entry for entry in old if entry.key not in named]
 

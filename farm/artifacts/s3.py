@@ -29,7 +29,7 @@ from farm.artifacts.storage import (
     until_moved,
     upload_key,
 )
-from farm.errors import Conflict, StorageUnavailable, UsageError
+from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.wire.program import Sidecar
@@ -186,11 +186,13 @@ class S3Store(Bucket):
 
     @cached_property
     def _build_ids(self) -> bytes:
-        with suppress(Conflict):
-            self.put_object(BUILD_IDS, secrets.token_hex(32).encode(), create=True)
-        if found := self.get_object(BUILD_IDS):
-            return found.data
-        raise StorageUnavailable(f"{self.place(BUILD_IDS)} was removed at this moment", hint="try again")
+        def attempt() -> bytes | None:
+            with suppress(Conflict):
+                self.put_object(BUILD_IDS, secrets.token_hex().encode(), create=True)
+            found = self.get_object(BUILD_IDS)
+            return found.data if found else None
+
+        return until_moved(self.place(BUILD_IDS), attempt)
 
     def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: Sign | None = None) -> Published:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.

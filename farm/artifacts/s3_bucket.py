@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
@@ -86,7 +86,6 @@ class FinalStatus(Exception):
     """The server's answer to a request is a status that means something to the caller, such as 404."""
 
     def __init__(self, unavailable: StorageUnavailable) -> None:
-        super().__init__(unavailable.message)
         self.unavailable = unavailable
         """What to raise if it means nothing."""
 
@@ -196,10 +195,10 @@ class Bucket:
 
         def read() -> Object | None:
             answer = self.s3.get_object(Bucket=self.name, Key=key)
-            if answer["ContentLength"] > limit:
-                answer["Body"].close()
-                return None
-            data = answer["Body"].read()
+            with closing(answer["Body"]) as body:
+                if answer["ContentLength"] > limit:
+                    return None
+                data = body.read()
             STORAGE_BYTES.labels("read").inc(len(data))
             return Object(key, data, answer["ETag"])
 
@@ -427,14 +426,17 @@ class Bucket:
         def fetch(start: int) -> int:
             return self._read_part(entry, start, lambda body: _write_at(file, start, body))
 
-        with ThreadPoolExecutor(min(THREADS, max(1, len(starts)))) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             for start, end in zip(starts, pool.map(fetch, starts), strict=True):
                 for position in range(start, end, PIECE):
                     sha256.update(os.pread(file, min(PIECE, end - position), position))
         return sha256.hexdigest()
 
     def _read_part(self, entry: ListedObject, start: int, take: Callable[[StreamingBody], T]) -> T:
-        """Let `take` read the part from `start` on; again if the transfer is interrupted."""
+        """Let `take` read the part from `start` on; again if the transfer is interrupted.
+
+        Raises StorageUnavailable, too, if the object was overwritten or deleted since the transfer began.
+        """
         end = min(start + PART, entry.size)
 
         def read() -> T:
@@ -443,13 +445,9 @@ class Bucket:
             )
             return take(answer["Body"])
 
-        try:
-            taken = self.ask("read", entry.key, read, final={404, 412})
-            STORAGE_BYTES.labels("read").inc(end - start)
-            return taken
-        except FinalStatus as status:
-            # Overwritten or deleted since the transfer began: the object cannot be read completely any more.
-            raise status.unavailable from None
+        taken = self.ask("read", entry.key, read)
+        STORAGE_BYTES.labels("read").inc(end - start)
+        return taken
 
     def _quarantine(self, digest: str, etag: str) -> None:
         """Move a damaged blob to quarantine, so that lookups miss and the next put restores it."""

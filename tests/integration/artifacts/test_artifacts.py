@@ -108,18 +108,29 @@ def test_a_blob_comes_back_as_it_went(store: S3Store, tmp_path: Path, size: int)
     assert store.verify_blob(digest, size)
 
 
-def written() -> float:
-    """The bytes that were sent to storage, as the metrics say it."""
-    return REGISTRY.get_sample_value("farm_storage_bytes_total", {"direction": "written"}) or 0.0
+def counted() -> list[float]:
+    """The bytes that were sent to storage and that came from there, as the metrics say it."""
+    name, directions = "farm_storage_bytes_total", ("written", "read")
+    return [REGISTRY.get_sample_value(name, {"direction": direction}) or 0.0 for direction in directions]
+
+
+def test_bytes_are_counted(store: S3Store, tmp_path: Path) -> None:
+    before = counted()
+    store.put_object("config/a.json", b"1")
+    digest, _ = store.put_blob_bytes(b"23")
+    store.get_object("config/a.json")
+    store.get_object("config/a.json", limit=0)
+    store.get_blob(digest, tmp_path / "file")
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [3, 3]
 
 
 def test_a_large_blob_goes_up_in_parts(store: S3Store, outside: Overwriter, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(os.urandom(3 * PART))
-    before = written()
+    before = counted()[0]
     digest, _ = store.put_blob_file(path)
     assert outside.head(blob_key(digest))["ETag"].endswith('-3"')
-    assert written() == before + 3 * PART
+    assert counted()[0] == before + 3 * PART
 
 
 def test_a_missing_blob_is_named_in_the_error(store: S3Store, s3_connection: dict[str, str], tmp_path: Path) -> None:
@@ -157,9 +168,10 @@ def test_a_blob_of_another_size_than_promised_is_refused(store: S3Store, tmp_pat
     assert store.has_blob(digest, size), "the blob itself is right, and stays"
 
 
-def test_a_file_with_another_digest_than_promised_is_refused(store: S3Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [11, 2 * PART + 1])
+def test_a_file_with_another_digest_than_promised_is_refused(store: S3Store, tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"other bytes")
+    path.write_bytes(bytes(size))
     with pytest.raises(UsageError, match="SHA-256"):
         store.put_blob_file(path, digest=MISSING)
     assert not store.has_blob(MISSING)
@@ -321,6 +333,41 @@ def test_a_late_attempt_adopts_what_was_first(store: S3Store) -> None:
     late = store.publish("main", make_sidecar(store, worker="late"))
     assert late.adopted
     assert late.sidecar == first.sidecar
+
+
+def test_an_artifact_that_goes_while_another_is_published_is_replaced(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish("main", make_sidecar(store, worker="first"))
+    read, seen = store.get_object, list[str]()
+
+    def read_what_is_gone(key: str) -> Any:
+        seen.append(key)
+        if len(seen) == 2:  # The first look was whether it is our own.
+            store.delete_object(key)
+        return read(key)
+
+    monkeypatch.setattr(store, "get_object", read_what_is_gone)
+    late = store.publish("main", make_sidecar(store, worker="late"))
+    assert (late.adopted, late.sidecar["worker"]) == (False, "late")
+
+
+def test_builds_of_a_name_have_one_id_whoever_computes_it_first(store: S3Store, s3_connection: dict[str, str]) -> None:
+    """Also if the farm's key goes at the moment in which it is made."""
+    read, seen = store.get_object, list[str]()
+
+    def read_what_is_gone(key: str) -> Any:
+        seen.append(key)
+        if len(seen) == 1:
+            store.delete_object(key)
+        return read(key)
+
+    store.get_object = read_what_is_gone  # type: ignore[assignment]
+    found = store.build_id_of("main", "demo")
+    assert re.fullmatch("b-[0-9a-f]{16}", found)
+    other = S3Store(**s3_connection)
+    assert other.build_id_of("main", "demo") == found
+    assert other.build_id_of("maind", "emo") != found
 
 
 def lose_blob(store: S3Store, outside: Overwriter, digest: str) -> None:
@@ -741,6 +788,8 @@ def test_a_storage_that_is_not_there_is_an_error_in_time(s3_connection: dict[str
     store = S3Store(**{**s3_connection, "endpoint": "http://127.0.0.1:9"}, patience=0.2)
     with pytest.raises(StorageUnavailable, match=r"http://127\.0\.0\.1:9"):
         store.get_object("config/a.json")
+    with pytest.raises(StorageUnavailable, match="cannot reach"):
+        store.check()
 
 
 AWAY = [

@@ -147,6 +147,13 @@ def test_the_plan_of_a_build_that_was_reported_long_ago_owns_its_models_no_more(
     assert store.has_blob(goes_on)
 
 
+def test_what_the_snapshot_of_a_ref_names_stays(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest, _ = store.put_blob_bytes(b"a program whose sidecar is gone")
+    Refs(store).move("main", "prod", lambda _: {"w": cell(digest)})
+    store.put_object("ns/main/refs/lost.json", json.dumps({"snapshot": "0" * 64}).encode())
+    assert found(store, monkeypatch, grace=timedelta(0)) == Garbage([], [])
+
+
 def cell(key: str) -> dict[str, Any]:
     names = ("model", "target", "precision", "shape", "device", "toolchain")
     program = {"path": "p", "digest": key, "size": 1}

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from farm.artifacts.refs import Cells, Refs, RefView
 from farm.artifacts.s3 import S3Store
@@ -133,6 +134,7 @@ def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
     assert moved["previous"] == good["snapshot"]
     point(refs, "prod", "prod", previous=True)
     assert names(refs.read("main", "prod")) == {"a"}
+    assert refs.source("main", "prod").keys() == refs.read_or_empty("main", "prod")["cells"].keys()
     assert names(refs.read("main", "latest")) == {"a", "b"}
     assert list(refs.list("main")) == ["latest", "prod"]
     refs.delete("main", "prod")
@@ -202,7 +204,9 @@ def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_m
     store.delete_object(blob_key(ref["snapshot"]))
     with pytest.raises(ArtifactGone):
         refs.read("main", "latest")
-    moved = add(refs, "main", "latest", [make_cell("c")])
+    with capture_logs() as logs:
+        moved = add(refs, "main", "latest", [make_cell("c")])
+    assert logs[0]["event"] == "snapshot unreadable, the previous one counts"
     assert names(refs.read("main", "latest")) == {"a", "c"}
     assert moved["generation"] == ref["generation"] + 1
     assert moved["previous"]
@@ -232,7 +236,9 @@ def test_a_ref_that_cannot_be_read_is_named(refs: Refs, store: S3Store) -> None:
     store.put_object("ns/main/refs/latest.json", b'{"generation": 1')
     with pytest.raises(ArtifactGone, match=r"ns/main/refs/latest\.json"):
         refs.read("main", "latest")
-    add(refs, "main", "latest", [make_cell("a")])
+    with capture_logs() as logs:
+        add(refs, "main", "latest", [make_cell("a")])
+    assert logs[0]["event"] == "ref unreadable, treated as absent"
     assert names(refs.read("main", "latest")) == {"a"}
 
 
@@ -249,6 +255,31 @@ def test_a_move_against_somebody_who_never_stops_ends(refs: Refs, monkeypatch: p
 
     with pytest.raises(StorageUnavailable, match="moved by others"):
         refs.move("main", "latest", update)
+
+
+def test_a_move_is_checked_and_made_once_and_everybody_is_told(store: S3Store) -> None:
+    told: list[Any] = []
+
+    def check(before: Cells, after: Cells) -> Any:
+        told.append((list(before), list(after)))
+        return lambda: told.append("confirmed")
+
+    refs = Refs(store, committed=lambda namespace, ref: told.append((namespace, ref["snapshot"])))
+    with capture_logs() as logs:
+        moved = refs.move("main", "prod", lambda _: {"a": make_cell("a")}, check=check, signed="by ann")  # type: ignore[dict-item]
+        assert told == [([], ["a"]), ("main", moved["snapshot"]), "confirmed"]
+        told.clear()
+        assert refs.move("main", "prod", lambda there: there, check=check) == moved
+        assert told == [(["a"], ["a"]), "confirmed"]
+        told.clear()
+        assert refs.move("main", "prod", lambda there: there, check=check, signed="by bob") == moved
+        assert told == [(["a"], ["a"]), ("main", moved["snapshot"]), "confirmed"]
+        told.clear()
+        refs.delete("main", "prod")
+        assert told == [("main", "")]
+    assert [(line["event"], line["ref"]) for line in logs] == [
+        (event, "ns/main/refs/prod.json") for event in ("ref moved", "ref moved", "ref deleted")
+    ]
 
 
 @pytest.mark.parametrize("tag", ["", "../prod", "Prod", "a/b", ".hidden", "x" * 65])

@@ -70,3 +70,4 @@ def test_the_tokens_that_were_looked_up_longest_ago_are_forgotten_first(
     assert [server.remembers(secret) for secret in secrets] == [True, False, True]
     server.revoke("t0")
     assert not server.remembers(secrets[0])
+    assert [token.max_cells for token in server.list()] == [0, 0], "without a bound"

@@ -160,6 +160,10 @@ def test_the_facts_say_what_durations_are_compared_by() -> None:
     }
     work = facts_of(make(spec=spec, model_size=1000))["work"]
     assert work == {"like": "migraphx-gfx942.fp16.off", "model": DIGEST[:12], "size": 1000}
+    assert facts_of(make(spec=spec, model_size=0))["work"] is None
+    for name in spec:
+        less = {other: value for other, value in spec.items() if other != name}
+        assert facts_of(make(spec=less, model_size=1000))["work"] is None, name
 
 
 @pytest.mark.parametrize("document", [make(), FULL], ids=["least", "full"])
@@ -167,6 +171,7 @@ def test_it_is_read_back_as_it_was_written(document: dict[str, Any]) -> None:
     sidecar = sidecars.validate(document)
     assert sidecars.read(sidecars.text(sidecar)) == sidecar
     assert sidecar == json.loads(sidecars.text(sidecar))
+    assert sidecars.text(sidecar).startswith(b'{\n "schema": 1,\n'), "a line for each field, for people"
 
 
 def test_fields_of_a_newer_farm_are_kept() -> None:
