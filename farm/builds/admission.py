@@ -108,8 +108,8 @@ class Admission:
         )
         for old in older:
             reason = f"replaced by build {newest}, a newer one of the group {group}"
-            if count := self._store.builds.cancel_queued(old, reason):
-                log.info("cells replaced by a newer build", build=old, newer=newest, group=group, cells=count)
+            count = self._store.builds.cancel_queued(old, reason)
+            log.info("build replaced by a newer one", build=old, newer=newest, group=group, cells=count)
 
     # --- after a loss -------------------------------------------------------------------------------------------
 

@@ -63,11 +63,12 @@ class Baselines:
         limited = [cell for cell in cells if cell["gates"].get("limits")]
         asked = {chosen["baseline"]} - {""} if chosen else set()
         tags = sorted(asked | {cell["gates"]["baseline"] for cell in limited})
-        named: Mapping[str, Mapping[str, SnapshotCell]] = dict.fromkeys(tags, instead) if instead else {}
-        absent, warnings = dict[str, str](), list[str]()
-        if not instead:
-            first = bool(chosen and chosen.get("first"))
-            named, absent, warnings = self._named(namespace, tags, first=first, unattended=unattended)
+        first = bool(chosen and chosen.get("first"))
+        named, absent, warnings = (
+            self._named(namespace, tags, first=first, unattended=unattended)
+            if instead is None
+            else (dict.fromkeys(tags, instead), {}, [])
+        )
         entries = {cell["identifier"]: named[cell["gates"]["baseline"]].get(cell["identifier"]) for cell in limited}
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
         reach = self._reach(namespace, {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)})
@@ -84,7 +85,7 @@ class Baselines:
             if (entry := entries[cell["identifier"]]) and (found := facts.get(entry["key"]))
         }
         # What is not read yet may be nearer in time.
-        by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if stand_ins and reach.is_whole else {}
+        by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if reach.is_whole else {}
         for cell in cells:
             cell["before"] = past_state = before.get(cell["identifier"])
             if past_state and past_state["state"] == State.FAILED and cell["reason"] == FIRST:

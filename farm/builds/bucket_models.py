@@ -89,8 +89,6 @@ class BucketModels:
     @staticmethod
     def _external(path: Path, format: str, outputs: Sequence[str]) -> Sequence[str]:
         """Return the paths of external data that a model names."""
-        if format != "onnx":
-            return ()
         locations = _checked_in_child(path, format, outputs, alone=True)["external_files"]
         if len(locations) > MAX_PARTS:
             raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")

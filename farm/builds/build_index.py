@@ -239,9 +239,9 @@ class BuildIndex:
         number, cells = _number(build["namespace"], build["id"]), zip(lines, report["cells"], strict=True)
         rows = ((number, place, *line, *_more(cell)) for place, (line, cell) in enumerate(cells))
         for some in lots(() if self._is_there(build) else rows, LOT):
-            with self._open(write=True) as database:
+            with self._open() as database:
                 database.executemany(_ADD, some)
-        with self._open(write=True) as database:
+        with self._open() as database:
             database.execute("UPDATE builds SET state = 'there' WHERE number = ?", (number,))
             for (old,) in database.execute(
                 "UPDATE builds SET state = 'dropped' WHERE state = 'there' AND number IN (SELECT number"
@@ -255,9 +255,9 @@ class BuildIndex:
     def _is_there(self, build: BuildView) -> bool:
         """Whether all of a build is in the index; else add it without its cells."""
         number = _number(build["namespace"], build["id"])
-        ended = float(build.get("ended_at") or build.get("created_at") or 0.0)
+        ended = build["ended_at"] or 0.0
         aside = bool(build.get("follows") or build.get("shadows"))
-        with self._open(write=True) as database:
+        with self._open() as database:
             database.execute(
                 "INSERT INTO builds VALUES (?, ?, ?, ?, ?, ?, 'reading', ?) ON CONFLICT (number) DO UPDATE SET"
                 " state = 'reading', name = excluded.name, aside = excluded.aside, ended = excluded.ended,"
@@ -295,7 +295,7 @@ class BuildIndex:
             known = self._known(namespace)
             first = min((known[each] for each in ids if each in known), default=inf)
             since = max(since, nextafter(first, -inf))
-        return Reach(since, 1 - len(missing) / max(1, self._listed.get(namespace, 0), len(missing)))
+        return Reach(since, 1 - len(missing) / max(1, self._listed[namespace]))
 
     def fill(self) -> None:
         """Read all reports that are not in the index yet."""
@@ -339,7 +339,7 @@ class BuildIndex:
             log.warning("report unreadable, it is not in the index", build=build_id, error=repr(error))
             readable = False
         if not readable:
-            with self._open(write=True) as database:
+            with self._open() as database:
                 database.execute(
                     "INSERT OR REPLACE INTO builds VALUES (?, ?, ?, NULL, NULL, 0, 'dropped', NULL)",
                     (_number(namespace, build_id), namespace, build_id),
@@ -358,14 +358,15 @@ class BuildIndex:
             return (json.loads(document[0]), database.execute(cells, number).fetchall()) if document else None
 
     @contextmanager
-    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction; one that is found damaged is made again, and filled at the next look.
 
+        Who writes begins with that: after a read, SQLite would refuse to write what another one wrote meanwhile.
         Raises FarmFault if it cannot be used.
         """
         try:
             with closing(self._connected()) as database:
-                database.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                database.execute("BEGIN")
                 yield database
                 database.execute("COMMIT")
         except sqlite3.OperationalError as error:
@@ -389,9 +390,7 @@ class BuildIndex:
 
     def _connect(self) -> sqlite3.Connection:
         with suppress(OSError):  # SQLite says what is wrong.
-            # It has builds of all namespaces; one of an older farm was open to others.
-            self._path.touch(0o600)
-            self._path.chmod(0o600)
+            self._path.touch(0o600)  # It has builds of all namespaces.
         database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
         try:
             database.row_factory = sqlite3.Row

@@ -145,7 +145,6 @@ class Planner:
 
     def __init__(self, store: Store, artifacts: S3Store, settings: Settings, known: KnownArtifacts) -> None:
         self._store = store
-        self._artifacts = artifacts
         self._settings = settings
         self._known = known
         self._refs = Refs(artifacts)
@@ -213,7 +212,7 @@ class Planner:
             used,
             known=known,
             slots=slots,
-            files=submission.get("files") or {},
+            files=submission.get("files"),
             limits=limits,
         )
         if namespace != MAIN:

@@ -21,7 +21,7 @@ from farm.client.client import FarmClient
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import BuildView, Report
-from tests.support.api_farm import MANIFEST, finished, freeze_manifest, work
+from tests.support.api_farm import MANIFEST, finished, freeze_manifest, succeed, work
 
 CELL = "net/onnxruntime-cpu/fp32/b1"
 ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]") + "    inputs: {x: {shape: [batch, 4]}}\n    batches: [1]\n"
@@ -100,7 +100,8 @@ def test_what_is_not_read_yet_is_neither_new_nor_fixed(
     for key in server.keys(f"*{failed['build']['id']}*"):
         server.delete(key)
     farm.store.builds.forget_expired()
-    monkeypatch.setattr(second.build_index, "_look", lambda namespace: {f"b-{number:016x}" for number in range(3)})
+    folders = [f"b-{number:016x}" for number in range(3)]
+    monkeypatch.setattr(second.artifacts, "list_folders", lambda prefix: folders)
     build = submit("salt: new")
     state, kind = stands(second, build) or ("", "")
     assert state == "unknown" and kind.startswith("the index is at")
@@ -259,6 +260,23 @@ def test_a_report_that_storage_lost_leaves_nothing_undecided(
     assert elsewhere.catch_up("main", ["demo"]).is_whole, "it is not looked for again"
 
 
+def test_the_cells_of_a_manifest_that_ran_in_parts_are_found_in_several_builds(
+    farm: Farm, elsewhere: BuildIndex, failed: Report
+) -> None:
+    (cell,) = failed["cells"]
+    for ended, name in enumerate(["a", "b", "c"]):
+        build = {**failed["build"], "id": f"b-{ended:016x}", "ended_at": 1.0 + ended}
+        elsewhere.add({**failed, "build": build, "cells": [{**cell, "identifier": name}]})  # type: ignore[typeddict-item]
+    found = elsewhere.last("main", failed["build"]["name"], ["a", "c", "none"])
+    assert {name: past["build"] for name, past in found.items()} == {"c": f"b-{2:016x}", "a": f"b-{0:016x}"}
+
+
+def test_the_file_is_for_the_farm_alone(farm: Farm, failed: Report, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "builds.sqlite3"
+    BuildIndex(path, farm.store, farm.artifacts).add(failed)
+    assert [each.stat().st_mode & 0o777 for each in (path.parent, path)] == [0o700, 0o600]
+
+
 def test_who_writes_does_not_wait_for_who_reads(farm: Farm, elsewhere: BuildIndex, failed: Report) -> None:
     with elsewhere._open() as reading:
         assert reading.execute("SELECT COUNT(*) FROM builds").fetchone()[0] == 0
@@ -273,6 +291,7 @@ def test_a_build_that_is_not_done_is_read_when_it_is(
     build = str(client.submit(freeze_manifest(tmp_path, ONE, batch="N"))["id"])
     name = client.build(build)["name"]
     (cell,) = client.cells(build)
+    elsewhere.fill()
     assert elsewhere.catch_up("main", {name}).is_whole
     work(farm, fail)
     farm.build_finisher.finish(build)
@@ -301,7 +320,7 @@ def test_a_file_that_cannot_be_used_is_a_fault_and_one_that_is_damaged_inside_is
     assert damaged.lines("main", build) == farm.build_index.lines("main", build)
 
 
-GATES = "gates: {baseline: latest, size: 5%}"
+GATES = "gates: {baseline: latest, size: 5%, compile-time: 50%}"
 
 
 def test_a_plan_says_of_an_index_that_is_not_whole_what_is_not_known(
@@ -312,7 +331,9 @@ def test_a_plan_says_of_an_index_that_is_not_whole_what_is_not_known(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    report = client.report(finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N")))
+    finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), succeed(farm, node="n1"))
+    made = succeed(farm, node="n2")
+    latest = client.report(finished(farm, client, freeze_manifest(tmp_path, f"{ONE}salt: new\n", batch="N"), made))
     second.build_index.fill()
 
     def planned() -> Any:
@@ -321,9 +342,10 @@ def test_a_plan_says_of_an_index_that_is_not_whole_what_is_not_known(
 
     baseline, before, warnings = planned()
     assert ("unread" in baseline, before["state"], warnings) == (False, "succeeded", [])
+    assert list(baseline["by_node"]) == ["n2"], "another program than that of this cell"
     monkeypatch.setattr(second.build_index, "_path", tmp_path)  # Its disk is gone.
     again, before, warnings = planned()
-    assert again == {**baseline, "unread": "the index is at 0 %"}
+    assert again == {**baseline, "by_node": {}, "unread": "the index is at 0 %"}
     assert (before["state"], before["kind"]) == ("unknown", "the index is at 0 %")
     assert warnings == ["the index is at 0 %: it is not known how 1 of the cells ended before"]
-    assert report["cells"][0]["facts"]["key"] == baseline["key"]
+    assert latest["cells"][0]["facts"]["key"] == baseline["key"]

@@ -24,6 +24,7 @@ from farm.artifacts.ownership import collect
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import blob_key, open_key
 from farm.builds import bucket_models, reading
+from farm.builds.planner import kept_as
 from farm.builds.reading import BuildChanges
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
@@ -83,6 +84,11 @@ def test_a_build_that_is_lost_while_its_report_is_made_gets_none_of_cells_that_a
         lose_redis(farm)
         return row
 
+    for ask in (farm.build_reader.live_report, farm.build_reader.unjudged_lines):
+        monkeypatch.setattr(farm.store.builds, "get", lost_after)
+        assert ask("main", build["id"]) is None
+        monkeypatch.undo()
+        farm.admission.resume()
     monkeypatch.setattr(farm.store.builds, "get", lost_after)
     farm.build_finisher.finish(build["id"])
     monkeypatch.undo()
@@ -579,7 +585,8 @@ def test_submitting_the_same_build_twice_is_one_build(farm: Farm, frozen: Frozen
     first = submit(farm, frozen)
     work(farm)
     second = submit(farm, frozen)
-    assert second["id"] == first["id"]
+    third = farm.builds.submit_planned("main", first["id"], kept_as(frozen.submission), by="test")  # type: ignore[arg-type]
+    assert first["id"] == second["id"] == third["id"]
     assert states(farm, first["id"]) == {"fp32": "succeeded", "fp16": "succeeded"}
 
 
@@ -599,11 +606,17 @@ def test_a_build_without_its_inputs_is_refused_and_nothing_is_made(farm: Farm, f
 
 
 def test_a_second_build_is_all_hits_and_needs_no_worker(farm: Farm, frozen: Frozen) -> None:
+    def counted(state: str, reason: str) -> float:
+        return REGISTRY.get_sample_value("farm_cells_planned_total", {"state": state, "reason": reason}) or 0.0
+
+    labels = [("miss", "first"), ("hit", "")]
+    before = [counted(*each) for each in labels]
     submit(farm, frozen)
     work(farm)
     build = farm.builds.submit("main", again(frozen).submission, by="test")
     cells = farm.build_reader.cells("main", build["id"])
     assert all(cell["state"] == "succeeded" and cell["hit"] for cell in cells)
+    assert [counted(*each) - then for each, then in zip(labels, before, strict=True)] == [2, 2]
 
 
 def test_a_pull_requests_namespace_reads_main_and_never_writes_there(farm: Farm, frozen: Frozen) -> None:
@@ -756,9 +769,12 @@ def test_the_farm_reads_models_from_the_buckets_that_its_operator_lists(open_far
     assert cell["key"] == brought["fp32"]
 
 
-def test_another_bucket_is_refused_with_its_line(farm: Farm) -> None:
-    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*reads no models from bucket {MODELS}"):
+@pytest.mark.parametrize(("listed", "said"), [((), "none"), (("a", "b"), "a, b")])
+def test_another_bucket_is_refused_with_its_line(farm: Farm, listed: tuple[str, ...], said: str) -> None:
+    farm = Farm(farm.settings.model_copy(update={"s3_sources": listed}))
+    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*reads no models from bucket {MODELS}") as refused:
         farm.builds.submit("main", from_bucket(), by="test")
+    assert f"the operator allows: {said} (setting s3_sources)" in str(refused.value)
 
 
 def test_an_object_that_is_not_there_is_refused(open_farm: Farm) -> None:
@@ -800,22 +816,22 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
     open_farm: Farm, s3_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All parts become blobs, a part that changes is another model, and one that is missing is named."""
-    model = with_external_data(tmp_path, "a.bin", "parts/b.bin")
+    model = with_external_data(tmp_path, "a.bin", "parts/more/b.bin")
     text = BUCKET_MANIFEST.replace("net.onnx", "large.onnx")
     s3_client.put_object(Bucket=MODELS, Key="nets/large.onnx", Body=model.read_bytes())
     s3_client.put_object(Bucket=MODELS, Key="nets/a.bin", Body=bytes(16))
-    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*s3://{MODELS}/nets/parts/b.bin cannot be read: 404"):
+    with pytest.raises(ManifestError, match=rf"m\.yaml:7:.*s3://{MODELS}/nets/parts/more/b.bin cannot be read: 404"):
         open_farm.builds.plan("main", from_bucket(text))
     keys = []
     for content in (bytes(16), b"1" * 16):
-        s3_client.put_object(Bucket=MODELS, Key="nets/parts/b.bin", Body=content)
+        s3_client.put_object(Bucket=MODELS, Key="nets/parts/more/b.bin", Body=content)
         plan = open_farm.builds.plan("main", from_bucket(text))
         assert plan["missing_blobs"] == []
         keys.append(plan["cells"][0]["key"])
     assert keys[0] != keys[1]
     whole = model.stat().st_size + 32
     for limit, said in (
-        (whole - 1, "nets/parts/b.bin has more than 15 bytes"),
+        (whole - 1, "nets/parts/more/b.bin has more than 15 bytes"),
         (whole - 17, "nets/a.bin has more than"),
     ):
         monkeypatch.setattr(bucket_models, "SIZE_LIMIT", limit)
@@ -828,8 +844,8 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
     monkeypatch.setattr(bucket_models, "MAX_PARTS", 2)
     Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: another\n"))
     (tmp_path / "a.bin").write_bytes(bytes(16))
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "b.bin").write_bytes(b"1" * 16)
+    (tmp_path / "parts" / "more").mkdir(parents=True)
+    (tmp_path / "parts" / "more" / "b.bin").write_bytes(b"1" * 16)
     (tmp_path / "m.yaml").write_text(text.replace(f's3: "s3://{MODELS}/nets/large.onnx"', "path: large.onnx"))
     brought = freeze(tmp_path / "m.yaml", cache=tmp_path / "cache")
     assert open_farm.builds.plan("main", brought.submission)["cells"][0]["key"] == keys[1]
@@ -1315,17 +1331,24 @@ def test_a_failed_cell_is_reproduced_when_its_job_is_forgotten(farm: Farm, clien
         client.jobs.reproduction(build["id"], "other")
 
 
+ONE = MANIFEST.replace("[fp32, fp16]", "[fp32]")
+
+
 def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
     """Three workers died of it; the folder has what they had."""
     farm = Farm(farm.settings.model_copy(update={"lease_seconds": 0.4, "renew_seconds": 0.1}))
-    build = submit(farm, freeze_manifest(tmp_path, MANIFEST.replace("[fp32, fp16]", "[fp32]")))
+    build = submit(farm, freeze_manifest(tmp_path, ONE))
     jobs = farm.store.jobs
 
     def handed_out() -> list[tuple[str, int]]:
         jobs.promote()
         return jobs.hand_out(POOL.name, 1)
 
-    for _ in range(3):
+    (cell,) = farm.build_reader.cells("main", build["id"])
+    assert client.jobs.reproduction(cell["job"])["limits"] == {"time": 0, "memory": 0}, "no attempt has any yet"
+    for number in range(3):
+        if number == 2:
+            submit(farm, freeze_manifest(tmp_path, ONE + "limits: {time: 5h}\n"))
         ((job_id, attempt),) = wait_until(handed_out, message="the delay passed")
         jobs.claim(job_id, attempt, nonce=secrets.token_hex(4), worker="w1", node="n1")
         wait_until(lambda: jobs.expire_leases("reaper"), message="a lease ended")
@@ -1333,6 +1356,8 @@ def test_a_job_in_quarantine_is_reproduced(farm: Farm, client: FarmClient, tmp_p
     assert (cell["kind"], farm.jobs.get("main", cell["job"])["quarantined"]) == ("worker_lost", True)
     document = client.jobs.reproduce(cell["job"], tmp_path / "again", farm.settings)
     assert (document["ended"]["kind"], document["attempt"]) == ("worker_lost", 3)
+    assert (document["limits"]["time"], document["previous"]) == (18_000, ["worker_lost"] * 2)
+    assert client.jobs.reproduction(build["id"], cell["identifier"]) == client.jobs.reproduction(cell["job"])
     assert (tmp_path / "again" / "inputs" / "model" / "net.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
     assert json.loads((tmp_path / "again" / "spec.json").read_text()) == document["order"]["spec"]
 
@@ -1380,7 +1405,9 @@ def test_large_plans_are_kept_until_they_are_too_many(
 def test_a_build_is_cancelled_and_paused_by_the_start_of_its_id(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)["id"]
     short = build[:-6]
+    assert farm.build_reader.pauses(build) == set()
     assert farm.builds.pause("main", short, paused=True)["id"] == build
+    assert farm.build_reader.pauses(build) == {build}
     assert farm.builds.cancel("main", short) == {"build": build, "cancelled": 2}
 
 

@@ -73,6 +73,17 @@ def test_many_cells_come_in_parts_of_which_the_last_has_the_position(monkeypatch
     assert all(change["outlook"] == {"eta": None} for change in changes)
 
 
+def test_when_the_build_ends_is_estimated_every_ten_seconds_while_cells_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(reading, "monotonic", lambda: now)
+    build, told = Played("a"), []
+    build.get()
+    for now in (1009.0, 1010.0, 1019.0, 1020.0):
+        build.items = [{"id": f"{now}", "type": "cell", "identifier": "a"}]
+        told += ["outlook" in change for change in build.get()]
+    assert told == [False, True, False, True]
+
+
 def test_a_pause_sends_when_the_build_ends_by_now_and_a_reader_who_is_lost_reads_again() -> None:
     build = Played()
     assert build.get() == []

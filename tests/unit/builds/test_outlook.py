@@ -126,13 +126,17 @@ def test_gpus_are_counted_in_hours() -> None:
     found = outlook(cells, [pool(1), pool(1, gpu)])
     assert found["gpu_hours"]["expected"] == 1
     assert found["spent_gpu_hours"] == pytest.approx(0.5)
+    found = outlook([cell(pool=gpu, state="failed", spent=100 / 3), cell(100 / 3)], [pool(1), pool(1, gpu)])
+    assert (found["spent_seconds"], found["spent_gpu_hours"]) == (33.333, 0.0093)
+    assert found["eta"] == {"low": 15.873, "expected": 33.3333, "high": 70.0}
 
 
 def test_what_nobody_knows_is_said() -> None:
     found = outlook([cell(), cell(10.0)], [pool(1)])
     assert (found["unknown"], found["eta"]["expected"]) == (1, 10)
-    found = outlook([cell(10.0)], [pool(0)])
-    assert (found["eta"], found["unserved"]) == (None, ["cpu"])
+    for pools in ([pool(0)], []):
+        found = outlook([cell(10.0)], pools)
+        assert (found["eta"], found["unserved"], found["paused"]) == (None, ["cpu"], [])
     assert found["slot_seconds"]["expected"] == 10, "what it costs does not depend on when"
     found = outlook([cell(10.0)], [pool(1, paused=True)])
     assert (found["eta"], found["unserved"], found["paused"]) == (None, ["cpu"], ["cpu"])
