@@ -14,7 +14,7 @@ from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
 from tests.pages.test_in_a_browser import findings
 from tests.support.shown import POOL, Cell, accept, claim, failed, passed, play, register
 
-DRAWN = tuple(os.environ.get("DRAWN", "now build gains model sweep timeline cell").split())
+DRAWN = tuple(os.environ.get("DRAWN", "now build gains model sweep timeline cell artifact").split())
 """The pages with drawings."""
 TABLET = {"width": 820, "height": 1180}
 WIDTHS = {"desktop": DESKTOP, "tablet": TABLET, "phone": PHONE}

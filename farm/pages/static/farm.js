@@ -142,19 +142,20 @@
     if (!navigator.clipboard) return;
     for (const place of main.querySelectorAll(".id:not(a), code")) {
       const command = place.tagName !== "CODE" || place.closest("pre[tabindex]") || /^(farm|curl) \S+ \S/.test(place.textContent);
-      if (!command || place.nextElementSibling?.className === "copy") continue;
+      if (!command || place.nextElementSibling?.className === "copy" || place.querySelector(".copy")) continue;
+      const text = (place.title || place.textContent).trim();
       const button = document.createElement("button");
       button.type = "button";
       button.className = "copy";
       button.textContent = "copy";
-      button.setAttribute("aria-label", `Copy ${place.textContent.trim().slice(0, 60)}`);
+      button.setAttribute("aria-label", `Copy ${text.slice(0, 60)}`);
       button.addEventListener("click", async () => {
-        const text = (place.title || place.textContent).trim();
         const done = await navigator.clipboard.writeText(text).then(() => true, () => false);
         document.getElementById("said").textContent = done ? "Copied." : "The browser refused to copy.";
         button.textContent = done ? "copied" : "not copied";
       });
-      place.after(button);
+      if (place.tagName === "DD") place.append(button);
+      else place.after(button);
     }
   }
 
