@@ -203,6 +203,7 @@ def test_aliases_and_a_byte_order_mark_are_fine() -> None:
     document = read_document("\ufeffa: &one {b: 1}\nc: *one\n".encode(), "x")
     assert document.data == {"a": {"b": 1}, "c": {"b": 1}}
     assert document.place(("c", "b"), key=True) == (1, 10)
+    assert only("a: *one\nb: *two\n").message == "no anchor &one before this alias"
 
 
 def test_a_place_that_leaves_the_document_is_the_last_on_the_way() -> None:
