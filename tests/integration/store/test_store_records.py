@@ -254,6 +254,7 @@ def test_one_process_leads(store: Store) -> None:
     assert store.leader.lead("a", 60)
     assert not store.leader.lead("b", 60)
     store.leader.resign("b")
+    assert not store.leader.lead("b", 60), "it was not the leader"
     store.leader.resign("a")
     assert store.leader.lead("b", 60)
 
