@@ -65,6 +65,8 @@ class _Finder:
         for statement in body:
             if isinstance(statement, ast.Assert | ast.Import | ast.ImportFrom) or _is_log(statement):
                 continue
+            if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":  # For annotations.
+                continue
             if around and _may_go(statement, around):
                 yield self._change("dropped statement", around, statement, *self._span(statement), "pass")
             yield from self._of(statement, around)

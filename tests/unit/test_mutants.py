@@ -19,6 +19,8 @@ from tests.mutants.trial import Copy
 
 SOURCE = b'''\
 """A module with 3 words."""
+if TYPE_CHECKING:
+    import numbers
 LIMIT: int = 5
 
 
