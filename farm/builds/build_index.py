@@ -390,7 +390,9 @@ class BuildIndex:
 
     def _connect(self) -> sqlite3.Connection:
         with suppress(OSError):  # SQLite says what is wrong.
-            self._path.touch(0o600)  # It has builds of all namespaces.
+            # It has builds of all namespaces; one of an older farm was open to others.
+            self._path.touch(0o600)
+            self._path.chmod(0o600)
         database = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
         try:
             database.row_factory = sqlite3.Row

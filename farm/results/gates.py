@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind, State, is_gate
-from farm.matrix.planned import Baseline, CellPlan, Values
+from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
 from farm.results.surroundings import since_baseline
 from farm.runner.documents import Evidence
@@ -538,7 +538,7 @@ def rules_of(cell: JudgedCell) -> Rules:
 
 
 def _rules(cell: JudgedCell) -> Iterator[tuple[str, float]]:
-    gates, kind = cell["gate"], cell["kind"]
+    gates, kind = cell.get("gate", _NONE), cell["kind"]
     passed = not kind
     if not kind or is_gate(kind):
         outcomes = {"within", "better"} if passed else {"worse"}
@@ -558,6 +558,10 @@ def _rules(cell: JudgedCell) -> Iterator[tuple[str, float]]:
     for sort in (FailureKind.UNVERIFIABLE, FailureKind.FALLBACK):
         if gates.get(sort) == "fail" and (passed or kind == sort):
             yield sort.value, 0.0
+
+
+_NONE: CellGates = {"tolerance": {}, "weak": "", "on_fail": "", "unverifiable": ""}
+"""Gates of a report that has none: an older farm wrote it."""
 
 
 def left_out(refused: Rules, passed: Rules) -> list[str]:
