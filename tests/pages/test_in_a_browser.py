@@ -104,10 +104,10 @@ def test_signing_in_leads_to_the_page_that_was_asked_for(new_page: NewPage, farm
     page.context.clear_cookies()
     page.goto(shown.paths["workers"])
     expect(page).to_have_url(re.compile(r"/ui/sign-in\?next="))
-    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("textbox", name="Token").fill("wrong")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("does not know this token")
-    page.get_by_label("Token").fill(farm.settings.api_token.get_secret_value())
+    page.get_by_role("textbox", name="Token").fill(farm.settings.api_token.get_secret_value())
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Workers and pools")
     assert page.evaluate("document.cookie") == ""
