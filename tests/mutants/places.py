@@ -21,6 +21,8 @@ TESTS = (
 
 LIMITS = "tests/unit/test_reference.py::test_a_generated_page_is_what_the_code_says[limits.md]"
 """Reads the constants of every file."""
+DOCUMENTS = "tests/contracts/test_contracts.py::test_a_checked_in_document_is_the_codes["
+"""How the tests begin that write schemas from the fields of every file: those are read when it is imported."""
 
 KEPT = ROOT / ".farm" / "mutants" / "tests.json"
 EQUAL = ROOT / "tests" / "mutants" / "equal.toml"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.change import Change
-from tests.mutants.places import KEPT, LIMITS, ROOMS, ROOT, TESTS
+from tests.mutants.places import DOCUMENTS, KEPT, LIMITS, ROOMS, ROOT, TESTS
 
 AT_MOST = 1 / 16
 """Tests for one change, as a share of the seconds of all: about 40 s. A busy machine chooses the same ones."""
@@ -109,7 +109,7 @@ class TestsByLine:
             if change.everywhere:
                 able |= self._by_line[change.file, 0]
         if change.everywhere or (change.file.endswith(".lua") and not change.function):
-            able |= self._kept["tests"].keys() & {LIMITS}
+            able |= {test for test in self._kept["tests"] if test == LIMITS or test.startswith(DOCUMENTS)}
         seconds = {test: self._kept["tests"][test]["seconds"] for test in able}
         place: dict[str, int] = {}
         counts: dict[str, count[int]] = defaultdict(count)

@@ -38,6 +38,7 @@ from farm.serving.application import create_app
 from farm.settings import Settings
 from tests.support import shown
 from tests.support.api_farm import POOL, finished, serving
+from tests.support.helpers import wait_until
 from tests.support.shown import Cell, accept, failed, matrix_of, only_recorded, passed, play, register
 
 
@@ -1059,6 +1060,16 @@ def test_as_many_wait_for_events_as_there_are_threads_for(farm: Farm) -> None:
     with ThreadPoolExecutor(WATCHERS) as threads:
         found = [threads.submit(farm.build_reader.events, "main", build_id, position, 1.0) for _ in range(WATCHERS)]
     assert [each.result()["items"] for each in found] == [[]] * WATCHERS
+
+
+def test_who_waits_for_an_event_gets_it(farm: Farm) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    position = farm.build_reader.events("main", build_id, "newest", 0)["items"][-1]["id"]
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(farm.build_reader.events, "main", build_id, position, 30.0)
+        wait_until(lambda: farm.store._link.ask("INFO", "clients")["blocked_clients"])
+        farm.store.builds.pause(build_id, paused=True)
+        assert [each["paused"] for each in waits.result()["items"]] == ["1"]
 
 
 def test_a_farm_without_a_token_shows_its_pages_on_loopback(settings: Settings) -> None:

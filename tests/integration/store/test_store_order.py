@@ -370,6 +370,17 @@ def test_a_failure_that_is_expected_stops_no_fail_fast_build(
     assert set(store.builds.to_stop()) == ({build_id} if stops else set())
 
 
+def test_a_lifted_fence_wakes_the_pools_of_its_node_alone(store: Store) -> None:
+    join_pool(store)
+    other = {**POOL.as_dict(), "name": "another"}
+    store.workers.register({"id": "w2", "node": "n2", "slots": 1, "pools": [other]}, ttl=60.0)
+    store.workers.probed("w1", node="n1", wrong="it hangs", row=0)
+    while store.wakeups.next_pool(0.01):
+        pass
+    assert store.workers.unfence("n1")
+    assert [store.wakeups.next_pool(0.01) for _ in range(2)] == [POOL.name, None]
+
+
 def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:
     join_pool(store, ttl=0.05)
     build_id = submit(store, new_cell(), new_cell())

@@ -191,7 +191,7 @@ def test_a_document_of_the_largest_size_is_read() -> None:
         ("on", "on"), ("no", "no"), ("off", "off"), ("2027-01-31", "2027-01-31"), ("12:30:00", "12:30:00"),
         ("true", True), ("TRUE", True), ("~", None), ("", None), ("null", None), ("010", 10), ("0x10", 16), ("0o10", 8),
         ("-3", -3), ("1e-3", 1e-3), (".5", 0.5), ("7.2", 7.2), ("1_000", "1_000"), ("'1'", "1"), ('"true"', "true"),
-        ("! 12", 12), ("4h", "4h"),
+        ("! 12", 12), ("4h", "4h"), ("True", True), ("false", False), ("False", False), ("FALSE", False),
     ],
 )  # fmt: skip
 def test_scalars_follow_the_core_schema(text: str, value: object) -> None:

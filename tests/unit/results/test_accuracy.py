@@ -77,8 +77,9 @@ def test_an_error_may_be_as_large_as_the_tolerance_and_no_larger() -> None:
     assert judgement.message.endswith("; so is 1 more output")
 
 
-def test_the_output_that_is_furthest_beyond_its_own_tolerance_is_named() -> None:
-    judgement = judge(facts(errors={"y": 0.9, "z": 0.3}), {"y": 0.8, "z": 0.01})
+@pytest.mark.parametrize("errors", [{"y": 0.9, "z": 0.3}, {"z": 0.3, "y": 0.9}])
+def test_the_output_that_is_furthest_beyond_its_own_tolerance_is_named(errors: dict[str, float]) -> None:
+    judgement = judge(facts(errors=errors), {"y": 0.8, "z": 0.01})
     assert judgement is not None
     assert "`z` is off by 0.3 (rel_l2), the tolerance is 0.01" in judgement.message
 
