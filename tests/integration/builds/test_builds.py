@@ -428,6 +428,19 @@ def test_a_hit_whose_program_is_gone_is_a_miss(farm: Farm, frozen: Frozen) -> No
     assert retried["counts"]["succeeded"] == 2
 
 
+def test_one_id_is_for_one_choice_of_cells_to_retry(farm: Farm, frozen: Frozen) -> None:
+    build = submit(farm, frozen)
+    work(farm)
+    farm.build_finisher.finish(build["id"])
+    other = new_build_id()
+    for _ in range(2):
+        retried = farm.builds.retry("main", build["id"], other, failed=False, only=["*/fp32/*"], by="test")
+        assert retried["id"] == other
+    for only in (["*/fp16/*"], []):
+        with pytest.raises(Conflict):
+            farm.builds.retry("main", build["id"], other, failed=False, only=only, by="test")
+
+
 def test_a_cell_that_was_there_before_its_build_and_is_gone_now_cannot_be_retried(farm: Farm, frozen: Frozen) -> None:
     first = submit(farm, frozen)
     work(farm)
