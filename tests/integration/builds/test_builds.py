@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -592,6 +593,18 @@ def test_latest_forgets_what_its_manifest_gave_up_a_month_ago(
     assert named() == {"stays/fp32", "stays/fp16", "renamed/fp32", "renamed/fp16"}
     build(renamed + "salt: fails\n", 100, lambda *_: Outcome.failure(FailureKind.BAD_MODEL, "no"))
     assert "renamed/fp16" in named(), "a cell that does not pass now is not given up"
+
+
+def test_what_was_planned_is_planned_again_if_its_workers_have_changed(farm: Farm, frozen: Frozen) -> None:
+    for path in frozen.files.values():
+        farm.artifacts.put_blob_file(path)
+    farm.builds.plan("main", frozen.submission, by="test")
+    newer = replace(POOL, toolchain="onnxruntime9.0")
+    worker = {"id": "w1", "node": "n1", "pid": 1, "host": "n1", "slots": 2, "pools": [newer.as_dict()]}
+    farm.store.workers.register(worker, ttl=600)
+    build_id: str = frozen.submission["build_id"]
+    farm.builds.submit_planned("main", build_id, kept_as(frozen.submission), by="test")
+    assert {cell["pool"] for cell in farm.build_reader.read_plan("main", build_id)["cells"]} == {newer.name}
 
 
 def test_submitting_the_same_build_twice_is_one_build(farm: Farm, frozen: Frozen) -> None:
