@@ -391,8 +391,8 @@ def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: S
 
 def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape) -> tuple[str, ...] | None:
     """Return what to know before a cell is compiled; None, with a complaint, if its shape is not possible."""
-    if combination.packs and not takes_packs(lookup, combination, work.model["format"]):
-        return None
+    if combination.packs:
+        check_packs(lookup, combination, work.model["format"])
     warnings = (*work.warnings, *_unpacked(lookup, combination))
     dynamic = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
     if not dynamic:
@@ -469,8 +469,8 @@ def check_pool(
         lookup.complain(message, combination.places["target"], hint)
 
 
-def takes_packs(lookup: Lookup, combination: Combination, format: str) -> bool:
-    """Whether a program of the cell can go into its packs; complain of those that it cannot go into."""
+def check_packs(lookup: Lookup, combination: Combination, format: str) -> None:
+    """Complain of packs that no program of the cell can go into."""
     sizes = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
     reading = [layout for layout in combination.packs if layout != "onnxruntime"]
     hint = f"write `packs: []` for model `{combination.model.name}`"
@@ -481,9 +481,6 @@ def takes_packs(lookup: Lookup, combination: Combination, format: str) -> bool:
     elif format != "onnx" and reading:
         message = f"`packs: [{reading[0]}]` of model `{combination.model.name}`: ONNX Runtime does not read {format}"
         lookup.complain(message, ("models", combination.index, "name"), f"{hint}, or `packs: [onnxruntime]`")
-    else:
-        return True
-    return False
 
 
 def _unpacked(lookup: Lookup, combination: Combination) -> Iterator[str]:

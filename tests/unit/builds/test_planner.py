@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from farm.builds import planner
-from farm.builds.planner import KeptSubmissions, ReadSubmission, digest_of_request
+from farm.builds.planner import KeptSubmissions, Planner, ReadSubmission, digest_of_request
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
 from farm.matrix.planned import SubmissionDocument
+from tests.support.api_farm import POOL
 
 TEXT = "version: 1\nname: demo\ntargets: [onnxruntime/cpu]\nmodels: [{name: net, source: {path: net.onnx}}]\n"
 
@@ -52,6 +54,15 @@ def test_the_oldest_submissions_go_if_all_take_too_much_memory(monkeypatch: pyte
         assert kept.find(name), "the last one is kept however large it is"
         assert not any(map(kept.find, names))
         names = [name]
+
+
+def test_a_toolchain_that_no_worker_has_chooses_no_pool() -> None:
+    """Readers' newest programs are of a compiler that is gone: builds follow the newest of those that are there."""
+    old, new = (replace(POOL, toolchain=name) for name in ("onnxruntime1.0", "onnxruntime3.0"))
+    cell = {"target": str(POOL.target), "device": POOL.device.arch, "manifest": "m", "submitted": 1.0}
+    given = {"a": {**cell, "toolchain": old.toolchain}, "b": {**cell, "toolchain": "gone", "submitted": 2.0}}
+    asked = SimpleNamespace(_given=lambda *_: given)
+    assert Planner._as_named(asked, "main", [old, new]) == [old]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("part", ["manifest", "models", "data", "files", "labels", "gates"])
