@@ -113,7 +113,7 @@ def advise(found: Sequence[Contender]) -> list[Advice]:
 def _advice(place: tuple[str, str], found: Sequence[Contender]) -> Advice:
     from farm.results.lines import BAND  # Its imports take long, and most commands only need `error_of`.
 
-    # Those that passed and of which both numbers can be trusted; without an error they are marked as unverified.
+    # Those that passed, and whose two numbers can be trusted; without an error they are marked as unverified.
     sure = [(each.latency, each) for each in found if each.passed and each.latency and set(each.marks) <= {"noisy"}]
     if not sure:
         marks = sorted({mark for each in found if each.passed for mark in each.marks} - {"noisy"})

@@ -256,7 +256,7 @@ def test_whoever_installs_it_is_told_which_pools_do_not_shrink() -> None:
 
 @every_set
 def test_a_drained_worker_leaves_a_job_that_succeeded(values: Path) -> None:
-    """By default a Job counts a pod as a failure when it is told to end, and one failure fails it."""
+    """By default a Job counts a pod as a failure when it has to end, and one failure fails it."""
     for document, _ in workers(values):
         if document["kind"] != "Deployment":
             spec = document["spec"]
