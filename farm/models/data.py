@@ -177,9 +177,15 @@ def freeze_data(
                 arrays[name] = {"dtype": _dtype_name(array, symbolic.get(name)), "shape": list(array.shape)}
                 del array
                 member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                member.create_version = member.extract_version = zipfile.ZIP64_VERSION
                 with file.open("rb") as source, archive.open(member, "w", force_zip64=True) as target:
                     shutil.copyfileobj(source, target, _PIECE)
                 file.unlink()
+        with made.open("r+b") as written:
+            for member in archive.infolist():
+                # Python before 3.11.4 writes sizes here, which would make another digest: they stand behind the name.
+                written.seek(member.header_offset + 18)
+                written.write(b"\xff" * 8)
         digest, size = hash_file(made)
         place = made.replace(folder / f"{digest}.npz")
     return {"digest": digest, "size": size, "arrays": arrays}, place

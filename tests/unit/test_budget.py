@@ -38,7 +38,7 @@ LINES = {
     "manifest": 2190,
     "matrix": 1650,
     "metrics": 217,
-    "models": 783,
+    "models": 789,
     "node": 3993,
     "pages": 3744,
     "results": 2138,
