@@ -1,13 +1,14 @@
 """A fleet of workers that speak the real protocol, whose compile is a timer: where throughput ends, and why.
 
     python tests/benchmarks/fleet.py [--workers 50,200] [--each 5] [--seconds 8] [--builds 5] [--real 2] [--json FILE]
+        [--players 1]
 
 For each number of workers a farm is started (API, loops, Valkey and S3 server, all real), and so many played workers
-with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real; `--real` of them are real Celery
-processes). They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the mean, log-normal, so that
-a run takes about EACH x SECONDS. Prints throughput, the makespan against its lower bound, the gap of a slot between two
-jobs, requests to the job store for each job, what Valkey, the S3 server, the farm's server and the players used of a
-core, and what the API's answers and events took meanwhile.
+with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real), in `--players` processes; `--real`
+of them are real Celery processes. They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the
+mean, log-normal, so that a run takes about EACH x SECONDS. Prints throughput, the makespan against its lower bound, the
+gap of a slot between two jobs, requests to the job store for each job, what Valkey, the S3 server, the farm's server
+and the players used of a core, and what the API's answers and events took meanwhile.
 """
 
 from __future__ import annotations
@@ -78,21 +79,23 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--builds", type=int, default=5)
     options.add_argument("--real", type=int, default=2)
+    options.add_argument("--players", type=int, default=1)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}")
     runs = []
     for workers in map(int, given.workers.split(",")):
-        runs.append(fleet(workers, given.each, given.seconds, given.builds, given.real))
+        runs.append(fleet(workers, given))
         for name, value in asdict(runs[-1]).items():
             print(f"  {name:20} {value:10.4g}", flush=True)
     if given.json:
         given.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
 
 
-def fleet(workers: int, each: int, seconds: float, builds: int, real: int) -> Run:
+def fleet(workers: int, given: argparse.Namespace) -> Run:
     """Start a farm with so many workers, have it make all jobs, and return what that took."""
+    seconds, builds, real = given.seconds, given.builds, given.real
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = load_settings(data_dir=folder / "data", log_level="warning")
@@ -100,7 +103,9 @@ def fleet(workers: int, each: int, seconds: float, builds: int, real: int) -> Ru
         client = stack.enter_context(FarmClient.from_settings(up))
         os.environ["TIMED_COMPILER_SECONDS"] = str(seconds)
         stack.callback(os.environ.pop, "TIMED_COMPILER_SECONDS")
-        players = stack.enter_context(playing(up, workers - real))
+        played = workers - real
+        counts = [played * (n + 1) // given.players - played * n // given.players for n in range(given.players)]
+        players = [stack.enter_context(playing(up, count, f"played-{number}")) for number, count in enumerate(counts)]
         for number in range(real):
             worker = Worker(up, f"real-{number}", 1, app="tests.support.timed_compiler")
             stack.callback(worker.kill)
@@ -109,7 +114,7 @@ def fleet(workers: int, each: int, seconds: float, builds: int, real: int) -> Ru
             timeout=300,
             message="all workers",
         )
-        manifests = write_manifests(folder, builds, workers * each // (builds * MODELS))
+        manifests = write_manifests(folder, builds, workers * given.each // (builds * MODELS))
         server = redis.Redis.from_url(up.redis_url.get_secret_value())
         watched = Watched(client, server, players)
         began = time.monotonic()
@@ -128,9 +133,9 @@ def fleet(workers: int, each: int, seconds: float, builds: int, real: int) -> Ru
 
 
 @contextmanager
-def playing(settings: Settings, count: int) -> Iterator[subprocess.Popen[str]]:
+def playing(settings: Settings, count: int, name: str) -> Iterator[subprocess.Popen[str]]:
     """A process that plays so many workers."""
-    command = [sys.executable, "-m", "tests.support.timed_compiler", str(count), "played"]
+    command = [sys.executable, "-m", "tests.support.timed_compiler", str(count), name]
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -145,7 +150,7 @@ def playing(settings: Settings, count: int) -> Iterator[subprocess.Popen[str]]:
 class Watched:
     """What is measured from outside while a fleet runs."""
 
-    def __init__(self, client: FarmClient, server: redis.Redis, players: subprocess.Popen[str]) -> None:
+    def __init__(self, client: FarmClient, server: redis.Redis, players: Sequence[subprocess.Popen[str]]) -> None:
         self.build = ""
         self._client = client
         self._server = server
@@ -187,14 +192,14 @@ class Watched:
             **used,
             "valkey": info["used_cpu_user"] + info["used_cpu_sys"],
             "commands": info["total_commands_processed"],
-            "players": self._said()["cpu"],
+            "players": sum(said["cpu"] for said in self._said()),
         }
 
     def run(self, workers: int, before: dict[str, float], took: float, durations: Sequence[float]) -> Run:
         """Return what a fleet did whose jobs took these seconds each."""
         after = self.used()
         spent = {name: (after[name] - before[name]) / took for name in after}
-        gaps = self._said()["gaps"]
+        gaps = [gap for said in self._said() for gap in said["gaps"]]
         return Run(
             workers=workers,
             jobs=len(durations),
@@ -216,12 +221,14 @@ class Watched:
             event_lag_p99=float(np.quantile(self._lags, 0.99)),
         )
 
-    def _said(self) -> dict[str, Any]:
-        assert self._players.stdin
-        assert self._players.stdout
-        self._players.stdin.write("\n")
-        self._players.stdin.flush()
-        said: dict[str, Any] = json.loads(self._players.stdout.readline())
+    def _said(self) -> list[dict[str, Any]]:
+        said = []
+        for players in self._players:
+            assert players.stdin
+            assert players.stdout
+            players.stdin.write("\n")
+            players.stdin.flush()
+            said.append(json.loads(players.stdout.readline()))
         return said
 
 
