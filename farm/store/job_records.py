@@ -12,6 +12,7 @@ from typing import Any, Literal
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
+from farm.store.index_records import indexed
 from farm.store.link import Link, in_seconds, lots
 
 LOT = 500
@@ -129,8 +130,7 @@ class JobRecords:
             how=outcome.end.value,
             kind=outcome.kind.value if outcome.kind else "",
             outcome=_text({**asdict(outcome), "facts": outcome.facts or {}}),
-            index=outcome.facts.get("namespace", "") if outcome.facts else "",
-            facts=_text({name: value for name, value in (outcome.facts or {}).items() if name not in _ASKED}),
+            facts=indexed({name: value for name, value in (outcome.facts or {}).items() if name not in _ASKED}),
             hit=int(outcome.hit),
         )
         return answer

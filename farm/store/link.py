@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
+from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -182,7 +183,7 @@ class Link:
     def ask_bytes(self, *command: Any) -> bytes | None:
         """Send one command with a binary answer."""
         with self._reaching("command"):
-            answer: bytes | None = self._redis.execute_command(*_spelt(command), NEVER_DECODE=True)
+            answer: bytes | None = self._redis.execute_command(*_spelt(command), **{NEVER_DECODE: True})
             return answer
 
     def ask_many(
@@ -191,15 +192,17 @@ class Link:
         *,
         tolerant: bool = False,
         together: bool = False,
+        binary: bool = False,
         operation: str = "pipeline",
     ) -> list[Any]:
         """Send commands in one pipeline and return their answers; a `tolerant` caller gets errors among the answers.
 
-        `together`: as one transaction. `operation` is what they are timed as.
+        `together`: as one transaction; `binary`: with answers in bytes. `operation` is what they are timed as.
         """
+        options = {NEVER_DECODE: True} if binary else {}
         with self._reaching(operation), self._redis.pipeline(transaction=together) as pipeline:
             for command in commands:
-                pipeline.execute_command(*_spelt(command))
+                pipeline.execute_command(*_spelt(command), **options)
             return pipeline.execute(raise_on_error=not tolerant) if len(pipeline) else []
 
     def run(self, script: str, **arguments: Any) -> Any:

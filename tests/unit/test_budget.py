@@ -44,7 +44,7 @@ LINES = {
     "results": 2138,
     "runner": 7130,
     "serving": 452,
-    "store": 1823,
+    "store": 1844,
     "targets": 1166,
     "tasks": 182,
     "tuning": 2598,

@@ -1,10 +1,10 @@
 -- An attempt ended. The policy of its failure kind decides what follows.
 -- keys: job:<job> with :cells :attempts :log, active:<namespace>:<job key>, quarantined:…, leases, kept, delayed,
---   pool:<pool>:…, build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…, index:<index>,
---   node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
--- arguments: job, token, how, kind, outcome, index, facts, hit
---   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept unchanged; index: the namespace of
---   the artifact, "" = the job's; facts: JSON, for the index; hit: 1 if the artifact was found, so nothing was tried
+--   pool:<pool>:…, build:<build> with :live :states :ends :flying :events, stopping, unreported, wake:…,
+--   index:<namespace>:facts, node:<node> with :blamed :passed, worker:<worker>, history:<namespace>:<like>
+-- arguments: job, token, how, kind, outcome, facts, hit
+--   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept unchanged; facts: as the index of the
+--   artifact's namespace keeps them; hit: 1 if the artifact was found, so nothing was tried
 -- answer: "ok", also for a repeated call, however late; "superseded" if the attempt had lost its lease
 local id = job
 local job = read(id)
@@ -25,18 +25,18 @@ if how == "released" and job.kept and not job.cancelling then return "ok" end  -
 local cells = cells_of(job)
 end_attempt(job, how, outcome)
 note_busy(job.worker)
-local fences = cjson.decode(outcome).fences
-if fences and fences ~= "" then fence(job.node, fences) end
+local said = cjson.decode(outcome)
+if said.fences and said.fences ~= "" then fence(job.node, said.fences) end
 if how == "succeeded" then
   -- In the same step: who sees the job ended finds its artifact in the index. A tuning that was cut short has a key of
   -- its own.
-  local known = cjson.decode(facts)
+  local namespace = said.facts.namespace or job.namespace
   call("DEL", FARM .. "quarantined:" .. job.namespace .. ":" .. job.job_key)
   if hit ~= "1" then
     note_success(job)
-    remember(index ~= "" and index or job.namespace, known)
+    remember(namespace, said.facts)
   end
-  call("HSET", FARM .. "index:" .. (index ~= "" and index or job.namespace), known.key or job.key, facts)
+  call("HSET", FARM .. "index:" .. namespace .. ":facts", said.facts.key or job.key, facts)
   end_job(job, cells, "succeeded", outcome)
 elseif job.cancelling then
   end_job(job, cells, "cancelled", outcome)

@@ -278,6 +278,29 @@ def test_the_index_knows_what_was_put_and_whether_it_is_complete(store: Store) -
     assert store.index.get_many("main", []) == {}
 
 
+def test_an_artifact_in_the_index_takes_less_than_half_a_kilobyte(store: Store, raw: redis.Redis) -> None:
+    """It stays for ever: a job that ended leaves nothing else for so long."""
+    join_pool(store)
+    known = {}
+    for _ in range(50):
+        key, digests = secrets.token_hex(32), [secrets.token_hex(32) for _ in range(3)]
+        submit(store, new_cell(key))
+        known[key] = {
+            **worked(key, 12.25),
+            **{"namespace": "main", "sidecar": f"ns/main/artifacts/{key[:2]}/{key}.json", "device": "gfx942"},
+            **{"program": {"path": "program.mxr", "digest": digests[0], "size": 123456}, "runs_as": digests[1]},
+            **{"toolchain": f"migraphx2.13-{digests[2][:8]}", "driver": "6.12", "verified": True, "unverified": ""},
+            **{"errors": {"logits": 1.5e-7}, "rms": {"logits": 1e-7}, "equal": {}, "nonfinite": [], "weak": False},
+            **{"spread": {"logits": 3.25}, "doubted": {}, "latency": 0.00123, "p99": 0.00234, "ratio": None},
+            **{"baseline_latency": None, "against": None, "tuning": None, "load": 0.5, "throughput": 813.0},
+            **{"compile_seconds": 12.25, "node": "gpu-17", "shared": False, "processes": None, "peak_memory": 10**9},
+            **{"quantized": {}, "fallback": {}},
+        }
+        run_next(store, Outcome.success(known[key]))
+    assert store.index.get_many("main", list(known)) == known
+    assert raw.memory_usage("{farm}:index:main:facts", samples=0) < 500 * len(known)
+
+
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +337,7 @@ def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) 
         "builds:main",
         "wake:pools",
         "wake:builds",
-        "index:main",
+        "index:main:facts",
     }
     assert {key.removeprefix("{farm}:") for key in immortal} <= allowed
     for key in raw.scan_iter("{farm}:build:*"):
