@@ -186,7 +186,7 @@ def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
     if only:
         known = [each.identifier for each in combinations]
         combinations = [each for each in combinations if fits_any(only, [each.identifier])]
-        if not combinations:
+        if not combinations and not complaints.problems:
             raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
     return Combinations(manifest, combinations, expected, tuple(complaints.problems))
 

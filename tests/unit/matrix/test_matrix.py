@@ -201,6 +201,12 @@ def test_a_selector_that_matches_nothing_is_an_error_on_its_line(line: str, told
     assert "farm.yaml:9:" in message
 
 
+def test_what_is_wrong_is_said_before_that_no_cell_fits_a_choice() -> None:
+    empty = parse_manifest(manifest_text("exclude: [{precision: fp32}]"))
+    (problem,) = combine(empty, ["net/*"]).problems
+    assert problem.message == "nothing is left to compile"
+
+
 def test_a_selector_whose_fields_match_only_apart_is_an_error_too() -> None:
     text = manifest_text(
         "exclude: [{target: gfx1100}, {target: gfx1100, precision: fp32}]", targets="[gfx1100, onnxruntime/cpu]"
