@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from markupsafe import Markup
@@ -13,10 +14,12 @@ from farm.pages.quantities import digits, error, latency, size
 from farm.results.lines import CellLine
 from farm.results.report import SweepResult
 from farm.results.sweeps import joined, title
-from farm.results.tradeoff import Contender, advise, weighed
+from farm.results.tradeoff import Contender, advise, by_place, weighed
 
 SIGNS = {"shared": "≈", "weak": "?", "unverified": "?", "refused": "✗"}
 """What stands behind a program's name in the drawing."""
+
+_CURVES: Sequence[Literal["throughput", "latency"]] = ("throughput", "latency")
 
 
 class Tradeoff(NamedTuple):
@@ -25,7 +28,8 @@ class Tradeoff(NamedTuple):
     model: str
     place: str
     advice: str
-    drawn: Markup
+    draw: Callable[[], Markup]
+    """Returns the drawing: it takes milliseconds, and a page shows few of thousands."""
     limits: str
     undrawn: Sequence[tuple[str, str]]
     """The programs, by link, whose latency or error is not known, each with the reason."""
@@ -41,12 +45,10 @@ def of_programs(
     found: Sequence[Contender], link: Callable[[str], str], line: Callable[[str], CellLine] | None = None
 ) -> list[Tradeoff]:
     """Return the targets and shapes for which there is a choice, in their order."""
-    advice = {place: (chosen, why) for place, chosen, why in advise(found)}
     return [
-        _tradeoff(place, some, advice[place], link, line)
-        for place in advice
-        if len(some := [each for each in found if each.place == place]) > 1
-        and any(each.latency and each.error is not None for each in some)
+        _tradeoff(place, some, (chosen, why), link, line)
+        for (place, some), (_, chosen, why) in zip(by_place(found).items(), advise(found), strict=True)
+        if len(some) > 1 and any(each.latency and each.error is not None for each in some)
     ]
 
 
@@ -74,7 +76,7 @@ def _tradeoff(
         found[0].identifier.partition("/")[0],
         " ".join(place),
         said,
-        plot(
+        lambda: plot(
             f"Latency against error of {len(points)} programs",
             (_point(each, link(each.identifier), largest, cells.get(each.identifier)) for each in points),
             PlotAxis("median latency", latency, budget),
@@ -125,11 +127,13 @@ def _why(each: Contender, cell: CellLine | None) -> str:
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def sweeps(cells: Iterable[CellLine], link: Callable[[str], str]) -> list[tuple[str, str, list[Markup]]]:
-    """Return the measured sweeps among a build's cells: the title, what it found, its curves."""
+def sweeps(
+    cells: Iterable[CellLine], link: Callable[[str], str]
+) -> list[tuple[str, str, Sequence[Callable[[], Markup]]]]:
+    """Return the measured sweeps among a build's cells: the title, what it found, what draws its curves."""
     found = joined(json.loads(cell.sweep) for cell in cells if cell.sweep)
     return [
-        (title(sweep), _found(sweep), [_curve(sweep, link, measure) for measure in ("throughput", "latency")])
+        (title(sweep), _found(sweep), [partial(_curve, sweep, link, each) for each in _CURVES])
         for sweep in found
         if any(point["latency"] for point in sweep["points"])
     ]

@@ -57,7 +57,7 @@ def choices(cells: Iterable[tuple[str, bool, ArtifactFacts]]) -> list[Contender]
 def weighed(found: Sequence[Contender]) -> list[Contender]:
     """Return programs of one model with their speed in terms of fp32's, and whether they are on the front."""
     base = {each.place: each for each in found if each.precision == "fp32" and each.latency}
-    fronts = {id(each) for place in {each.place for each in found} for each in front(found, place)}
+    fronts = {id(each) for some in by_place(found).values() for each in front(some)}
     return [
         each._replace(
             gain=fp32.latency / each.latency if fp32 and fp32.latency and each.latency else None,
@@ -87,12 +87,20 @@ def marks_of(facts: ArtifactFacts) -> list[str]:
     return [mark for mark, holds in said.items() if holds]
 
 
-def front(found: Iterable[Contender], place: tuple[str, str]) -> list[Contender]:
-    """Return the Pareto front of a target and shape, the fastest first: each next one is nearer to the reference."""
+def by_place(found: Iterable[Contender]) -> dict[tuple[str, str], list[Contender]]:
+    """Return the programs of each target and shape; a model may have thousands of them."""
+    places: dict[tuple[str, str], list[Contender]] = {}
+    for each in found:
+        places.setdefault(each.place, []).append(each)
+    return places
+
+
+def front(found: Iterable[Contender]) -> list[Contender]:
+    """Return the Pareto front of one target and shape, the fastest first: each next one is nearer to the reference."""
     known = [
         (each.latency, each.error, each.size, each)
         for each in found
-        if each.place == place and each.passed and each.latency and each.error is not None
+        if each.passed and each.latency and each.error is not None
     ]
     best, least = list[Contender](), math.inf
     for _, error, _, each in sorted(known, key=itemgetter(0, 1, 2)):
@@ -104,10 +112,7 @@ def front(found: Iterable[Contender], place: tuple[str, str]) -> list[Contender]
 
 def advise(found: Sequence[Contender]) -> list[Advice]:
     """Return what to ship for each target and shape: the fastest that passed, of equally fast ones the most exact."""
-    return [
-        _advice(place, [each for each in found if each.place == place])
-        for place in dict.fromkeys(each.place for each in found)
-    ]
+    return [_advice(place, some) for place, some in by_place(found).items()]
 
 
 def _advice(place: tuple[str, str], found: Sequence[Contender]) -> Advice:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from farm.pages import tradeoff_view
 from farm.pages.drawing import PlotAxis
 from farm.pages.quantities import latency
 from farm.pages.tradeoff_view import of_cells, of_programs, sweeps
 from farm.results.lines import CellLine
-from farm.results.tradeoff import choices
+from farm.results.tradeoff import Contender, choices
 
 
 def line(precision: str, latency: float | None = None, error: float | None = None, **more: Any) -> CellLine:
@@ -39,7 +40,7 @@ CELLS = [
 def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
     (found,) = of_cells(CELLS, "/cells/{}".format)
     links = re.findall(
-        r'<a href="([^"]+)"><title>([^<]+)</title>\s*<circle class="(\w+)"[^>]* r="([0-9.]+)"', found.drawn
+        r'<a href="([^"]+)"><title>([^<]+)</title>\s*<circle class="(\w+)"[^>]* r="([0-9.]+)"', found.draw()
     )
     assert links == [
         (
@@ -64,9 +65,9 @@ def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
     assert (
         found.advice == "Ship fp16: 2.00 times fp32’s speed, error 3.0e-04, 4.00 MB; the fastest of those that passed."
     )
-    (front,) = re.findall(r'<polyline class="line" points="([^"]+)"', found.drawn)
+    (front,) = re.findall(r'<polyline class="line" points="([^"]+)"', found.draw())
     assert len(front.split()) == 2
-    assert found.drawn.count('class="range"') == 1, "the tail of the one that has a baseline"
+    assert found.draw().count('class="range"') == 1, "the tail of the one that has a baseline"
 
 
 def test_what_is_not_drawn_is_said_with_its_reason() -> None:
@@ -83,14 +84,38 @@ def test_what_is_not_drawn_is_said_with_its_reason() -> None:
 def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
     (found,) = of_cells(CELLS, str)
     assert found.limits == "the budget is 5.00 ms; the tolerance is 5.0e-02"
-    assert [found.drawn.count(word) for word in ("budget 5.00 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
+    assert [found.draw().count(word) for word in ("budget 5.00 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
     (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
-    assert [near.drawn.count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
+    assert [near.draw().count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
 
 
 def test_a_single_precision_is_no_choice() -> None:
     assert of_cells([line("fp32", 0.004, 1e-7)], str) == []
     assert of_cells([line("fp32"), line("fp16", look="queued")], str) == []
+
+
+def test_what_a_page_does_not_show_is_not_drawn_and_shapes_are_not_compared_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places: list[str] = []
+
+    def place(each: Contender) -> tuple[str, str]:
+        places.append(each.identifier)
+        return each.target, each.shape
+
+    def plot(*_: object) -> NoReturn:
+        raise AssertionError("drawn")
+
+    cells = [
+        line(precision, 0.002, 1e-3)._replace(identifier=f"net/cpu/{precision}/b{batch}", shape=f"b{batch}")
+        for batch in range(100)
+        for precision in ("fp32", "fp16")
+    ]
+    monkeypatch.setattr(Contender, "place", property(place))
+    monkeypatch.setattr(tradeoff_view, "plot", plot)
+    assert len(of_cells(cells, str)) == 100
+    assert len(sweeps([swept(1, 0.001)], str)) == 1
+    assert len(places) < 10 * len(cells), "a build may have 50,000 cells of one model"
 
 
 def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
@@ -105,7 +130,7 @@ def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
     (found,) = of_programs(choices((f"net/cpu/{each}/b1", True, facts) for each in ("fp32", "fp16")), str)
     assert (found.model, found.place, found.limits) == ("net", "cpu b1", "")
     assert found.advice == "Nothing to recommend: every program that passed is weak."
-    assert "fp16 ?" in found.drawn
+    assert "fp16 ?" in found.draw()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +170,8 @@ def swept(batch: int, latency: float | None, **more: Any) -> CellLine:
 
 def test_a_sweep_has_its_curves_and_its_best_batch() -> None:
     cells = [swept(32, 0.02), swept(1, 0.001), swept(8, 0.004, shared=True), swept(64, None), line("fp32")]
-    ((title, said, (throughput, latency)),) = sweeps(cells, "/cells/{}".format)
+    ((title, said, curves),) = sweeps(cells, "/cells/{}".format)
+    throughput, latency = (draw() for draw in curves)
     assert title == "net cpu fp32"
     assert said == (
         "Best throughput within 5.00 ms: batch 8. Weak: some were not measured alone (≈)."
