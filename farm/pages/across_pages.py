@@ -99,6 +99,7 @@ def now(visit: Here) -> Response:
     """Show the single most important thing now, and then what else is worth a look."""
     known = visit.farm.build_reader.list(visit.namespace, 1000)
     lines = list(_lines(visit, known))
+    open_ones = [build for build in known if build["state"] != "reported"]
     days = visit.farm.build_index.days(visit.namespace, time.time() - MONTH.total_seconds())
     live, pools = visit.farm.store.workers.list(""), visit.farm.store.workers.pools()
     entries = visit.farm.acknowledged.list(visit.namespace)
@@ -107,11 +108,12 @@ def now(visit: Here) -> Response:
         section="now",
         news=news_of(visit, known),
         lines=lines,
-        open=[build for build in known if build["state"] != "reported"][:NAMES],
+        open=open_ones[:NAMES],
         ending=[entry for entry in entries if entry["until"] <= str(today() + SOON)],
         entries=len(entries),
         pools=[pool for pool in pools if pool["waiting"]],
         days=days,
+        unread=len(visit.farm.build_index.unread(visit.namespace) - {build["id"] for build in open_ones}),
         trends=_trends(days, f"{BASE}/ns/{visit.namespace}/builds") if len(days) > 1 else [],
         waiting=sum(pool["waiting"] for pool in pools),
         workers=len(live),

@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1868,
     "artifacts": 2433,
-    "builds": 3218,
+    "builds": 3227,
     "cli": 5147,
     "client": 4870,
     "compiling": 3355,

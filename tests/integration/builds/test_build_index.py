@@ -187,6 +187,21 @@ def test_cells_of_the_newest_builds_are_kept_and_others_read_again(
     assert farm.build_reader.lines("main", f"b-{0:016x}").cells[0].look == "failed"
 
 
+def test_what_was_saved_counts_builds_of_which_no_cells_are_kept(
+    farm: Farm, elsewhere: BuildIndex, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it asks for no cell: a month may have two million."""
+    monkeypatch.setattr(build_index, "KEPT", 1)
+    report = client.report(finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), succeed(farm)))
+    (cell,) = report["cells"]
+    assert cell["facts"]
+    hit: Any = {**cell, "hit": True, "facts": {**cell["facts"], "compile_seconds": 1.5}}
+    many_reports(farm, {**report, "cells": [hit]}, 3)
+    elsewhere.fill()
+    days = elsewhere.days("main", 0.0)
+    assert [(day.cells, day.hits, day.saved) for day in days] == [(3, 3, 4.5), (1, 0, 0.0)]
+
+
 def test_builds_that_the_store_forgot_are_listed(farm: Farm, client: FarmClient, failed: Report) -> None:
     redis.Redis.from_url(farm.settings.redis_url.get_secret_value()).flushdb()
     assert [each["verdict"] for each in client.builds()] == [failed["build"]["verdict"]]
