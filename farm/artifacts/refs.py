@@ -29,7 +29,8 @@ class SnapshotCell(TypedDict):
     """A cell that a ref names. `device` is an arch, `submitted` is in Unix seconds, `manifest` a manifest's name.
 
     `sidecar` is an object key; without it the artifact is of the ref's namespace. `superseded` (Unix seconds): since
-    then another toolchain's program has its place, and only readers who name this toolchain get it.
+    then another toolchain's program has its place, and only readers who name this toolchain get it. `latency` in
+    seconds, `shared` and `error` as when it was made; older farms did not write them.
     """
 
     manifest: str
@@ -47,6 +48,9 @@ class SnapshotCell(TypedDict):
     sidecar: NotRequired[str]
     seconds: NotRequired[float]
     superseded: NotRequired[float]
+    latency: NotRequired[float | None]
+    shared: NotRequired[bool]
+    error: NotRequired[float | None]
 
 
 Cells = Mapping[str, SnapshotCell]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,16 @@ class Listing(StrEnum):
     BUILDS = "builds"
     WORKERS = "workers"
     POOLS = "pools"
+
+
+class Order(StrEnum):
+    """By what `farm ls` sorts artifacts: the least first, of ages the newest."""
+
+    NAME = "name"
+    LATENCY = "latency"
+    ERROR = "error"
+    SIZE = "size"
+    AGE = "age"
 
 
 # --- fetch ------------------------------------------------------------------------------------------------------------
@@ -238,6 +249,10 @@ def ls(
     ref: Annotated[
         str, typer.Option("--ref", help="List the artifacts of this ref.", autocompletion=completion.refs)
     ] = "latest",
+    sort: Annotated[Order, typer.Option("--sort", help="Sort artifacts by it, the least first, or the newest.")] = (
+        Order.NAME
+    ),
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="How many to list.")] = None,
     source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
@@ -258,6 +273,9 @@ def ls(
             near = difflib.get_close_matches(what, [*Listing, *names], 1)
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
             raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
+    if listing is Listing.ARTIFACTS and sort is not Order.NAME:
+        items = sorted(items, key=_ORDERS[sort])
+    items = items[:limit]
     # As the API answers: the tags, and where each points.
     tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
     rows = render.builds(items) if listing is Listing.BUILDS else [_HEADERS[listing], *map(_ROWS[listing], items)]
@@ -319,8 +337,15 @@ _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
     Listing.POOLS: lambda client, _: client.pools.all(),
 }
 
+_ORDERS: dict[Order, Callable[[SnapshotCell], float]] = {
+    Order.LATENCY: lambda cell: cell.get("latency") or inf,
+    Order.ERROR: lambda cell: inf if (error := cell.get("error")) is None else error,
+    Order.SIZE: lambda cell: cell["program"]["size"],
+    Order.AGE: lambda cell: -cell["submitted"],
+}
+
 _HEADERS: dict[Listing, tuple[str, ...]] = {
-    Listing.ARTIFACTS: ("ARTIFACT", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
+    Listing.ARTIFACTS: ("ARTIFACT", "LATENCY", "ERROR", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
     Listing.REFS: ("REF", "GENERATION", "MOVED (UTC)", "NAMESPACE"),
     Listing.WORKERS: ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
     Listing.POOLS: ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
@@ -329,6 +354,8 @@ _HEADERS: dict[Listing, tuple[str, ...]] = {
 _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
     Listing.ARTIFACTS: lambda cell: (
         cell["identifier"],
+        "~" * bool(cell.get("shared")) + render.duration(cell["latency"]) if cell.get("latency") else "",
+        render.error(cell.get("error")),
         render.size(cell["program"]["size"]),
         render.when(cell.get("submitted")),
         cell["toolchain"],

@@ -224,7 +224,7 @@ def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
     """Return a table of what a cell did, the newest build first."""
     rows = [("ended (UTC)", "build", "state", "latency", "size", "error", "compile", "node", "toolchain")]
     for past in found:
-        values, error = past["values"], "" if past["error"] is None else f"{past['error']:.1e}"
+        values, error = past["values"], render.error(past["error"])
         state = render.state(past["state"], past["kind"], past["expected"])
         state = "hit" if past["hit"] and not past["kind"] else state
         latency = render.duration(values.get("latency")) + (" shared" if values.get("shared") else "")

@@ -81,7 +81,7 @@ def lines(build: str, model: str, found: Sequence[Contender], advice: Sequence[A
             render.duration(each.p99),
             render.rate(each.throughput),
             f"{rough}{each.gain:.2f}x" if each.gain else "",
-            "" if each.error is None else f"{each.error:.1e}" if each.error else "0",
+            render.error(each.error),
             render.size(each.size),
             ", ".join(weak),
         ))  # fmt: skip

@@ -85,6 +85,9 @@ def schema(
 def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
     file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", help="Such as mi300x; default: onnxruntime/cpu. Repeatable.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
     """Write a commented manifest for a model.
@@ -99,7 +102,7 @@ def init(
         raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
     if file and file.exists():
         raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
-    text = init_manifest(model, file.parent if file else Path(), SCHEMA if file else "")
+    text = init_manifest(model, file.parent if file else Path(), SCHEMA if file else "", target or ["onnxruntime/cpu"])
     if file:
         with output.writing(file):
             file.write_text(text, encoding="utf-8")

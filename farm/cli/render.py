@@ -64,6 +64,11 @@ COMPUTES_IN_FP32 = {"fp16", "bf16"}
 # --- quantities -----------------------------------------------------------------------------------------------------
 
 
+def error(value: float | None) -> str:
+    """Return a relative error with two digits, or `0`; empty if it is not known."""
+    return "" if value is None else f"{value:.1e}" if value else "0"
+
+
 def clock(seconds: float | None) -> str:
     """Return elapsed time that does not jump while it runs: `0:07`, `1:02:03`."""
     whole = int(seconds or 0)
@@ -407,7 +412,7 @@ def _error_column(facts: ArtifactFacts | None) -> str:
     if not facts:
         return ""
     worst = error_of(facts)
-    text = "not verified" if worst is None else "0" if worst == 0 else f"{worst:.1e}"
+    text = "not verified" if worst is None else error(worst)
     if facts.get("nonfinite"):
         text = "not finite"
     return f"{text} weak" if facts.get("weak") else text

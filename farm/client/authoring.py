@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.errors import ManifestError, Problem
+from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest.parsing import read_manifest
 from farm.manifest.yaml import in_yaml
 from farm.models.model import FrozenModel, lowered, read_model
@@ -72,13 +72,22 @@ def _read(path: str | Path, *, models: bool) -> tuple[Combinations | None, list[
     return matrix, sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column))
 
 
-def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str = "") -> str:
+def init_manifest(
+    model_path: str | Path, folder: str | Path = ".", schema: str = "", targets: Sequence[str] = ("onnxruntime/cpu",)
+) -> str:
     """Return a commented manifest for an ONNX model, to be stored in `folder`: complete, and without problems.
 
     `schema` is the file with the manifest's JSON Schema, for editors: its name as the manifest sees it.
 
-    Raises UnreadableModel.
+    Raises UnreadableModel, UsageError for an unknown target.
     """
+    from farm.targets.pools import understand_target
+
+    for target in targets:
+        try:
+            understand_target(target)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     path = Path(model_path)
     model = read_model(path)
     # Most exporters call every model model.onnx: then its folder says more.
@@ -96,7 +105,7 @@ def init_manifest(model_path: str | Path, folder: str | Path = ".", schema: str 
         "version: 1",
         f"name: {_scalar(name)}",
         "# GPUs by profile (mi300x, rx7900xtx) or architecture (gfx942), if a worker has one.",
-        "targets: [onnxruntime/cpu]",
+        f"targets: [{', '.join(targets)}]",
         f"# {'Exported below fp32 already: native keeps it as it is.' if native else 'Also bf16, int8, …'}",
         f"precisions: [{'native' if native else 'fp32, fp16'}]",
         "models:",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
+from farm.results.tradeoff import error_of
 from farm.targets.pools import begins, version_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ def named_cell(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFact
         "program": facts["program"],
         "sidecar": facts["sidecar"],
         "seconds": facts["seconds"],
+        "latency": facts["latency"],
+        "shared": facts["shared"],
+        "error": error_of(facts),
     }
 
 

@@ -16,10 +16,10 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2433,
+    "artifacts": 2435,
     "builds": 3227,
-    "cli": 5147,
-    "client": 4870,
+    "cli": 5181,
+    "client": 4879,
     "compiling": 3355,
     "control": 637,
     "extras/ci": 607,
@@ -41,7 +41,7 @@ LINES = {
     "models": 789,
     "node": 3993,
     "pages": 3750,
-    "results": 2141,
+    "results": 2145,
     "runner": 7130,
     "serving": 452,
     "store": 1844,

@@ -494,6 +494,8 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
         "net/onnxruntime-cpu/fp16/static",
         "net/onnxruntime-cpu/fp32/static",
     ]
+    assert header.split()[1:4] == ["LATENCY", "ERROR", "SIZE"]
+    assert all(re.search(r"/static +[\d.]+ [µm]?s +\S+ +\d+ B ", row) for row in rows)
     for what in ("artifacts", "refs", "builds", "workers", "pools"):
         assert main(["ls", what]) == 0
         assert capsys.readouterr().out
@@ -517,6 +519,24 @@ def test_logs_fetch_ls_inspect(worker: list[Outcome], manifest: str, capsys: pyt
     for name in (key, key[:8], "net/onnxruntime-cpu/fp16/static", "net/onnxruntime-cpu/fp16/static@latest"):
         assert main(["inspect", name, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["key"] == key
+
+
+def test_a_list_of_artifacts_is_sorted_and_cut_as_one_asks(
+    worker: list[Outcome], manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", manifest]) == 0
+    ask = FarmClient.ls
+
+    def ls(self: FarmClient, ref: str = "latest") -> list[Any]:
+        half, whole = ask(self, ref)
+        bytes_ = {**whole["program"], "size": 1}
+        return [{**half, "latency": None}, {**whole, "error": 0.5, "submitted": 1.0, "program": bytes_}]
+
+    monkeypatch.setattr(FarmClient, "ls", ls)
+    for sort, first in (("name", "fp16"), ("latency", "fp32"), ("error", "fp16"), ("size", "fp32"), ("age", "fp16")):
+        capsys.readouterr()
+        assert main(["ls", "--sort", sort, "-n", "1"]) == 0
+        assert re.findall("net/onnxruntime-cpu/(.*)/", capsys.readouterr().out) == [first], sort
 
 
 def test_fetch_takes_the_names_that_builds_print(

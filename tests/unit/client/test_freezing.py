@@ -288,7 +288,10 @@ def test_a_new_manifest_comes_with_the_schema_that_its_first_line_names(
     schema = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
     assert json.loads(schema.read_text()) == manifest_schema(draft7=True)
     schema.write_text("mine")
-    assert main(["init", str(model), "-o", str(tmp_path / "other.yaml")]) == 0
+    assert main(["init", str(model), "-o", str(tmp_path / "other.yaml"), "-t", "mi300x", "-t", "gfx942"]) == 0
+    assert "\ntargets: [mi300x, gfx942]\n" in (tmp_path / "other.yaml").read_text()
+    assert main(["init", str(model), "-t", "cuda"]) == 2
+    assert "did you mean `onnxruntime/cuda`?" in capsys.readouterr().err
     assert schema.read_text() == "mine"
     assert lint(tmp_path / "farm.yaml") == []
     assert main(["init", str(model), "-o", str(tmp_path)]) == 2
