@@ -77,10 +77,12 @@ end
 -- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
 local function fence(node, reason)
   local record = NODE .. node
-  if call("HSETNX", record, "fenced_at", NOW) == 0 then return end
+  local is_new = call("HSETNX", record, "fenced_at", NOW) == 1
+  call("PEXPIRE", record, KEEP)  -- A node whose probes fail for longer stays fenced.
+  if not is_new then return end
   call("HSET", record, "fenced", reason)
   call("HDEL", record, "row", "let_back")
-  call("PEXPIRE", record, KEEP)
+  call("DEL", NODE .. node .. ":passed")  -- An earlier fence may have expired before what passed under it.
 end
 
 local function unfence(node)

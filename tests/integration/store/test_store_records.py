@@ -1,10 +1,13 @@
 """Events, workers and pools, the index, what is kept and for how long, and what is refused."""
 
 import json
+import os
 import re
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from farm.control.loops import Resumer
 from farm.errors import FarmFault, StorageUnavailable, StoreUnavailable
 from farm.jobs.estimate import Compile
 from farm.jobs.state import FailureKind, Outcome
+from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.store import Store, broker
 from farm.store.link import key as key_of
@@ -741,6 +745,28 @@ def test_a_broker_that_refuses_is_said_with_its_reason(farm_settings: Settings, 
     assert broker.queued(app, "p") == {("j-1", 1)}
 
 
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGSTOP, "TimeoutError"), (signal.SIGKILL, "ConnectionError")])
+def test_a_broker_that_hangs_or_is_away_is_said_and_not_waited_for(
+    number: signal.Signals, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "SOCKET_SECONDS", 1)
+    server = servers.start_valkey(tmp_path / "valkey", secrets.token_hex(8))
+    pid = server.pid
+    assert pid
+    try:
+        app = broker.make_celery(load_settings({}, redis_url=server.url))
+        broker.dispatch(app, "p", [("j-1", 1)])
+        os.kill(pid, number)
+        with pytest.raises(StoreUnavailable, match=f"cannot be reached: {cause}"):
+            broker.queued(app, "p")
+        with pytest.raises(StoreUnavailable, match=f"cannot be reached: {cause}"):
+            broker.dispatch(app, "p", [("j-2", 1)])
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+        server.stop()
+
+
 def test_a_fence_is_lifted_when_the_probes_of_all_workers_of_its_node_have_passed_twice_in_a_row(store: Store) -> None:
     def probed(worker: str, wrong: str, row: int) -> str | None:
         return store.workers.probed(worker, node="n1", wrong=wrong, row=row)
@@ -761,6 +787,27 @@ def test_a_fence_is_lifted_when_the_probes_of_all_workers_of_its_node_have_passe
     assert probed("w1", "", 1) == fenced, "once is not enough"
     assert probed("w1", "", 2) == ""
     assert not store.workers.heartbeat("w2").fenced
+
+
+def test_a_fence_lasts_while_probes_fail_and_what_passed_under_an_earlier_one_does_not_lift_it(
+    store: Store, raw: redis.Redis
+) -> None:
+    def probed(worker: str, wrong: str, row: int) -> str | None:
+        return store.workers.probed(worker, node="n1", wrong=wrong, row=row)
+
+    record = key_of("node", "n1")
+    join_pool(store, "w1")
+    join_pool(store, "w2")
+    assert probed("w2", "it hangs", 0)
+    assert raw.pexpire(record, 60_000)
+    assert probed("w2", "it hangs", 0)
+    assert raw.pttl(record) > 60_000
+    assert probed("w1", "", 2)
+    raw.delete(record)  # As if it had expired.
+    fenced = probed("w2", "it hangs again", 0)
+    assert fenced == "its health probe failed: it hangs again"
+    assert probed("w2", "", 2) == fenced, "the other worker's has not passed since"
+    assert probed("w1", "", 2) == ""
 
 
 def test_only_jobs_that_waited_so_long_fail_for_want_of_a_worker(store: Store, farm_settings: Settings) -> None:
