@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -13,14 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.compiling.attempt import Attempt
 from farm.compiling.slots import ANYWHERE
 from farm.control.loops import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
-from farm.node.health_probe import lacks_room, probe
+from farm.models.model import read_model
+from farm.node.health_probe import CONTENT, MODEL, lacks_room, probe
 from farm.node.slot_shares import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
@@ -28,6 +32,7 @@ from farm.targets.pools import Target
 from tests.support.api_farm import POOL as INSTALLED
 from tests.support.helpers import wait_until
 from tests.support.jobs import control_plane, explain, join_pool, new_cell, running_worker, submit, take
+from tests.support.places import ROOT
 from tests.support.scripted_pool import POOL
 
 GPU_FAULT = Outcome.failure(FailureKind.GPU_FAULT, "the GPU reported a fault")
@@ -462,6 +467,37 @@ def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) ->
     kind = SlotKind("cpu", (INSTALLED,), (ANYWHERE,) * 3)
     assert probe(settings, kind) == ""
     assert [path for folder in (tmp_path / "work").iterdir() for path in folder.iterdir()] == []
+
+
+def test_a_supervisor_that_probes_keeps_neither_onnx_nor_numpy_in_memory(tmp_path: Path) -> None:
+    code = """
+import json, pathlib, sys
+from farm.compiling.slots import ANYWHERE
+from farm.node.health_probe import probe
+from farm.node.slot_shares import SlotKind
+from farm.node.supervisor import Supervisor
+from farm.settings import load_settings
+from farm.targets.pools import Pool
+pool = Pool.from_dict(json.loads(sys.argv[1]))
+assert probe(load_settings({}, data_dir=pathlib.Path(sys.argv[2])), SlotKind("cpu", (pool,), (ANYWHERE,))) == ""
+print({"onnx", "numpy"} & set(sys.modules))
+"""
+    command = [sys.executable, "-c", code, json.dumps(INSTALLED.as_dict()), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_the_probes_model_is_what_the_probe_takes_it_for() -> None:
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],
+        "probe",
+        [tensor("x", TensorProto.FLOAT, [16, 16])],
+        [tensor("y", TensorProto.FLOAT, [16, 16])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [16, 16], [0.25] * 16**2)],
+    )
+    assert onnx.load(MODEL) == helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert read_model(MODEL, check=lambda *_: CONTENT) == read_model(MODEL)
 
 
 def test_the_probe_finds_what_was_upgraded_in_place(tmp_path: Path) -> None:
