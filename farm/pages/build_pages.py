@@ -16,11 +16,12 @@ from farm.pages.across_pages import news_of
 from farm.pages.build_view import METRICS, PAGE, SIGNS, WEAK, CellFilter, ShownBuild, figures, grouped, matrix
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
-from farm.pages.page_answers import BASE, BuildName, Here, Text, Visit, same_page
+from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.tradeoff_view import Tradeoff, of_cells, sweeps
 from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
 from farm.spec import changes
+from farm.units import by_number
 
 router = APIRouter()
 
@@ -36,7 +37,9 @@ GROUPED = 300
 """More cells are also shown by model."""
 MODELS = 100
 """Models on one page."""
-NARROWING = ("text", "look", "precision", "by")
+LISTED = 250
+"""Cells on one page if each has a row."""
+NARROWING = ("text", "look", "precision", "by", "sort.cells")
 """What stays when a model and a target are chosen."""
 TRADEOFFS = 8
 """Targets and shapes of a model that are drawn, and models that can be chosen."""
@@ -79,22 +82,19 @@ def builds(
     state: Text = "",
     by: Text = "",
     label: Text = "",
-    after: Text = "",
 ) -> Response:
-    """List the builds that pass the filters, newest first."""
+    """List the builds that pass the filters, newest first unless the URL sorts them."""
     wanted = BuildFilter(name, state, by, label)
     known = visit.farm.build_reader.list(visit.namespace, 10_000)
-    found = [build for build in known if wanted.takes(build)]
-    start = next((place + 1 for place, build in enumerate(found) if build["id"] == after), 0)
-    shown = found[start : start + BUILDS]
+    table = Table(visit.request, [build for build in known if wanted.takes(build)], _BUILD_KEYS, size=BUILDS)
     return visit.page(
         "builds",
         section="builds",
         wanted=wanted,
-        names=sorted({build["name"] for build in known})[:200],
-        rows=[(build, _parts(build)) for build in shown],
-        older=same_page(visit.request, after=shown[-1]["id"]) if start + BUILDS < len(found) else "",
-        news=None if wanted.is_set or after else news_of(visit, known),
+        names=sorted({build["name"] for build in known}, key=by_number)[:200],
+        table=table,
+        parts_of=_parts,
+        news=None if wanted.is_set or table.before else news_of(visit, known),
     )
 
 
@@ -108,20 +108,20 @@ def build(
     target: Text = "",
     precision: Text = "",
     by: Text = "latency",
-    first: Annotated[int, Query(ge=1, le=10**9)] = 1,
-    models: Annotated[int, Query(ge=1, le=10**9)] = 1,
 ) -> Response:
-    """Show a build; its filters, and the `first` cell and model of its pages, are in the URL.
+    """Show a build; its filters, and what its tables begin with, are in the URL.
 
-    More cells than fit on a page are counted by model and target, unless a model is chosen.
+    More cells than fit on a page are counted by model and target, unless a model is chosen or they are listed.
     """
     reading = visit.builds
     view = reading.view(visit.namespace, build_id)
     wanted = CellFilter(tuple(each for each in look or () if each in SIGNS), model, target, precision, text)
     found = view.wanted(wanted)
-    counted = not model and len(found) > PAGE
-    shown = [] if counted else found[first - 1 : first - 1 + PAGE]
     by = by if by in METRICS else "latency"
+    listed = by == "list"
+    counted = not model and len(found) > PAGE and not listed
+    table = Table(visit.request, found, _CELL_KEYS if listed else {}, "cells", LISTED if listed else PAGE)
+    shown = [] if counted else table.rows
     of_models = {cell.model for cell in shown}
     groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
@@ -143,30 +143,23 @@ def build(
         band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs} if by == "latency" else {},
         by=by,
-        metrics={name: same_page(visit.request, by=name) for name in METRICS},
+        metrics={name: same_page(visit.request, by=name, **{"first.cells": "", "sort.cells": ""}) for name in METRICS},
         measured=METRICS[by][0],
         weak=[WEAK[each] for each in METRICS[by][1].split()],
-        figures=figures([cell for cell in view.cells if cell.model in of_models], by),
+        figures={} if listed else figures([cell for cell in view.cells if cell.model in of_models], by),
         wanted=wanted,
-        matrix=matrix(shown),
-        found=len(found),
+        table=table,
+        matrix=matrix([] if listed else shown),
         ships=ships,
         to_ship=to_ship,
         swept=sweeps(found, link),
         tradeoffs_shown=TRADEOFFS,
-        first=first,
-        cells_shown=len(shown),
-        groups=groups[models - 1 : models - 1 + MODELS],
-        models_found=len(groups),
-        first_model=models,
+        groups=Table(visit.request, groups, name="models", size=MODELS),
         counted=counted,
+        listed=listed,
         narrowing="".join(
             f"&{urlencode([pair])}" for pair in visit.request.query_params.multi_items() if pair[0] in NARROWING
         ),
-        models_before=same_page(visit.request, models=max(1, models - MODELS)) if models > 1 else "",
-        models_after=same_page(visit.request, models=models + MODELS) if models - 1 + MODELS < len(groups) else "",
-        before=same_page(visit.request, first=max(1, first - PAGE)) if first > 1 else "",
-        after=same_page(visit.request, first=first + PAGE) if first - 1 + PAGE < len(found) else "",
         page_size=PAGE,
         shown_failures=FAILURES,
         known={entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if view.failed else {},
@@ -255,6 +248,29 @@ def _verdict_look(view: ShownBuild) -> str:
 
 def _exit_code(build: BuildView) -> int:
     return build["verdict"]["exit_code"] if build["verdict"] else 0
+
+
+_BUILD_KEYS: Keys[BuildView] = {
+    "State": lambda build: f"{build['state']} {_exit_code(build)}",
+    "Name": lambda build: build["name"],
+    "Cells": lambda build: sum(count for _, count in _parts(build)),
+    "Hits": lambda build: build["counts"].get("hits", 0),
+    "Failed": lambda build: build["counts"]["failed"],
+    "Took": lambda build: build["ended_at"] - build["created_at"] if build["ended_at"] else None,
+    "Submitted": lambda build: build["created_at"],
+}
+_CELL_KEYS: Keys[CellLine] = {
+    "Cell": lambda cell: cell.identifier,
+    "State": lambda cell: cell.look,
+    "Median": lambda cell: cell.latency,
+    "p99": lambda cell: cell.p99,
+    "Samples/s": lambda cell: cell.throughput,
+    "Error": lambda cell: cell.error,
+    "Size": lambda cell: cell.size,
+    "Took": lambda cell: cell.elapsed,
+    "Worker": lambda cell: cell.worker or None,
+}
+"""What the columns of tables are sorted by."""
 
 
 def _why_other_key(visit: Visit, before: CellLine, after: CellLine) -> str:

@@ -35,6 +35,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "error": ("Largest relative error of an output", "weak unverified"),
     "size": ("Size of the program", ""),
     "x fp32": ("Speed in terms of the fp32 program’s of the same target and shape", "shared noisy"),
+    "list": ("One cell in a row: click a title to sort", "shared"),
 }
 """What a matrix can show: in words, and what makes such figures weak."""
 

@@ -23,7 +23,7 @@ from farm.jobs.rows import PoolView, WorkerView
 from farm.pages.across_pages import stuck_pools
 from farm.pages.build_pages import TRADEOFFS
 from farm.pages.build_view import ShownBuild
-from farm.pages.page_answers import BASE, Here, Text, Visit
+from farm.pages.page_answers import BASE, Here, Keys, Table, Text, Visit
 from farm.pages.page_reading import StillReading
 from farm.pages.quantities import plural
 from farm.pages.tradeoff_view import Tradeoff, of_programs
@@ -34,7 +34,8 @@ from farm.units import by_number
 
 router = APIRouter()
 
-MODELS = 1000
+MODELS = 250
+"""Models, or programs of one, on one page."""
 NAMESPACES = 100
 CHANGES_SHOWN = 50
 
@@ -55,12 +56,13 @@ def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
     for program in _programs(visit, ref):
         if text in program["model"]:
             by_model.setdefault(program["model"], []).append(program)
-    return _models_page(visit, ref, text=text, rows=list(by_model.items()))
+    table = Table(visit.request, list(by_model.items()), _MODEL_KEYS, size=MODELS)
+    return _models_page(visit, ref, text=text, table=table)
 
 
 @router.get("/ns/{namespace}/models/{model}")
-def one_model(visit: Here, model: str, ref: Text = "latest") -> Response:
-    """List the programs of one model."""
+def one_model(visit: Here, model: str, ref: Text = "latest", text: Text = "") -> Response:
+    """List the programs of one model, those with a text in their names."""
     programs = [program for program in _programs(visit, ref) if program["model"] == model]
     if not programs:
         raise NotFound(f"{ref} names no program of {model[:300]}")
@@ -69,12 +71,20 @@ def one_model(visit: Here, model: str, ref: Text = "latest") -> Response:
     current = {each["identifier"]: each for each in programs if "superseded" not in each}
     found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
     to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
-    return _models_page(visit, ref, model=model, rows=programs, facts=facts, to_ship=to_ship)
+    keys: Keys[SnapshotCell] = {
+        "Program": lambda each: each["identifier"],
+        "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,
+        "Size": lambda each: each["program"]["size"],
+        "Device": lambda each: each["device"],
+        "Toolchain": lambda each: each["toolchain"],
+    }
+    table = Table(visit.request, [each for each in programs if text in each["identifier"]], keys, size=MODELS)
+    return _models_page(visit, ref, model=model, text=text, table=table, facts=facts, to_ship=to_ship)
 
 
 @router.get("/ns/{namespace}/workers")
-def workers(visit: Here) -> Response:
-    """Show pools and live workers, and why jobs wait."""
+def workers(visit: Here, text: Text = "") -> Response:
+    """Show pools and live workers, those with a text in a name, and why jobs wait."""
     live = visit.farm.store.workers.list("" if visit.caller.role is Role.ADMIN else visit.namespace)
     pools = sorted(visit.farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
     builds = [build for build in visit.farm.build_reader.list(visit.namespace, 1000) if build["state"] == "open"]
@@ -83,9 +93,15 @@ def workers(visit: Here) -> Response:
     return visit.page(
         "workers",
         section="workers",
-        workers=live,
+        text=text,
+        workers=Table(
+            visit.request,
+            [each for each in live if text in " ".join((each["id"], str(each["node"]), *each["pools"]))],
+            _WORKER_KEYS,
+            "workers",
+        ),
         cells={cell.job: cell.identifier for view in views for cell in view.running},
-        pools=pools,
+        pools=Table(visit.request, [pool for pool in pools if text in pool["name"]], _POOL_KEYS, "pools"),
         waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
         worst=_worst(live, pools),
         troubles=troubles(visit.farm.store, visit.farm.settings),
@@ -144,7 +160,7 @@ def _models_page(
     visit: Visit,
     tag: str,
     *,
-    rows: Sequence[tuple[str, Sequence[SnapshotCell]]] | Sequence[SnapshotCell],
+    table: Table[tuple[str, list[SnapshotCell]]] | Table[SnapshotCell],
     model: str = "",
     text: str = "",
     facts: Mapping[str, ArtifactFacts] | None = None,
@@ -163,12 +179,34 @@ def _models_page(
         moved=found["moved"] if found else "",
         model=model,
         text=text,
-        rows=rows[:MODELS],
+        table=table,
         facts=facts or {},
         to_ship=to_ship,
         tradeoffs_shown=TRADEOFFS,
-        more=max(0, len(rows) - MODELS),
     )
+
+
+_MODEL_KEYS: Keys[tuple[str, list[SnapshotCell]]] = {
+    "Model": lambda row: row[0],
+    "Programs": lambda row: len(row[1]),
+    "Shapes": lambda row: len({each["shape"] for each in row[1]}),
+    "Size": lambda row: sum(each["program"]["size"] for each in row[1]),
+}
+_POOL_KEYS: Keys[PoolView] = {
+    "Pool": lambda pool: pool["name"],
+    "Workers": lambda pool: pool["live_workers"],
+    "Slots": lambda pool: pool["slots"],
+    "Running": lambda pool: pool["running"],
+    "Waiting": lambda pool: pool["waiting"],
+}
+_WORKER_KEYS: Keys[WorkerView] = {
+    "Worker": lambda worker: worker["id"],
+    "Node": lambda worker: str(worker["node"]),
+    "Slots": lambda worker: worker["slots"],
+    "Runs": lambda worker: len(worker["running"]) + worker["running_others"],
+    "Heard from": lambda worker: worker["seen_at"],
+}
+"""What the columns of tables are sorted by."""
 
 
 def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:

@@ -86,6 +86,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "marked": _marked,
         "said": said,
+        "short": lambda name: name[:10],
         "places": lambda number, count=2: f"{number:.{count}f}",
         "one_line": one_line,
         "inert": inert,

@@ -99,6 +99,7 @@ class Shown:
             "automation": f"{home}/automation",
             "builds": f"{home}/builds",
             "build": f"{home}/builds/{self.build}",
+            "cells": f"{home}/builds/{self.build}?by=list&sort.cells=-Median",
             "timeline": f"{home}/builds/{self.build}/timeline",
             "open": f"{home}/builds/{self.open}",
             "compare": f"{home}/compare/{self.before}/{self.build}",

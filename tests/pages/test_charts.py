@@ -97,6 +97,27 @@ def test_a_timeline_goes_on_while_its_build_runs(new_page: NewPage, farm: Farm) 
     expect(page.locator("#timeline g title")).to_have_count(2)
 
 
+def test_a_table_is_sorted_by_a_click_and_its_address_shows_the_same(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"], java_script_enabled=False)
+    page.get_by_role("link", name="list", exact=True).click()
+    page.get_by_label("State").select_option("compiled")
+    page.get_by_label("Target").select_option("migraphx/gfx942")
+    page.get_by_role("button", name="Filter").click()
+    medians = page.locator("#listed td:nth-child(3)")
+    expect(medians).to_have_count(28)
+    for order, text in (("ascending", "35.9 µs"), ("descending", "20.0 ms")):
+        page.get_by_role("columnheader", name="Median").get_by_role("link").click()
+        expect(page.locator(f"th[aria-sort={order}]")).to_contain_text("Median")
+        expect(medians.first).to_have_text(text)
+    expect(page.locator("#listed")).to_be_in_viewport()
+    found = medians.all_inner_texts()
+    page.reload()
+    assert medians.all_inner_texts() == found
+    page.goto(shown.paths["builds"])
+    page.get_by_role("columnheader", name="Name").get_by_role("link").press("Enter")
+    expect(page.locator("#main tbody tr").first).to_contain_text("audio-weekly")
+
+
 def test_ids_and_commands_are_copied_and_rows_are_reached_by_keys(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["build"], permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name=f"Copy {shown.build}").press("Enter")

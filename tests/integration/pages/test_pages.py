@@ -479,12 +479,56 @@ def test_the_list_is_filtered_by_its_url_and_paged(farm: Farm, browser: httpx.Cl
     assert page.text.count('class="id"') == 50
     (older,) = re.findall(r'rel="next" href="([^"]+)"', page.text)
     rest = browser.get(f"/ui/ns/main/builds{html.unescape(older)}").text
-    shown_ids = re.findall(r"b-[0-9a-f]{16}(?=</a>)", page.text + rest)
-    assert sorted(shown_ids) == sorted([*ids, other])
+    shown_ids = re.findall(r'title="(b-[0-9a-f]{16})">(b-[0-9a-f]{8})</a>', page.text + rest)
+    assert sorted(shown_ids) == sorted((each, each[:10]) for each in [*ids, other])
     for query in ("name=week", "by=ann", "state=open&name=weekly"):
-        assert re.findall(r"b-[0-9a-f]{16}(?=</a>)", browser.get(f"/ui/ns/main/builds?{query}").text) == [other], query
+        assert re.findall(r'title="(b-\w+)">', browser.get(f"/ui/ns/main/builds?{query}").text) == [other], query
     assert other not in browser.get("/ui/ns/main/builds?label=team=vision").text
     assert "No build fits" in browser.get("/ui/ns/main/builds?label=team=audio").text
+
+
+def test_tables_are_sorted_and_paged_by_the_address(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names by the numbers in them, what was not measured last either way; filters, order and place stay together."""
+    monkeypatch.setattr(build_pages, "LISTED", 2)
+    latencies = {"net2": 0.004, "net10": 0.001, "net1": 0.009}
+    models = [*latencies, "other"]
+    build_id = accept(farm, "nightly10", [Cell(model) for model in models])
+    accept(farm, "nightly2", [Cell("more", "migraphx/gfx942")])
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        latency = latencies.get(order["identifier"].partition("/")[0])
+        return passed(farm, order, key, latency=latency) if latency else failed(farm, order)
+
+    shown._play(farm, POOL, ends)
+
+    def names(path: str) -> list[str]:
+        return re.findall(r"<a [^>]+>(\w+)/onnx[^<]+</a></td><td><span", browser.get(f"/ui/ns/main/{path}").text)
+
+    cells = f"builds/{build_id}?by=list"
+    assert names(cells) == models[:2]
+    for order, wanted in {
+        "Cell": ["net1", "net2", "net10", "other"],
+        "Median": ["net10", "net2", "net1", "other"],
+        "-Median": ["net1", "net2", "net10", "other"],
+        "Nothing": models,
+    }.items():
+        assert names(f"{cells}&sort.cells={order}") == wanted[:2], order
+        assert names(f"{cells}&sort.cells={order}&first.cells=3") == wanted[2:], order
+    page = browser.get(f"/ui/ns/main/{cells}&text=net&sort.cells=Median").text
+    (after,) = re.findall(r'rel="next" href="([^"]+)"', page)
+    assert names(f"builds/{build_id}{html.unescape(after)}") == ["net1"]
+    (turned,) = re.findall(r'aria-sort="ascending"><a href="([^"]+)"', page)
+    assert names(f"builds/{build_id}{html.unescape(turned)}") == ["net1", "net2"]
+    assert '<input type="hidden" name="sort.cells" value="Median">' in page, "a filter keeps the order"
+    for place in ("0", "9", "-1", "x", "9" * 30):
+        assert browser.get(f"/ui/ns/main/{cells}&first.cells={place}").status_code == 200, place
+    listed = browser.get("/ui/ns/main/builds?sort=-Name").text
+    assert re.findall(r'class="prose">(nightly\d+)', listed) == ["nightly10", "nightly2"]
+    pools = browser.get("/ui/ns/main/workers?sort.pools=-Slots&sort.workers=-Worker").text
+    assert re.findall(r'scope="row"[^>]*>([^<]+)', pools) == [shown.GPU.name, POOL.name, "w1", "n2-gpu", "n1-cpu"]
+    assert "n1-cpu" not in words(browser.get("/ui/ns/main/workers?text=gfx942").text)
 
 
 def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, browser: httpx.Client) -> None:
@@ -669,16 +713,16 @@ def test_more_cells_than_a_page_has_are_counted_by_model_and_target(farm: Farm, 
         ),
     )
     page = build_page(browser, build_id)
-    assert "Models 1 to 4 of 6" in words(page) and "/cells/model-0" not in page
+    assert "1 to 4 of 6 Next" in words(page) and "/cells/model-0" not in page
     assert re.findall(r'scope="row"><a href="[?]model=([^"#&]+)', page) == ["model-5", "model-0", "model-1", "model-2"]
     assert "✗ 1 ✓ 11" in words(page)
-    (after,) = re.findall(r'rel="next" href="([^"]+)#cells"', page)
+    (after,) = re.findall(r'rel="next" href="([^"]+)#models"', page)
     assert "model=model-4&amp;target=" in build_page(browser, build_id, html.unescape(after))
     (failing,) = re.findall(r'class="failed"><a href="([^"#]+)#cells">✗ 1 ✓', page)
     assert (
         build_page(browser, build_id, html.unescape(failing)).count('href="' + build_id + "/cells/model-5/migr") == 12
     )
-    assert "Cells 21 to 24 of 24" in words(build_page(browser, build_id, "?model=model-0&first=21"))
+    assert "Previous 21 to 24 of 24" in words(build_page(browser, build_id, "?model=model-0&first.cells=21"))
     fp16 = build_page(browser, build_id, "?precision=fp16")
     assert "?model=model-0&amp;precision=fp16#cells" in fp16 and "✓ 4" in words(fp16) and "✓ 12" not in words(fp16)
 

@@ -114,8 +114,8 @@ TEMPLATES = sorted(
     path for folder in ("pages", "extras") for path in (ROOT / "farm" / folder).glob("**/templates/*.html")
 )
 LINKS = {
-    "base", "home", "after", "back", "before", "here", "id", "models_after", "models_before", "news.href", "older",
-    "other", "raw", "href", "cell.expected_link", "entry.link",
+    "base", "home", "back", "here", "id", "news.href", "other", "raw", "href", "cell.expected_link", "entry.link",
+    "table.before", "table.after", "table.head",
 }  # fmt: skip
 """What a link may begin with: paths of the farm's own, and links that their types bound to `http`."""
 
