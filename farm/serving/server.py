@@ -10,9 +10,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import uvicorn
@@ -177,6 +179,9 @@ def bounded() -> type[BoundedConnection]:
     return type("BoundedConnection", (BoundedConnection,), members)
 
 
+TICK_SECONDS = 1.0
+"""Seconds for which an idle server may sleep: so late are its answers' dates."""
+
 DRAIN_SECONDS = 3
 """Seconds that a stopping server waits for open requests; clients that follow events reconnect elsewhere."""
 
@@ -273,6 +278,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._signalled = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -282,6 +288,16 @@ class _Server(uvicorn.Server):
             loop.create_server = partial(loop.create_server, ssl_handshake_timeout=seconds)  # type: ignore[method-assign]
         await super().startup(sockets)
         self._ready()
+
+    async def main_loop(self) -> None:
+        # uvicorn itself looks ten times a second for a signal, and once a second at the clock, for its header `Date`.
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._signalled.wait(), TICK_SECONDS)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        asyncio.get_running_loop().call_soon_threadsafe(self._signalled.set)
 
 
 def _bind(host: str, port: int) -> socket.socket:

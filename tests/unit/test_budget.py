@@ -43,7 +43,7 @@ LINES = {
     "pages": 3856,
     "results": 2145,
     "runner": 7130,
-    "serving": 452,
+    "serving": 468,
     "store": 1844,
     "targets": 1166,
     "tasks": 182,

@@ -37,6 +37,13 @@ def test_a_step_that_fails_is_not_repeated_at_once(farm: Farm) -> None:
     assert len(tried) == 1
 
 
+def test_a_control_plane_looks_about_twice_a_second_for_what_nothing_wakes_it_for() -> None:
+    settings = load_settings({}, redis_url="redis://127.0.0.1:9")
+    nothing: Any = None
+    looks = job_loops(settings, Store.connect(settings), send=nothing, queued=nothing, finish=nothing, resume=nothing)
+    assert 2 <= sum(1 / loop.seconds for loop in looks if loop.seconds) < 2.1
+
+
 def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
