@@ -13,23 +13,40 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from farm.api.auth import FarmDep
+from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Token
 from farm.builds.build_index import KEPT
 from farm.builds.job_views import JobLog
 from farm.builds.known_failures import LONGEST, today
-from farm.errors import NotFound, QuotaExceeded, UsageError
+from farm.errors import ArtifactGone, NotFound, QuotaExceeded, UsageError
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import State, policy_of
 from farm.pages import drawing, history_view, job_view, log_view, usage
 from farm.pages.browser_sessions import OwnForm, SubmittingVisitor
-from farm.pages.build_view import ShownBuild
+from farm.pages.build_view import CellFilter, ShownBuild
 from farm.pages.job_view import AttemptLine, JobPage
-from farm.pages.page_answers import BASE, Form, Here, JobName, KeyName, Namespace, Text, Visit
+from farm.pages.log_view import LogPage
+from farm.pages.page_answers import (
+    BASE,
+    BuildName,
+    Form,
+    Here,
+    JobName,
+    KeyName,
+    Namespace,
+    Text,
+    Visit,
+    same_page,
+)
+from farm.pages.page_reading import PATIENCE
 from farm.results.lines import CellLine, look_of
+from farm.units import by_number
 from farm.wire.program import Sidecar
 
 router = APIRouter()
 
+SEARCHED = 5.0
+"""Seconds after which a search of a build's logs ends."""
 EARLIER = 4
 """Builds whose durations stand next to those of a cell's attempts."""
 FORTNIGHT = timedelta(days=14)
@@ -75,6 +92,60 @@ def job_log(
     )
 
 
+@router.get("/ns/{namespace}/builds/{build_id}/log")
+def build_log(
+    visit: Here, build_id: BuildName, q: Text = "", text: Text = "", first: Annotated[int, Query(ge=1, le=10**9)] = 1
+) -> Response:
+    """Search the logs of all attempts of a build's cells, failed ones first, from the `first` cell on.
+
+    It ends after `SEARCHED` seconds or as many lines as a search shows, and the page leads on from there.
+    """
+    view, began = visit.builds.view(visit.namespace, build_id), time.monotonic()
+    ran = {cell.job or cell.key: cell for cell in view.wanted(CellFilter(text=text)) if cell.job or cell.look == "hit"}
+    cells = sorted(ran.values(), key=lambda cell: (cell.look not in ("failed", "expected"), by_number(cell.identifier)))
+    found, lines, place = list[tuple[CellLine, str, int, LogPage]](), 0, first - 1
+
+    def parts(log: JobLog) -> Iterator[str]:
+        return (log.part(number) for number in range(log.parts) if time.monotonic() - began < SEARCHED)
+
+    with _only_search(visit.caller):
+        while q and place < len(cells) and time.monotonic() - began < SEARCHED and lines < log_view.FOUND:
+            for href, number, log in _logs_of(visit, cells[place]):
+                shown = log_view.search(parts(log), q)
+                lines += len(shown.lines)
+                found += [(cells[place], href, number, shown)] if shown.lines else []
+            place += 1
+    return visit.page(
+        "log_search",
+        section="builds",
+        id=view.build["id"],
+        build=view.build,
+        search=q,
+        text=text,
+        found=found,
+        lines=lines,
+        first=first,
+        last=place,
+        total=len(cells),
+        after=same_page(visit.request, first=place + 1) if q and place < len(cells) else "",
+        cut=time.monotonic() - began >= SEARCHED,
+    )
+
+
+def _logs_of(visit: Visit, cell: CellLine) -> Iterator[tuple[str, int, JobLog]]:
+    """Yield the logs of a cell that can still be read: where each is, the number of its attempt, and the log."""
+    with suppress(NotFound, ArtifactGone):  # The store forgets jobs before reports, and a log may be deleted.
+        if not cell.job:
+            made = known_sidecar(visit, cell.key)
+            yield f"artifacts/{made['key']}/log?", made["attempt"], _artifact_log(visit, made)
+            return
+        for one in visit.farm.jobs.get(visit.namespace, cell.job)["attempts"]:
+            if one["log"] or not one["end"]:
+                number = one["number"] if one["end"] else 0
+                log = visit.farm.jobs.log(visit.namespace, cell.job, number)
+                yield f"jobs/{cell.job}/log?attempt={number}&", one["number"], log
+
+
 @router.get("/ns/{namespace}/jobs/{job_id}/log/raw")
 def raw_job_log(visit: Here, job_id: JobName, attempt: AttemptNumber = 0) -> Response:
     """Return a job's log as text."""
@@ -111,10 +182,13 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
     """Show an artifact, and how to use it: the way that the URL names, else the first."""
     made = known_sidecar(visit, key)
     ways = usage.ways(made, str(visit.request.base_url).removesuffix("/").removesuffix(BASE))
+    named, unread = _refs_of(visit, key)
     return visit.page(
         "artifact",
         section="models",
         made=made,
+        named=named,
+        unread=unread,
         more=[
             fact
             for extension in visit.farm.extensions
@@ -125,6 +199,20 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
         ingredients=list(job_view.ingredients_of(made["spec"])),
     )
+
+
+def _refs_of(visit: Visit, key: str) -> tuple[list[tuple[str, bool]], int]:
+    """Return the refs that name a program now and whether another one has its place, and how many were not read."""
+    refs, began, found = Refs(visit.farm.artifacts), time.monotonic(), list[tuple[str, bool]]()
+    tags = sorted({tag for namespace in visit.caller.readable for tag in refs.list(namespace)}, key=by_number)
+    for place, tag in enumerate(tags):
+        if time.monotonic() - began > PATIENCE:
+            return found, len(tags) - place
+        with suppress(ArtifactGone):
+            snapshot = refs.read(refs.owner(visit.namespace, tag), tag)
+            cells = [cell for cell in snapshot["cells"].values() if cell["key"] == key] if snapshot else []
+            found += [(tag, all("superseded" in cell for cell in cells))] if cells else []
+    return found, 0
 
 
 @router.get("/ns/{namespace}/artifacts/{key}/log")

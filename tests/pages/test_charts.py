@@ -138,3 +138,8 @@ def test_ids_and_commands_are_copied_and_rows_are_reached_by_keys(new_page: NewP
     assert findings(page) == []
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(shown.paths["artifact"])
+    expect(page.locator("#lineage + dl")).not_to_contain_text(shown.key)
+    page.get_by_role("button", name=f"Copy {shown.key[:20]}").press("Enter")
+    expect(page.get_by_role("status").filter(has_text="Copied.")).to_have_count(1)
+    assert page.evaluate("navigator.clipboard.readText()") == shown.key

@@ -161,6 +161,19 @@ def test_the_log_opens_at_the_first_error(new_page: NewPage, shown: Shown) -> No
     expect(line).to_be_in_viewport()
 
 
+def test_a_line_of_any_log_of_a_build_is_found_and_leads_to_its_place(new_page: NewPage, shown: Shown) -> None:
+    page = new_page(shown.paths["build"], java_script_enabled=False)
+    page.get_by_role("link", name="search its logs").click()
+    page.get_by_label("Text").fill("unsupported LAYOUT")
+    page.get_by_role("textbox", name="Cell").fill("whisper-tiny")
+    page.keyboard.press("Enter")
+    expect(page.locator("h2 a")).to_have_text(["whisper-tiny/migraphx-gfx942/int8/b8"] * 2)
+    page.get_by_role("region", name=re.compile("attempt 2")).get_by_role("link").click()
+    expect(page).to_have_url(re.compile(r"attempt=2.*#L\d+$"))
+    expect(page.locator("li:target")).to_contain_text("unsupported layout")
+    expect(page.locator("li:target")).to_be_in_viewport()
+
+
 def test_the_ways_to_use_an_artifact_open_without_a_script(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["artifact"], java_script_enabled=False)
     expect(page.get_by_text("farm fetch resnet50 --target migraphx/gfx942").first).to_be_visible()

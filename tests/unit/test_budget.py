@@ -40,7 +40,7 @@ LINES = {
     "metrics": 217,
     "models": 789,
     "node": 3993,
-    "pages": 3856,
+    "pages": 3944,
     "results": 2145,
     "runner": 7130,
     "serving": 468,

@@ -20,6 +20,7 @@ import pytest
 
 from farm.api.build_routes import WATCHERS
 from farm.app import Farm
+from farm.artifacts.refs import Refs
 from farm.artifacts.s3_bucket import Bucket
 from farm.artifacts.sidecar import facts, validate
 from farm.artifacts.storage import build_key
@@ -30,7 +31,7 @@ from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
-from farm.pages import across_pages, build_pages, page_reading, trace_routes
+from farm.pages import across_pages, build_pages, job_pages, log_view, page_reading, trace_routes
 from farm.pages.event_hub import EventHub
 from farm.pages.page_reading import BuildPages
 from farm.pages.quantities import size
@@ -77,6 +78,7 @@ PAGES = [
     "/ui/ns/main/builds",
     "/ui/ns/main/builds/b-0123456789abcdef",
     "/ui/ns/main/builds/b-0123456789abcdef/events",
+    "/ui/ns/main/builds/b-0123456789abcdef/log?q=error",
     "/ui/ns/main/builds/b-0123456789abcdef/cells/net/onnxruntime-cpu/fp32/b1",
     "/ui/ns/main/compare/b-0123456789abcdef/b-0123456789abcdef",
     "/ui/ns/main/jobs/j-1",
@@ -261,7 +263,7 @@ def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
     assert (
         "✗ The last runs of 2 triggers: 1 made no build." in said
         and "schedule 17 3 * * 1-5 Europe/Berlin" in said
-        and "b-0123456789abcdef of version 2" in said
+        and "b-01234567 of version 2" in said
     )
     assert "no build: <script>" in said and "<script>alert" not in page.text
     assert "✗ failed build.finished" in said and "it answered 500" in said
@@ -323,6 +325,7 @@ def test_hostile_text_stays_text_on_every_page(farm: Farm, browser: httpx.Client
         "builds", f"builds/{build_id}", f"builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1", f"jobs/{job}",
         f"jobs/{job}/log", f"builds?name={quote(HOSTILE)}", "builds?label=<script>",
         f"builds/{build_id}?text=%3Cscript%3E&model=%22%3E%3Cscript%3E", f"jobs/{job}/log?q=%3Cscript%3E",
+        f"builds/{build_id}/log?q=%3Cscript%3E",
         "builds/%3Cscript%3E", "models?ref=%3Cscript%3Ealert", "compare/b-0/%3Cscript%3E",
     ):  # fmt: skip
         page = browser.get(f"/ui/ns/main/{path}").text
@@ -390,7 +393,7 @@ def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> 
     said = words(page.text)
     assert page.url.path == "/ui/ns/main"
     assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
-    assert f"nightly ✗ failed 1 0 0 0 {build_id} just now" in said, "newly failed, slower, fixed, faster"
+    assert f"nightly ✗ failed 1 0 0 0 {build_id[:10]} just now" in said, "newly failed, slower, fixed, faster"
     assert "weekly" in said and "1 waiting" in said and "1 job for 6 slots of onnxruntime-cpu" in said
 
 
@@ -442,8 +445,8 @@ def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> N
     (everything,) = re.findall(r'href="([^"]+)">Show all cells', page)
     assert browser.get(f"/ui/ns/main/across{html.unescape(everything)}").text.count('scope="row"') == 4
     third = browser.get("/ui/ns/main/compare", params={"left": ids[1], "right": ids[2], "third": ids[0]})
-    assert third.url.path == "/ui/ns/main/across" and re.findall(r"b-[0-9a-f]{6}(?=<)", third.text) == [
-        each[:8] for each in ids
+    assert third.url.path == "/ui/ns/main/across" and re.findall(r"b-[0-9a-f]{8}(?=<)", third.text) == [
+        each[:10] for each in ids
     ]
     assert browser.get("/ui/ns/main/across?name=nothing").status_code == 404
     assert browser.get("/ui/ns/main/across?build=b-zz").status_code == 404
@@ -589,8 +592,10 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     play(farm, lambda job, order, key, number: failed(farm, order))
     farm.build_finisher.finish(again)
     said = words(build_page(browser, again))
-    assert f"Since {after} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
-    assert f"nightly ✗ failed 0 0 0 0 {again} just now" in words(browser.get("/ui/ns/main").text)
+    assert (
+        f"Since {after[:10]} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
+    )
+    assert f"nightly ✗ failed 0 0 0 0 {again[:10]} just now" in words(browser.get("/ui/ns/main").text)
 
 
 def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, browser: httpx.Client) -> None:
@@ -822,7 +827,7 @@ def test_a_job_shows_attempts_ingredients_and_how_to_run_it_alone(farm: Farm, br
     job = farm.build_reader.cells("main", build_id)[0]["job"]
     page = browser.get(f"/ui/ns/main/jobs/{job}").text
     assert f"farm reproduce {job} -o again" in page and page.count("<rect") >= 7
-    assert f"net/onnxruntime-cpu/fp32/b1 of {build_id}" in words(page)
+    assert f"net/onnxruntime-cpu/fp32/b1 of {build_id[:10]}" in words(page)
 
 
 def test_a_cell_that_waits_says_why(farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -851,7 +856,7 @@ def test_a_cell_shows_its_phases_next_to_those_of_earlier_builds(farm: Farm, bro
         farm.build_finisher.finish(ids[-1])
     page = browser.get(f"/ui/ns/main/builds/{ids[1]}/cells/net/onnxruntime-cpu/fp32/b1").text
     assert (
-        f"12.0 s fetching 400 ms compiling 8.10 s verifying 1.30 s measuring 3.20 s uploading 300 ms in {ids[0]}"
+        f"12.0 s fetching 400 ms compiling 8.10 s verifying 1.30 s measuring 3.20 s uploading 300 ms in {ids[0][:10]}"
         in words(page)
     )
     drawn = page[page.index("<svg") : page.index("</svg>")]
@@ -944,6 +949,72 @@ def test_a_long_log_is_read_in_parts_and_searched_once_at_a_time(
     assert browser.get(f"{log}?q=line 1000").status_code == 200
     assert again == [429]
     assert max(asked) <= 1101 and max(held) <= 2
+
+
+def test_a_search_goes_through_the_logs_of_all_attempts_and_goes_on_where_it_ended(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept(farm, "before", [Cell("net10")])
+    play(farm, everything_passes(farm))
+    build_id = accept(farm, "nightly", [Cell("net10"), Cell("net2"), Cell("net1")])
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        if "net1/" in order["identifier"]:
+            return passed(farm, order, key)
+        return failed(
+            farm, order, number=number, kind=FailureKind.COMPILER_CRASH, log=b"one\nNode_7 <of> two\nnode_7\n"
+        )
+
+    play(farm, ends)
+    job = farm.build_reader.cells("main", build_id)[1]["job"]
+
+    def found(query: str) -> list[tuple[str, str]]:
+        page = browser.get(f"/ui/ns/main/builds/{build_id}/log?{query}").text
+        return re.findall(r'<h2><a href="/ui/ns/main/(\w+)/[^>]+>(\w+)/', page)
+
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/log?q=node_7").text
+    assert "4 lines of 2 logs; cells 1 to 3 of 3 were searched" in words(page) and "Node_7 <of> two" in words(page)
+    assert "fp32/b1 , attempt 2" in words(page)
+    (second,) = re.findall(rf'href="(/ui/ns/main/jobs/{job}/log[?]attempt=2&amp;part=0&amp;from=1#L2)"', page)
+    assert 'id="L2"' in browser.get(html.unescape(second)).text
+    assert found("q=fuse_mlir") == [("jobs", "net1"), ("artifacts", "net10")], "a hit has the log of its program"
+    assert found("q=fuse_mlir&text=net10") == [("artifacts", "net10")]
+    assert (
+        found("q=nowhere") == []
+        and "No line contains this" in browser.get(f"/ui/ns/main/builds/{build_id}/log?q=-7-").text
+    )
+    monkeypatch.setattr(log_view, "FOUND", 1)
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/log?q=pass").text
+    (after,) = re.findall(r'rel="next" href="([^"]+)"', page)
+    assert "cells 1 to 2 of 3 were searched" in words(page)
+    assert [name for _, name in found(html.unescape(after)[1:])] == ["net10"]
+    monkeypatch.setattr(job_pages, "SEARCHED", 0.0)
+    assert "the time was over" in browser.get(f"/ui/ns/main/builds/{build_id}/log?q=pass").text
+
+
+def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net", "migraphx/gfx942"), Cell("other")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    made, other = (cell["facts"]["key"] for cell in farm.build_reader.cells("main", build_id))
+
+    def lineage(key: str) -> str:
+        page = browser.get(f"/ui/ns/main/artifacts/{key}").text
+        return page[page.index('id="lineage"') : page.index('id="ingredients"')]
+
+    page = lineage(made)
+    said = words(page)
+    digest = shown.spec_of(Cell("net", "migraphx/gfx942"))["model"]["digest"]
+    assert f'<span class="id" title="{digest}">{digest[:10]}</span>' in page
+    assert "tuning fast: of 54 operations 38 known from the pool’s database, 14 tuned for it" in said
+    assert "kept with it log, " in said and f'title="{made}">{made[:10]}<' in page
+    assert "tuning" not in words(lineage(other))
+    assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]
+    Refs(farm.artifacts).move("main", "prod", lambda _: Refs(farm.artifacts).read_or_empty("main", "latest")["cells"])
+    Refs(farm.artifacts).move("main", "latest", lambda _: {})
+    assert "refs prod" in words(lineage(made))
+    Refs(farm.artifacts).move("main", "prod", lambda _: {})
+    assert "refs none names it now" in words(lineage(made))
 
 
 def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:

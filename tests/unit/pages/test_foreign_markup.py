@@ -115,7 +115,7 @@ TEMPLATES = sorted(
 )
 LINKS = {
     "base", "home", "back", "here", "id", "news.href", "other", "raw", "href", "cell.expected_link", "entry.link",
-    "table.before", "table.after", "table.head",
+    "table.before", "table.after", "table.head", "after",
 }  # fmt: skip
 """What a link may begin with: paths of the farm's own, and links that their types bound to `http`."""
 
