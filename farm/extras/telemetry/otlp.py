@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from farm import __version__
 from farm.extras.telemetry import LABEL, PARENT
 from farm.jobs.rows import JobView
+from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.pages.job_view import REST, attempts_of
 from farm.results.report import Report
@@ -27,7 +28,7 @@ MOST = 2000
 AT_ONCE = 500
 """Spans of one request."""
 SECONDS = 5.0
-"""For which a receiver may let the end of a build wait."""
+"""For which a receiver may let the end of a build wait, all requests together."""
 RESOURCE = Resource({"service.name": "migraphx-farm", "service.version": __version__})
 
 
@@ -74,7 +75,7 @@ def of_build(report: Report, jobs: Sequence[JobView]) -> Iterator[ReadableSpan]:
             queued,
             job["ended_at"] or ended,
             whole.context,
-            job["message"] if job["kind"] else "",
+            job["message"] or job["kind"] or (State.CANCELLED if job["state"] == State.CANCELLED else ""),
             job=job["id"],
             state=job["state"],
             pool=job["pool"],
@@ -98,9 +99,10 @@ def of_build(report: Report, jobs: Sequence[JobView]) -> Iterator[ReadableSpan]:
 
 def send(spans: Iterator[ReadableSpan]) -> None:
     """Send spans; a receiver that does not take them is logged, and the build ends all the same."""
-    exporter, found = OTLPSpanExporter(timeout=SECONDS), list(spans)
+    found, until = list(spans), time.monotonic() + SECONDS
     for start in range(0, len(found), AT_ONCE):
-        if exporter.export(found[start : start + AT_ONCE]) is not SpanExportResult.SUCCESS:
+        left, some = until - time.monotonic(), found[start : start + AT_ONCE]
+        if left <= 0 or OTLPSpanExporter(timeout=left).export(some) is not SpanExportResult.SUCCESS:
             log.warning("the receiver of spans did not take a build", spans=len(found) - start)
             return
 
