@@ -362,7 +362,9 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
 
 
 def _around(said: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"  also changed: {one_line(text)}: {units.named(names)}" for names, text in units.together(said)]
+    alike = units.together(said)
+    more = [f"  also changed: {len(alike) - FAILURES} more (--json has all)"] if len(alike) > FAILURES else []
+    return [f"  also changed: {one_line(text)}: {units.named(names)}" for names, text in alike[:FAILURES]] + more
 
 
 def _speed(cell: CellDifference) -> list[str]:
@@ -371,9 +373,10 @@ def _speed(cell: CellDifference) -> list[str]:
     """
     before, after = ((each and each["facts"]) for each in (cell["left"], cell["right"]))
     for turns in (after.get("turns"), after.get("against")) if before and after else ():
-        if turns and before and turns["key"] == before["key"]:
-            low, high = turns["interval"]
-            return [f"{1 / turns['ratio'] - 1:+.1%} in turns ({1 / high - 1:+.1%} to {1 / low - 1:+.1%})"]
+        if turns and before and after and turns["key"] == before["key"]:
+            shared = after.get("shared") if turns is after.get("against") else turns.get("shared")
+            least, ratio, most = (1 / each - 1 for each in (turns["interval"][1], turns["ratio"], turns["interval"][0]))
+            return [f"{ratio:+.1%} in turns{' shared' if shared else ''} ({least:+.1%} to {most:+.1%})"]
     if cell["effect"] not in ("worse", "better") or cell["share"] is None:
         return []
     return [f"{abs(cell['share']):.0%} {'slower' if cell['share'] > 0 else 'faster'}"]
@@ -586,6 +589,7 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
         lines.append(f"{_styled('failed')} {which}{phase}: {cell['kind']} ({whose})")
         said = units.together((each["identifier"], one_line(each.get("message"))) for each in alike)
         lines += [f"  {f'{units.named(names)}: ' * (len(said) > 1)}{text}" for names, text in said[:FAILURES] if text]
+        lines += [f"  and {len(said) - FAILURES} more messages"] if len(said) > FAILURES else []
         details = [line for line in (cell.get("detail") or "").splitlines() if line.strip()]
         lines += [f"  | {one_line(line)}" for line in details[:DETAIL_LINES]]
         if cell.get("advice"):

@@ -18,7 +18,7 @@ LINES = {
     "api": 1868,
     "artifacts": 2435,
     "builds": 3227,
-    "cli": 5181,
+    "cli": 5185,
     "client": 4879,
     "compiling": 3355,
     "control": 637,

@@ -200,6 +200,64 @@ def test_cells_that_failed_alike_are_one_failure() -> None:
     ]
 
 
+def test_cells_that_failed_otherwise_are_failures_of_their_own() -> None:
+    how = {"kind": "hang", "message": "it took 3 s", "fault": "user", "phase": "tuning"}
+    cells = [cell("fp16", "failed", **how)]
+    for name, other in {"kind": "crash", "fault": "farm", "phase": "compiling", "message": "it waits"}.items():
+        cells += [cell("int8", "failed", **{**how, name: other})]
+    heads = [line for line in plain(render.failures(cells, "b-1")) if line.startswith("failed")]
+    assert heads == [
+        f"failed magika/onnxruntime-cpu/{what}"
+        for what in (
+            "fp16/b1 while tuning: hang (yours to fix)",
+            "int8/b1 while tuning: crash (yours to fix)",
+            "int8/b1 while tuning: hang (the farm's fault)",
+            "int8/b1 while compiling: hang (yours to fix)",
+            "int8/b1 while tuning: hang (yours to fix)",
+        )
+    ]
+
+
+def test_of_many_numbers_it_is_said_how_many_are_left_out() -> None:
+    names, more = [f"c{number:02}" for number in range(25)], "5 more"
+    slow = [
+        {**cell("fp16", "failed", kind="budget", message=f"took {name[1:]} s"), "identifier": name} for name in names
+    ]
+    lines = plain(render.failures(slow, "b-1"))
+    assert [lines[0], lines[20], lines[21]] == [
+        "failed 25 cells (c00, c01, c02, …): budget (yours to fix)", "  c19: took 19 s", f"  and {more} messages",
+    ]  # fmt: skip
+    silent = [{**each, "message": ""} for each in slow]
+    assert "" not in [line.strip() for line in plain(render.failures(silent, "b-1"))]
+    warned = [{**each, "warning": each["message"]} for each in slow] * 2
+    assert plain(render.remarks(warned, None))[20:] == ["warning: 10 more cells (--json has all)"]
+    pair = {"left": cell("fp16"), "right": cell("fp16"), "changes": [], "effect": "same", "share": None}
+    moved = [{**pair, "identifier": name, "around": [f"clock sm 1000 -> {name} MHz"]} for name in names]
+    found = {"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": moved}
+    changed = [line for line in plain(render.differences(found)) if "also changed" in line]
+    assert (len(changed), changed[-1]) == (21, f"  also changed: {more} (--json has all)")
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"turns": {"key": "k", "shared": True}, "shared": False}, "in turns shared ("),
+        ({"turns": {"key": "k", "shared": False}, "shared": True}, "in turns ("),
+        ({"against": {"key": "k"}, "shared": True}, "in turns shared ("),
+        ({"against": {"key": "other"}}, "25% slower"),
+    ],
+)
+def test_turns_with_another_program_count_for_nothing_and_disturbed_ones_have_a_mark(
+    after: dict[str, Any], said: str
+) -> None:
+    ran = {"ratio": 0.8, "interval": [0.79, 0.81]}
+    after = {name: value | ran if isinstance(value, dict) else value for name, value in after.items()}
+    sides = cell("fp16", facts=facts(9, 0.004, 0, key="k")), cell("fp16", facts=facts(9, 0.005, 0) | after)
+    one = {"identifier": "a", "left": sides[0], "right": sides[1], "changes": [], "effect": "worse", "share": 0.25}
+    lines = plain(render.differences({"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": [one]}))
+    assert said in lines[2]
+
+
 def test_what_else_changed_is_said_before_what_did() -> None:
     pair = {"left": cell("fp16"), "right": cell("fp16"), "changes": [], "effect": "worse", "share": 0.25}
     cells = [{**pair, "identifier": name, "around": ["node n1 -> n2"]} for name in "ab"]
