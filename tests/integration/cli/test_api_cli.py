@@ -220,18 +220,31 @@ def test_some_cells_of_a_manifest_make_a_build_of_their_own(
 
 
 def test_the_page_of_a_build_or_a_cell_is_opened_by_its_name(
-    farm: Farm, url: str, manifest: str, capsys: pytest.CaptureFixture[str]
+    farm: Farm, url: str, manifest: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["submit", manifest, "--detach"]) == 0
+    assert main(["submit", manifest, "--label", "branch=a/b", "--detach"]) == 0
     build_id = capsys.readouterr().out.strip()
     work(farm)
     farm.build_finisher.finish(build_id)
     cell = farm.build_reader.cells("main", build_id)[0]["identifier"]
     page = f"{url}/ui/ns/main/builds/{build_id}"
-    for what, expected in (([], f"{url}/ui/"), (["demo"], page), ([cell], f"{page}/cells/{cell}")):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda page: opened.append(page) or "cells" in page)
+    for what, expected in (
+        ([], f"{url}/ui/"), (["demo"], page), (["branch=a/b"], page), ([cell], f"{page}/cells/{cell}"),
+    ):  # fmt: skip
         assert main(["open", *what]) == 0
-        assert capsys.readouterr().out == f"{expected}\n"
+        assert capsys.readouterr() == (f"{expected}\n", "")
+        assert opened == [], "a script wants no browser"
+        with monkeypatch.context() as terminal:
+            terminal.setattr("farm.cli.output.lively", lambda: True)
+            assert main(["open", *what, "--json"]) == 0
+            assert (json.loads(capsys.readouterr().out), opened) == ({"page": expected}, [])
+            assert main(["open", *what]) == 0
+            assert opened.pop() == expected
+            assert ("there is no browser here" in capsys.readouterr().err) == (what != [cell])
     assert main(["open", "net/none/fp16/b1"]) == 4
+    assert "no build had the cell net/none/fp16/b1\n  `farm ls`" in capsys.readouterr().err
     assert main(["status", build_id, "--export", "cells.csv"]) == 0
     assert Path("cells.csv").read_text().count(",succeeded,") == 2
     assert main(["status", "--export", "cells.csv"]) == 2
