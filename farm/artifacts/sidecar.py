@@ -21,7 +21,7 @@ from farm.jobs.state import Phase
 from farm.runner.documents import Verification
 from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
-from farm.wire.program import Blobs, Processes, Sidecar, TuningFacts
+from farm.wire.program import Blobs, Conditions, Processes, Sidecar, TuningFacts
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
 """In a list, since a TypedDict takes no configuration from outside."""
@@ -140,6 +140,7 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
     verification: Verification = sidecar["verification"] or {}
     unverified = unverified_of(verification)
     measured, program = sidecar["measurements"], sidecar["blobs"]["program"]
+    last: Conditions = measured["conditions"][-1] if measured["conditions"] else {}
     return {
         "key": sidecar["key"],
         "namespace": sidecar["namespace"],
@@ -160,6 +161,10 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "doubted": verification.get("doubted", {}),
         "latency": measured["latency"]["median"] if measured["latency"] else None,
         "p99": measured["latency"]["p99"] if measured["latency"] else None,
+        "range": [measured["latency"]["minimum"], measured["latency"]["p90"]] if measured["latency"] else [],
+        "card": sidecar["device"]["model"] or sidecar["device"]["arch"],
+        "cpu": last.get("cpu", ""),
+        "clocks": last.get("clocks", {}),
         "baseline_latency": measured["baseline"]["median"] if measured["baseline"] else None,
         "ratio": measured["ratio"],
         "against": measured["against"],

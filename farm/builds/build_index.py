@@ -45,7 +45,7 @@ AT_ONCE = 20
 PATIENCE = 5.0
 """Seconds that one question reads reports at most."""
 
-_VERSION = 6
+_VERSION = 7
 """Of the tables: a file of another version is made again."""
 
 _TABLES = (

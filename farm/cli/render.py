@@ -371,15 +371,11 @@ def _speed(cell: CellDifference) -> list[str]:
     """Return by how much a cell's program is slower or faster: if the two took turns, with the interval, else in words
     and if that is more than the noise.
     """
+    from farm.results.gates import moved_latency
+
     before, after = ((each and each["facts"]) for each in (cell["left"], cell["right"]))
-    for turns in (after.get("turns"), after.get("against")) if before and after else ():
-        if turns and before and after and turns["key"] == before["key"]:
-            shared = after.get("shared") if turns is after.get("against") else turns.get("shared")
-            least, ratio, most = (1 / each - 1 for each in (turns["interval"][1], turns["ratio"], turns["interval"][0]))
-            return [f"{ratio:+.1%} in turns{' shared' if shared else ''} ({least:+.1%} to {most:+.1%})"]
-    if cell["effect"] not in ("worse", "better") or cell["share"] is None:
-        return []
-    return [f"{abs(cell['share']):.0%} {'slower' if cell['share'] > 0 else 'faster'}"]
+    said = moved_latency(before, after) if before and after else None
+    return [said.change] if said and (cell["effect"] in ("worse", "better") or "in turns" in said.change) else []
 
 
 def _moved(values: Sequence[str]) -> str:
@@ -606,6 +602,17 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
     return lines
 
 
+def moved(cells: Sequence[JudgedCell], columns: int = 0) -> list[str]:
+    """Return the numbers that are worse or better than a baseline's, or too close to tell, worst first."""
+    from farm.results.gates import movements
+
+    if not (rows := movements(cells)):
+        return []
+    head = ("cell", "", "before (fastest to p90)", "after", "change (99 %)", "")
+    more = [f"  and {len(rows) - ROWS} more (--json has all)"] if len(rows) > ROWS else []
+    return [*align([head, *((name, *said[:5]) for name, said in rows[:ROWS])], "  ", columns), *more]
+
+
 def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:
     """Return the warnings of cells that passed, what got better or fixed, and what gates could not judge."""
     rows: list[str] = []
@@ -652,7 +659,10 @@ def outcome(report: Report, page: str = "", columns: int = 0) -> list[str]:
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(report["sweeps"]),
-        _around((cell["identifier"], text) for cell in cells for text in cell.get("around", ())),
+        [
+            *_around((cell["identifier"], text) for cell in cells for text in cell.get("around", ())),
+            *moved(cells, columns),
+        ],
         failures(cells, build["id"], page),
         remarks(cells, report.get("changes")),
     ]

@@ -60,6 +60,7 @@ class ArtifactFacts(Evidence):
     `runs_as` is equal for programs that run alike: the same bytes with the same settings, under the same toolchain.
     `turns` is how the program compares with its build's baseline, if the build measured that; `unmeasured` is why it
     could not.
+    `range` is from the fastest run to the 90th of 100; `card`, `cpu` and `clocks` (MHz) are those it was measured with.
     Farms before 0.2.0 did not write `driver`, `p99`, `throughput`, `compile_seconds`, `node` and `runs_as`.
     """
 
@@ -74,6 +75,10 @@ class ArtifactFacts(Evidence):
     unverified: str
     latency: float | None
     p99: NotRequired[float | None]
+    range: NotRequired[Sequence[float | None]]
+    card: NotRequired[str]
+    cpu: NotRequired[str]
+    clocks: NotRequired[Mapping[str, float]]
     baseline_latency: float | None
     ratio: float | None
     against: Against | None

@@ -70,6 +70,10 @@ class Values(TypedDict, total=False):
     tuning_time: float | None
     node: str
     driver: str
+    card: str
+    cpu: str
+    clocks: Mapping[str, float]
+    range: Sequence[float | None]
     shared: bool
     turns: TurnsFacts
 

@@ -6,6 +6,7 @@ temperatures, throttling and other users.
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 import time
@@ -112,7 +113,7 @@ _UNKNOWN = 0xFFFFFFFF
 
 
 def conditions(slot: Slot, machine: Machine = HERE) -> Conditions | None:
-    """Return the state of a slot's GPU at this moment; None if the driver reports nothing, or the slot has no GPU.
+    """Return the state of a slot's device at this moment; None if nothing reports it.
 
     Clocks and temperatures have the driver's labels (`sclk`, `mclk`; `edge`, `junction`, `mem`). They come from
     amdgpu's hwmon files and `gpu_metrics`, or from an extension's driver, which may also report `clock_reasons`,
@@ -124,8 +125,14 @@ def conditions(slot: Slot, machine: Machine = HERE) -> Conditions | None:
         found = driver.conditions(machine, slot.gpu)
         if found:
             found["processes"] = _others(lambda: driver.held(machine, slot.gpu))
-        return found
-    return _amd_conditions(slot.bdf, machine) if slot.bdf else None
+    else:
+        found = _amd_conditions(slot.bdf, machine) if slot.bdf else None
+    if cpu := dict(re.findall(r"^(model name|cpu MHz)\s*: (.+)$", machine.text("/proc/cpuinfo"), re.MULTILINE)):
+        limit = _number(machine, f"/sys/devices/system/cpu/cpu{min(slot.cpus, default=0)}/cpufreq/scaling_max_freq")
+        clock = limit / 1e3 if limit else float(cpu.get("cpu MHz", 0))
+        found = found or {"clocks": {"cpu": clock} if clock and not slot.gpu else {}, "processes": None}
+        found["cpu"] = cpu.get("model name", "")
+    return found
 
 
 def _amd_conditions(bdf: str, machine: Machine) -> Conditions | None:

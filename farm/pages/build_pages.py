@@ -11,17 +11,21 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from farm.api.build_routes import streamed
+from farm.artifacts.sidecar import facts
 from farm.errors import NotFound
 from farm.pages.across_pages import news_of
 from farm.pages.build_view import METRICS, PAGE, SIGNS, WEAK, CellFilter, ShownBuild, figures, grouped, matrix
+from farm.pages.comparison import Pair
 from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.tradeoff_view import Tradeoff, of_cells, sweeps
+from farm.results.gates import Moved, moved_latency
 from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
+from farm.results.surroundings import between
 from farm.spec import changes
-from farm.units import by_number
+from farm.units import by_number, named, together
 
 router = APIRouter()
 
@@ -207,7 +211,8 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     before, after = (reading.view(visit.namespace, each) for each in (left, right))
     found = reading.compared(before, after)
     explained = [*found.newly_failed, *found.slower, *found.fixed, *found.faster][:EXPLAINED]
-    reasons = {pair.after.identifier: _why_other_key(visit, pair.before, pair.after) for pair in explained}
+    reasons = {pair.after.identifier: _explained(visit, pair) for pair in explained}
+    around = together((cell, text) for cell, (_, texts, _) in reasons.items() for text in texts)
     return visit.page(
         "compare",
         section="builds",
@@ -215,6 +220,7 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
         right=after,
         changes=found,
         reasons=reasons,
+        around=[(text, named(cells)) for cells, text in around],
         band=BAND,
         limit=COMPARED,
     )
@@ -273,14 +279,18 @@ _CELL_KEYS: Keys[CellLine] = {
 """What the columns of tables are sorted by."""
 
 
-def _why_other_key(visit: Visit, before: CellLine, after: CellLine) -> str:
-    """Return which parts of the cache key, and which driver, changed between two programs; empty if not known."""
+def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Moved | None]:
+    """Return which parts of the cache key changed between two programs, what else did, and how their latencies differ.
+
+    All of that is empty if it is not known.
+    """
+    before, after = pair.before, pair.after
     if before.key == after.key:
-        return "the same cache key"
+        return "the same cache key", (), None
     old, new = (sidecar_of(visit, line.key) if line.published else None for line in (before, after))
     if old is None or new is None:
-        return ""
-    before_spec, after_spec = (each["spec"] for each in (old, new))
-    drivers = [each["device"]["driver"] for each in (old, new)]
-    driver = [f"driver: {drivers[0]} -> {drivers[1]}"] if all(drivers) and drivers[0] != drivers[1] else []
-    return "; ".join([*changes(before_spec, after_spec), *driver])
+        return "", (), None
+    turns = visit.farm.build_index.turns(visit.namespace, {after.identifier: (after.key, before.key)})
+    one, other = facts(old), facts(new)
+    said = moved_latency(one, other, turns.get(after.identifier))
+    return "; ".join(changes(old["spec"], new["spec"])), between(one, other), said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -354,6 +355,8 @@ def job_page(visit: Visit, page: JobPage) -> Response:
         section="builds",
         page=page,
         cell=page.cell,
+        moved=json.loads(page.cell.moved),
+        around=json.loads(page.cell.around),
         timeline=drawing.timeline(page.attempts, earlier),
         earlier=earlier,
         runs=runs,

@@ -16,7 +16,7 @@ Only a number whose whole interval is beyond the limit fails its cell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -24,7 +24,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind, State, is_gate
 from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
-from farm.results.surroundings import since_baseline
+from farm.results.surroundings import between
 from farm.runner.documents import Evidence
 from farm.units import duration, rate, size
 from farm.wire.program import Against
@@ -75,7 +75,7 @@ class GateRow(TypedDict):
     """One number of one cell against its limit (`against` is the baseline's tag) or its budget (`against` is empty).
 
     `change` is by which share `value` is above `base`, `interval` in which range that is with 99 % confidence (or, for
-    a number that is measured once, by assumption).
+    a number that is measured once, by assumption). `ranges` are those of both (`ArtifactFacts`), for a latency.
     """
 
     measure: str
@@ -87,6 +87,18 @@ class GateRow(TypedDict):
     limit: float
     outcome: Outcome
     why: str
+    ranges: NotRequired[Sequence[Sequence[float | None]]]
+
+
+class Moved(NamedTuple):
+    """A number before and after, in words: median and range, the change and its interval, what it is `against`."""
+
+    name: str
+    before: str
+    after: str
+    change: str
+    verdict: str = ""
+    against: str = ""
 
 
 def is_suspicious(found: Comparison, limit: float) -> bool:
@@ -107,6 +119,10 @@ def values_of(facts: ArtifactFacts) -> Values:
         "tuning_time": tuning.get("seconds") if tuning else None,
         "node": facts.get("node") or "",
         "driver": facts.get("driver") or "",
+        "card": facts.get("card", ""),
+        "cpu": facts.get("cpu", ""),
+        "clocks": facts.get("clocks", {}),
+        "range": facts.get("range", []),
         "shared": bool(facts.get("shared")),
     }
 
@@ -175,6 +191,59 @@ def sentence(row: GateRow) -> str:
     return text + (f"; {row['why']}" if row["why"] else "")
 
 
+_VERDICTS: dict[Outcome, str] = {
+    "worse": "worse than",
+    "unclear": "too close to tell from",
+    "better": "better than",
+    "within": "within the limit of",
+}
+
+
+def moved(row: GateRow, how: str = "") -> Moved | None:
+    """Return a number that was compared, in words; None for one that was not. `how` follows the change."""
+    if row["change"] is None:
+        return None
+    low, high = row["interval"] or (0.0, 0.0)
+    change = f"{row['change']:+.1%}{how}" + (f" ({low:+.1%} to {high:+.1%})" if low != high else "")
+    values = zip((row["base"], row["value"]), row.get("ranges") or ([], []), strict=True)
+    before, after = (
+        amount(row["measure"], value)
+        + (f" ({duration(found[0])} to {duration(found[1])})" if found and all(found) else "")
+        for value, found in values
+    )
+    verdict = f"{_VERDICTS[row['outcome']]} {row['against']}'s" if row["against"] else ""
+    return Moved(MEASURES[row["measure"]].name, before, after, change, verdict, row["against"])
+
+
+def moved_latency(before: ArtifactFacts, after: ArtifactFacts, turns: Against | None = None) -> Moved | None:
+    """Return how two programs' latencies differ, in words; `turns`: how they compared, if the facts do not have it.
+
+    Without turns the change has no interval: medians of different times differ without a cause. None without latencies.
+    """
+    row, base = _row("latency", "", after["latency"], 0.0), before["latency"]
+    row = {**row, "base": base, "ranges": [each.get("range", []) for each in (before, after)]}
+    known = (turns, after.get("turns"), after.get("against"))
+    if found := next((each for each in known if each and each["key"] == before["key"]), None):
+        shared = after.get("shared") if found is after.get("against") else found.get("shared")
+        return moved(_turned(row, found), f" in turns{' shared' * bool(shared)}")
+    return moved({**row, "change": after["latency"] / base - 1}) if base and after["latency"] else None
+
+
+def movements(cells: Sequence[JudgedCell]) -> list[tuple[str, Moved]]:
+    """Return the numbers that are worse or better than a baseline's, or too close to tell, with their cells.
+
+    The worst comes first.
+    """
+    order = [*_VERDICTS][:3]
+    rows = [
+        (order.index(row["outcome"]), -abs(row["change"] or 0.0), cell["identifier"], said)
+        for cell in cells
+        for row in cell.get("compared") or ()
+        if row["outcome"] in order and row["against"] and (said := moved(row))
+    ]
+    return [(name, said) for _, _, name, said in sorted(rows, key=lambda each: each[:3])]
+
+
 def amount(measure: str, value: float | None) -> str:
     """Return a number of a measure with its unit."""
     if measure == "throughput":
@@ -221,6 +290,8 @@ def _limited(
         why = baseline.get("absent", "its program is gone") if baseline else ""
         return {**row, "outcome": "new"} if is_new else {**row, "why": why}
     row["base"] = _value(baseline["values"], name)
+    if name == "latency":
+        row["ranges"] = [each.get("range", []) for each in (baseline["values"], values)]
     if baseline["key"] == facts["key"] or (name not in _OF_THE_COMPILE and runs_alike(facts, baseline)):
         return {**row, "change": 0.0, "outcome": "within", "why": "it is the same program"}
     if measure.how == "in turns":
@@ -273,15 +344,20 @@ def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bo
         made = f"it is a hit of {_day(facts)}, which" if hit else "the program"
         why = f": {reason}" if (reason := facts.get("unmeasured") or baseline.get("unmeasured")) else ""
         return {**row, "why": f"{made} did not run in turns with this baseline{why}"}
-    low, high = against["interval"]
-    times = MEASURES[row["measure"]].more_is_better
-    change = against["ratio"] - 1 if times else 1 / against["ratio"] - 1
-    interval = (low - 1, high - 1) if times else (1 / high - 1, 1 / low - 1)
+    row = _turned(row, against)
     earlier = baseline.get("turns") if against is baseline.get("turns") else None
     why = _of_a_hit(facts, earlier["measured"] if earlier else "") if hit and against is not facts.get("turns") else ""
     disturbed = facts.get("shared") if against is facts.get("against") else against.get("shared")
     why = "; ".join(filter(None, (why, "others ran on the host or used the GPU meanwhile" if disturbed else "")))
-    return {**_decided({**row, "change": change, "interval": interval}), "why": why}
+    return {**_decided(row), "why": why}
+
+
+def _turned(row: GateRow, against: Against) -> GateRow:
+    """Return a row with the change of a speed that two programs showed in turns."""
+    low, high = against["interval"]
+    if MEASURES[row["measure"]].more_is_better:
+        return {**row, "change": against["ratio"] - 1, "interval": (low - 1, high - 1)}
+    return {**row, "change": 1 / against["ratio"] - 1, "interval": (1 / high - 1, 1 / low - 1)}
 
 
 def _decided(row: GateRow) -> GateRow:
@@ -383,7 +459,7 @@ def judge_program(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
     failed += [fallback] if gates.get("fallback") == "fail" else []
     cell["compared"] = gate_rows(planned, facts, hit=cell["hit"])
     if cell["compared"] and (baseline := planned.get("baseline")):
-        cell["around"] = since_baseline(baseline, facts)
+        cell["around"] = between({"toolchain": baseline["toolchain"], **baseline["values"]}, facts)
     failed.append(judge_gates(planned, cell["compared"]))
     if reason := next(filter(None, failed), None):
         cell.update({"state": State.FAILED, "kind": reason.kind, "message": reason.message})

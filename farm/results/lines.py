@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from farm.errors import ArtifactGone, NotFound
 from farm.jobs.state import State, is_gate
 from farm.matrix.planned import CellPlan
-from farm.results.gates import GateRow, left_out, rules_of, undecided
+from farm.results.gates import GateRow, left_out, moved, rules_of, undecided
 from farm.results.report import JudgedCell
 from farm.results.surroundings import between
 from farm.results.sweeps import part_of
@@ -70,6 +70,10 @@ class CellLine(NamedTuple):
     """The latency of the program that a gate compares it with."""
     sweep: str = ""
     """Its part of a sweep (`farm.results.sweeps`), as JSON; empty without one."""
+    moved: str = "[]"
+    """How it compares with a gate's baseline: each number in words (`farm.results.gates.Moved`), as JSON."""
+    around: str = "[]"
+    """What else differs from there, as JSON."""
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
@@ -109,6 +113,8 @@ class CellLine(NamedTuple):
             marks=" ".join(marks_of(facts)) if facts else "",
             baseline=next((row["base"] for row in cell.get("compared") or () if row["measure"] == "latency"), None),
             sweep=json.dumps(part) if (part := part_of(cell)) else "",
+            moved=json.dumps([said for row in cell.get("compared") or () if row["against"] and (said := moved(row))]),
+            around=json.dumps(cell.get("around") or []),
         )
 
     @classmethod
@@ -284,17 +290,18 @@ def _difference(
     name: str, left: JudgedCell | None, right: JudgedCell | None, sidecar: Callable[[str], Sidecar]
 ) -> CellDifference | None:
     """Return in what a cell differs between two builds; None if nothing is worth a notice."""
-    moved = change(CellEnd.of(CellLine.of(left)), CellEnd.of(CellLine.of(right))) if left and right else None
+    found = change(CellEnd.of(CellLine.of(left)), CellEnd.of(CellLine.of(right))) if left and right else None
     keys = [cell["facts"]["key"] if cell["facts"] else cell["key"] for cell in (left, right) if cell]
-    if moved and not moved.is_noticed and len(set(keys)) == 1:
+    if found and not found.is_noticed and len(set(keys)) == 1:
         return None
     changed, around = list[str](), list[str]()
-    published = [cell["facts"]["key"] for cell in (left, right) if cell and cell["facts"]]
-    if len(set(published)) > 1:
+    published = [cell["facts"] for cell in (left, right) if cell and cell["facts"]]
+    if len({facts["key"] for facts in published}) > 1:
+        around = between(*published)
         with suppress(NotFound, ArtifactGone):
-            one, other = map(sidecar, published)
-            changed, around = changes(one["spec"], other["spec"]), between(one, other)
-    effect, share = (moved.effect, moved.share) if moved else (None, None)
+            one, other = (sidecar(facts["key"])["spec"] for facts in published)
+            changed = changes(one, other)
+    effect, share = (found.effect, found.share) if found else (None, None)
     return {
         "identifier": name, "left": left, "right": right, "changes": changed, "around": around,
         "effect": effect, "share": share,

@@ -457,7 +457,7 @@ def _latency(seconds: Sequence[float]) -> Latency:
     import numpy as np
 
     median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
-    return {"median": median, "p90": p90, "p99": p99, "repeats": len(seconds)}
+    return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}
 
 
 def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:

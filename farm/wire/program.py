@@ -45,10 +45,13 @@ class Processes(TypedDict):
 
 
 class Conditions(TypedDict):
-    """How the GPU was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
+    """How the device was at one moment: clocks in MHz and temperatures in degrees Celsius by the driver's labels, power
     cap in watts, and whether anything held the clocks back; of a partition they are the whole card's. `processes` are
-    others that used this GPU, or this partition; null where the driver does not tell.
+    others that used this GPU, or this partition; null where the driver does not tell. `cpu` is the host's CPU, by its
+    maker's name; without a GPU its highest clock has the label `cpu`.
     """
+
+    cpu: NotRequired[Annotated[str, Default("")]]
 
     clocks: NotRequired[Annotated[Mapping[str, float], Default({})]]
     temperatures: NotRequired[Annotated[Mapping[str, float], Default({})]]

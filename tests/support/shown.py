@@ -47,6 +47,8 @@ class Cell(NamedTuple):
     reason: str = "first compile"
     expected: Mapping[str, Any] | None = None
     sweep: Mapping[str, Any] | None = None
+    before: Mapping[str, Any] | None = None
+    """The numbers of `prod`, with which a gate compares its size."""
 
     @property
     def identifier(self) -> str:
@@ -131,7 +133,15 @@ def _plan_cell(cell: Cell, spec: dict[str, Any], key: str, known: Any) -> dict[s
         "order": None if known else order,
         "limits": {"time": 14400.0, "memory": 0},
         "priority": 0,
-        "gates": {"tolerance": {"*": 0.05}, "weak": "warn", "on_fail": "fail", "unverifiable": "publish"},
+        "gates": {
+            "tolerance": {"*": 0.05},
+            "weak": "warn",
+            "on_fail": "fail",
+            "unverifiable": "publish",
+            **({"limits": {"size": 0.05}, "baseline": "prod"} if cell.before else {}),
+        },
+        "baseline": cell.before
+        and {"ref": "prod", "key": "0" * 64, "toolchain": "", "values": cell.before, "by_node": {}},
         "sweep": cell.sweep,
         "facts": known,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 421
+RECORD_TYPES = 422
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -16,9 +16,9 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2435,
+    "artifacts": 2440,
     "builds": 3227,
-    "cli": 5185,
+    "cli": 5195,
     "client": 4879,
     "compiling": 3355,
     "control": 637,
@@ -32,23 +32,23 @@ LINES = {
     "extras/telemetry": 165,
     "extras/triggers": 1227,
     "extras/webhooks": 931,
-    "jobs": 1025,
+    "jobs": 1030,
     "local": 1754,
     "loose": 1849,
     "manifest": 2190,
     "matrix": 1650,
     "metrics": 217,
     "models": 789,
-    "node": 3993,
-    "pages": 3944,
-    "results": 2145,
+    "node": 3996,
+    "pages": 3957,
+    "results": 2195,
     "runner": 7130,
     "serving": 468,
     "store": 1844,
     "targets": 1166,
     "tasks": 182,
     "tuning": 2598,
-    "wire": 404,
+    "wire": 406,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 from farm.jobs.state import State
-from farm.results.gates import MEASURES, Outcome, amount
+from farm.results.gates import movements
 from farm.results.report import JudgedCell, Remark, Report
 from farm.results.verdict import changes_of
 from farm.units import duration, named, size, together
@@ -20,7 +21,6 @@ LIMIT = 1_000_000
 SHOWN = 50
 """Cells of each list; the table has all of them, while there is room."""
 
-_SHOWN: dict[Outcome, str] = {"worse": "worse than", "unclear": "too close to tell from", "better": "better than"}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
@@ -38,7 +38,7 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
     ]
     around: list[Remark]
     around = [{"identifier": cell["identifier"], "text": text} for cell in cells for text in cell.get("around", ())]
-    lines += [*_list("What else changed", around), *_moved(cells)]
+    lines += [*_list("What else changed", around), *_moved(cells, link)]
     for title, remarks in (
         ("New failures", found["new_failures"]),
         ("Still failing", found["still_failing"]),
@@ -54,31 +54,22 @@ def render(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
     lines += ["", f"{len(found['hits'])} of {len(cells)} cells were hits."]
     lines += _list("Compiled again, because", recompiled)
     head = "\n".join(lines) + "\n"
-    return _with_table(head, cells, limit)
+    return _with_table(head, cells, link, limit)
 
 
-def _moved(cells: Sequence[JudgedCell]) -> list[str]:
+def _moved(cells: Sequence[JudgedCell], link: str) -> list[str]:
     """Return a table of the numbers that are worse or better than a baseline's, or too close to tell, worst first."""
-    order = [*_SHOWN]
-    rows = [
-        (order.index(row["outcome"]), -abs(change), cell["identifier"], row)
-        for cell in cells
-        for row in cell.get("compared", ())
-        if (change := row["change"]) and row["outcome"] in order
+    rows = movements(cells)
+    lines = [
+        f"| {_linked(cell, link)} | {' | '.join(map(_escaped, said[:4]))} | {_escaped(said.verdict)} |"
+        for cell, said in rows[:SHOWN]
     ]
-    lines = []
-    for _, share, identifier, row in sorted(rows, key=lambda each: each[:3])[:SHOWN]:
-        low, high = row["interval"] or (share, share)
-        before, after = (amount(row["measure"], row[side]) for side in ("base", "value"))
-        moved = f"{row['change']:+.1%} ({low:+.1%} to {high:+.1%})"
-        said = (MEASURES[row["measure"]].name, before, after, moved, f"{_SHOWN[row['outcome']]} {row['against']}'s")
-        lines.append(f"| {' | '.join(map(_escaped, (identifier, *said)))} |")
-    names = ("cell", "number", "before", "after", "change", "")
+    names = ("cell", "number", "before: median (fastest to p90)", "after", "change (99 % interval)", "")
     head = ["", "### Before and after", "", f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
     return [*head, *lines, *([f"\n_{len(rows) - SHOWN} more._"] if len(rows) > SHOWN else [])] if rows else []
 
 
-def _with_table(head: str, cells: Sequence[JudgedCell], limit: int) -> str:
+def _with_table(head: str, cells: Sequence[JudgedCell], link: str, limit: int) -> str:
     names = ("cell", "state", "size", "latency", "error", "time", "sha256")
     title = f"\n### Cells\n\n| {' | '.join(names)} |\n|{' --- |' * len(names)}\n"
     reserve = 200
@@ -88,7 +79,7 @@ def _with_table(head: str, cells: Sequence[JudgedCell], limit: int) -> str:
     parts, room = [head, title], limit - len(head.encode()) - len(title.encode()) - reserve
     rows = sorted(cells, key=lambda cell: (cell["state"] == State.SUCCEEDED, bool(cell["hit"])))
     for number, cell in enumerate(rows):
-        row = _row(cell)
+        row = _row(cell, link)
         room -= len(row.encode())
         if room < 0:
             parts.append(f"\n_{len(rows) - number} rows are left out._\n")
@@ -97,13 +88,13 @@ def _with_table(head: str, cells: Sequence[JudgedCell], limit: int) -> str:
     return "".join(parts)
 
 
-def _row(cell: JudgedCell) -> str:
+def _row(cell: JudgedCell, link: str) -> str:
     facts = cell["facts"]
     errors = list(facts["errors"].values()) if facts else []
     state = f"{cell['state']} {cell['kind'] or ''}".rstrip()
     shared = " shared" if facts and facts["shared"] and facts["latency"] else ""
     columns = (
-        _escaped(cell["identifier"]),
+        _linked(cell["identifier"], link),
         _escaped(f"{state} as expected" if cell["as_expected"] else state),
         size(facts["program"]["size"]) if facts else "",
         duration(facts["latency"]) + shared if facts else "",
@@ -121,6 +112,10 @@ def _list(title: str, remarks: Sequence[Remark]) -> list[str]:
     lines = [f"- {_escaped(named(names))}: {_escaped(text)}" for names, text in alike[:SHOWN]]
     more = [f"- and {sum(len(names) for names, _ in alike[SHOWN:])} more"] if len(alike) > SHOWN else []
     return ["", f"### {title} ({len(remarks)})", "", *lines, *more]
+
+
+def _linked(cell: str, link: str) -> str:
+    return f"[{_escaped(cell)}]({link}/cells/{quote(cell)})" if link else _escaped(cell)
 
 
 def _escaped(text: str) -> str:

@@ -583,8 +583,10 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert f'href="/ui/ns/main/compare/{before}/{after}#slower"' in browser.get("/ui/ns/main").text
     compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
     assert "1 cell that passed before fails now, 1 got slower" in compared
-    assert "slows/onnxruntime-cpu/fp32/b1 ▲ +50 % 2.00 ms 3.00 ms History of slows" in compared
-    assert "salt: none -> new; driver: 6.12 -> 6.14" in compared
+    spread = "2 ms (1.88 ms to 2.24 ms) 3 ms (2.82 ms to 3.36 ms)"
+    assert f"slows/onnxruntime-cpu/fp32/b1 ▲ +50.0% {spread} History of slows" in compared
+    other = "driver 6.12 -> 6.14: 2 cells (slows/onnxruntime-cpu/fp32/b1, quickens/onnxruntime-cpu/fp32/b1)"
+    assert f"1 faster. What else changed {other} 1 newly failed" in compared
     assert "1 cell with the same program, or within 10 %" in compared
     chosen = browser.get("/ui/ns/main/compare", params={"left": before, "right": after})
     assert chosen.url.path == f"/ui/ns/main/compare/{before}/{after}"
@@ -596,6 +598,23 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
         f"Since {after[:10]} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
     )
     assert f"nightly ✗ failed 0 0 0 0 {again[:10]} just now" in words(browser.get("/ui/ns/main").text)
+
+
+def test_a_cell_says_how_it_compares_with_its_baseline(farm: Farm, browser: httpx.Client) -> None:
+    before = {"size": 10, "driver": "6.12", "cpu": "EPYC 9654"}
+    build_id = accept(farm, "nightly", [Cell("net", before=before), Cell("other")])
+    play(farm, lambda job, order, key, number: passed(farm, order, key, driver="6.14"))
+    for _ in range(2):  # As judged now, and as its report is indexed.
+        pages = [
+            browser.get(f"/ui/ns/main/builds/{build_id}/cells/{name}/onnxruntime-cpu/fp32/b1").text
+            for name in ("net", "other")
+        ]
+        said = words(pages[0])
+        assert "Since the baseline Also changed: driver 6.12 -> 6.14. Before (fastest to p90) Now Change (99 %)" in said
+        assert re.search(r"size 10 B \S+ k?B \+[\d.]+% worse than prod", said)
+        assert 'href="/ui/ns/main/models/net?ref=prod"' in pages[0]
+        assert "Since the baseline" not in pages[1]
+        farm.build_finisher.finish(build_id)
 
 
 def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, browser: httpx.Client) -> None:

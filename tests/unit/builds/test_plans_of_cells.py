@@ -235,7 +235,7 @@ def test_the_line_of_a_cell_that_nobody_judged_yet_says_its_place_and_key_alone(
     (hit, miss) = planned(cell("a"), cell("b"), known={"key-a": FACTS}).cells
     place = ("net", "onnxruntime/cpu", "fp32", "b1")
     rest = ("", False, "", "", "", "", "", None, "", "", "")
-    nothing, none = (False, None, None, False, "", "", ""), (None, None, None, "", None, "")
+    nothing, none = (False, None, None, False, "", "", ""), (None, None, None, "", None, "", "[]", "[]")
     assert tuple(CellLine.planned(hit, "succeeded")) == ("a", *place, "hit", *rest, "key-a", *nothing, "", "{}", *none)
     assert tuple(CellLine.planned(miss, "running")) == (
         "b", *place, "running", *rest, "key-b", *nothing, "first compile", "{}", *none,

@@ -244,7 +244,7 @@ def test_of_many_numbers_it_is_said_how_many_are_left_out() -> None:
         ({"turns": {"key": "k", "shared": True}, "shared": False}, "in turns shared ("),
         ({"turns": {"key": "k", "shared": False}, "shared": True}, "in turns ("),
         ({"against": {"key": "k"}, "shared": True}, "in turns shared ("),
-        ({"against": {"key": "other"}}, "25% slower"),
+        ({"against": {"key": "other"}}, "+25.0%"),
     ],
 )
 def test_turns_with_another_program_count_for_nothing_and_disturbed_ones_have_a_mark(
@@ -259,19 +259,26 @@ def test_turns_with_another_program_count_for_nothing_and_disturbed_ones_have_a_
 
 
 def test_what_else_changed_is_said_before_what_did() -> None:
-    pair = {"left": cell("fp16"), "right": cell("fp16"), "changes": [], "effect": "worse", "share": 0.25}
+    ran = [facts(9, 0.004, 0, key="k"), facts(9, 0.005, 0)]
+    pair = {side: cell("fp16", facts=each) for side, each in zip(("left", "right"), ran, strict=True)}
+    pair |= {"changes": [], "effect": "worse", "share": 0.25}
     cells = [{**pair, "identifier": name, "around": ["node n1 -> n2"]} for name in "ab"]
     lines = plain(render.differences({"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": cells}))
     assert lines[1] == "  also changed: node n1 -> n2: 2 cells (a, b)"
-    assert "25% slower" in lines[3]
+    assert lines[3].endswith("  +25.0%")
     turns = {"key": "k", "ratio": 0.8, "interval": [0.79, 0.81]}
     ran = [facts(9, 0.004, 0, key="k"), facts(9, 0.005, 0, turns=turns)]
     pair |= {side: cell("fp16", facts=each) for side, each in zip(("left", "right"), ran, strict=True)}
     found = {"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": [{**pair, "identifier": "a"}]}
     assert "+25.0% in turns (+23.5% to +26.6%)" in plain(render.differences(found))[2]
     build = {"id": "b-2", "name": "n", "verdict": {"text": "x"}}
-    report = {"build": build, "cells": [{**cell("fp16"), "around": ["node n1 -> n2"]}], "sweeps": []}
-    assert "  also changed: node n1 -> n2: magika/onnxruntime-cpu/fp16/b1" in plain(render.outcome(report))
+    row: dict[str, Any] = {"measure": "latency", "against": "prod", "value": 0.002, "base": 0.001, "outcome": "worse"}
+    row |= {"change": 1.0, "interval": (0.9, 1.1), "ranges": [[0.0009, 0.0012], [0.0018, 0.0025]]}
+    report = {"build": build, "cells": [{**cell("fp16"), "around": ["node n1 -> n2"], "compared": [row]}], "sweeps": []}
+    lines = plain(render.outcome(report))
+    start = lines.index("  also changed: node n1 -> n2: magika/onnxruntime-cpu/fp16/b1")
+    said = "1 ms (900 µs to 1.2 ms)  2 ms (1.8 ms to 2.5 ms)  +100.0% (+90.0% to +110.0%)  worse than prod's"
+    assert lines[start + 2] == f"  magika/onnxruntime-cpu/fp16/b1  latency  {said}"
 
 
 def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:

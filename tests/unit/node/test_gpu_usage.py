@@ -77,6 +77,19 @@ def test_clocks_cap_temperatures_and_throttling_are_the_whole_cards(tmp_path: Pa
     )
 
 
+def test_a_measurement_says_which_cpu_ran_it_and_how_fast_that_may_run(tmp_path: Path) -> None:
+    cores = "".join(f"processor\t: {core}\nmodel name\t: EPYC 9654\ncpu MHz\t\t: 1500.000\n\n" for core in (0, 1))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(cores)
+    known = {"cpu": "EPYC 9654", "processes": None}
+    assert conditions(Slot(cpus=(1,)), Machine(tmp_path)) == {**known, "clocks": {"cpu": 1500.0}}
+    assert conditions(Slot(gpu="0", bdf="0000:0c:00.0"), Machine(tmp_path)) == {**known, "clocks": {}}
+    limit = tmp_path / "sys/devices/system/cpu/cpu1/cpufreq/scaling_max_freq"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("3700000\n")
+    assert conditions(Slot(cpus=(1,)), Machine(tmp_path)) == {**known, "clocks": {"cpu": 3700.0}}
+
+
 def using(root: Path, held: dict[int, dict[int, int]]) -> None:
     """Write KFD's files: the bytes that processes hold by pid and node, gpu_id being 1000 and the node's number."""
     for pid, nodes in held.items():

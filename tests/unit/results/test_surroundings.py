@@ -11,31 +11,40 @@ from farm.results.verdict import judge_cell
 from tests.unit.results.test_gates import facts, planned
 from tests.unit.results.test_verdict import row
 
-
-def sidecar(**changes: Any) -> Any:
-    device = {"arch": "gfx942", "model": changes.pop("model", "MI300X"), "driver": changes.pop("driver", "6.10")}
-    measured = {"conditions": [{}, {"clocks": {"sclk": changes.pop("clock", 2100.0)}}]}
-    return {"toolchain": "rocm7.1", "device": device, "node": "n1", "measurements": measured, **changes}
+KNOWN = {
+    "toolchain": "rocm7.1", "card": "MI300X", "driver": "6.10", "cpu": "EPYC 9654", "node": "n1",
+    "clocks": {"sclk": 2100.0},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, []),
-        ({"clock": 2010.0}, []),
-        ({"clock": 1300.0}, ["clock sclk 2100 -> 1300 MHz"]),
+        ({"clocks": {"sclk": 2010.0}}, []),
+        ({"clocks": {"sclk": 1300.0}}, ["clock sclk 2100 -> 1300 MHz"]),
         ({"driver": None}, []),
         (
-            {"toolchain": "rocm7.2", "model": "MI325X", "driver": "6.12", "node": "n2"},
-            ["toolchain rocm7.1 -> rocm7.2", "device MI300X -> MI325X", "driver 6.10 -> 6.12", "node n1 -> n2"],
+            {"toolchain": "rocm7.2", "card": "MI325X", "driver": "6.12", "cpu": "EPYC 7763", "node": "n2"},
+            [
+                "toolchain rocm7.1 -> rocm7.2",
+                "card MI300X -> MI325X",
+                "driver 6.10 -> 6.12",
+                "cpu EPYC 9654 -> EPYC 7763",
+                "node n1 -> n2",
+            ],
         ),
     ],
 )
-def test_two_sidecars_say_what_was_different_when_they_were_measured(changes: Any, said: list[str]) -> None:
-    assert between(sidecar(), sidecar(**changes)) == said
+def test_two_programs_say_what_was_different_when_they_were_measured(changes: Any, said: list[str]) -> None:
+    assert between(KNOWN, {**KNOWN, **changes}) == said
 
 
 def test_a_cell_says_what_else_differs_from_its_baseline_where_it_is_compared() -> None:
-    for limits, said in (({"size": 0.05}, ["driver 6.10 -> 6.12", "node n0 -> n1"]), ({}, [])):
-        asked = planned({"driver": "6.10", "node": "n0"}, limits=limits)
-        assert judge_cell(asked, row(state="succeeded", facts=facts(driver="6.12")))["around"] == said
+    before = {"driver": "6.10", "node": "n0", "cpu": "EPYC 9654", "clocks": {"cpu": 2600.0}}
+    now = facts(driver="6.12", cpu="EPYC 7763", clocks={"cpu": 3500.0})
+    moved = [
+        "driver 6.10 -> 6.12", "cpu EPYC 9654 -> EPYC 7763", "node n0 -> n1", "clock cpu 2600 -> 3500 MHz"
+    ]  # fmt: skip
+    for limits, said in (({"size": 0.05}, moved), ({}, [])):
+        assert judge_cell(planned(before, limits=limits), row(state="succeeded", facts=now))["around"] == said

@@ -90,19 +90,29 @@ def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> 
 
 
 def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() -> None:
-    asked = planned({"node": "n0", "latency": 0.0016}, limits={"latency": 0.05, "size": 0.05})
+    before = {"node": "n0", "latency": 0.0016, "range": [0.0015, 0.0019], "cpu": "EPYC 9654"}
+    asked = planned(before, limits={"latency": 0.05, "size": 0.05})
     measured = [against(0.8, 0.79, 0.81), against(0.95, 0.94, 0.96), against(1.2, 1.1, 1.3), against(1, 0.99, 1.01)]
-    found = [judge_cell(asked, row_of(state="succeeded", facts=facts(**each))) for each in measured]
+    found = [
+        judge_cell(asked, row_of(state="succeeded", facts=facts(range=[0.0018, 0.0025], cpu="EPYC 7763", **each)))
+        for each in measured
+    ]
     found = [{**cell, "identifier": name} for name, cell in zip("abcd", found, strict=True)]
     lines = markdown.render({"build": build(found), "cells": found}, LINK).splitlines()
-    start = lines.index("### What else changed (4)")
-    assert lines[start + 2] == r"- 4 cells (a, b, c, …): node n0 -\> n1"
+    start = lines.index("### What else changed (8)")
+    assert lines[start + 2 : start + 4] == [
+        rf"- 4 cells (a, b, c, …): {each}" for each in (r"cpu EPYC 9654 -\> EPYC 7763", r"node n0 -\> n1")
+    ]
     start = lines.index("### Before and after")
     assert start < lines.index("### New failures (1)")
     assert lines[start + 4 : start + 7] == [
-        "| a | latency | 1.6 ms | 2 ms | +25.0% (+23.5% to +26.6%) | worse than prod's |",
-        "| b | latency | 1.6 ms | 2 ms | +5.3% (+4.2% to +6.4%) | too close to tell from prod's |",
-        "| c | latency | 1.6 ms | 2 ms | -16.7% (-23.1% to -9.1%) | better than prod's |",
+        f"| [{name}]({LINK}/cells/{name}) | latency | 1.6 ms (1.5 ms to 1.9 ms) | 2 ms (1.8 ms to 2.5 ms) "
+        f"| {said} prod's |"
+        for name, said in (
+            ("a", "+25.0% (+23.5% to +26.6%) | worse than"),
+            ("b", "+5.3% (+4.2% to +6.4%) | too close to tell from"),
+            ("c", "-16.7% (-23.1% to -9.1%) | better than"),
+        )
     ]
     assert not lines[start + 7]
 
@@ -383,7 +393,8 @@ def test_no_text_of_a_report_is_more_than_text(text: str) -> None:
     tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(markdown.render(report, LINK))
     inline = [child for token in tokens for child in token.children or ()]
     assert {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "image", "fence"} == set()
-    assert {child.attrGet("href") for child in inline if child.type == "link_open"} == {LINK}
+    links = [str(child.attrGet("href")) for child in inline if child.type == "link_open"]
+    assert all(each == LINK or each.startswith(f"{LINK}/cells/") for each in links)
     assert sum(token.type == "tr_open" for token in tokens) == 4
     heads = [inside.content for head, inside in pairwise(tokens) if head.type == "heading_open"]
     assert all(each.startswith(("✅ passed: [", "❌ failed: [")) or " (" in each or each == "Cells" for each in heads)
@@ -399,8 +410,8 @@ def test_no_text_of_a_report_is_more_than_text(text: str) -> None:
         found = COMMAND.fullmatch(shown)
         assert found, shown
         assert "file=farm.yaml," in str(found[1])
-    links: Any = line_annotations.gitlab_links(report["build"], report["cells"], LINK)
-    assert all(each["external_link"]["url"].startswith(LINK) for each in links["farm"])
+    gitlab: Any = line_annotations.gitlab_links(report["build"], report["cells"], LINK)
+    assert all(each["external_link"]["url"].startswith(LINK) for each in gitlab["farm"])
 
 
 @settings(max_examples=40, deadline=None)
