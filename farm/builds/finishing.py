@@ -27,6 +27,9 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
+GRACE = 3600.0
+"""Seconds after a build's end in which its followers still find each event, and late workers their attempts."""
+
 
 class BuildFinisher:
     """Finishes builds that have ended."""
@@ -81,6 +84,13 @@ class BuildFinisher:
         self._admission.let_go(namespace, build_id, report)
         verdict = report["build"]["verdict"]
         log.info("build finished", build=build_id, verdict=verdict["text"] if verdict else "")
+
+    def pack_reported(self) -> None:
+        """Pack the store's records of builds that ended long ago and have a readable report."""
+        for namespace, build_id in self._store.builds.unpacked(GRACE):
+            if report := self._reader.read_report(namespace, build_id):
+                self._store.jobs.pack(build_id, (cell["job"] for cell in report["cells"] if cell["job"]))
+                self._store.builds.pack(build_id)
 
     def _write_report(self, namespace: str, build_id: str) -> Report | None:
         """Finish an ended build and write its report last; return the report that counts.

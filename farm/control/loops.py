@@ -378,6 +378,7 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
             resume=farm.admission.resume,
         ),
         *storage_loops(farm.settings, farm.store, farm.artifacts),
+        Loop("pack", farm.build_finisher.pack_reported, INTERVAL),
         Loop("index", farm.build_index.fill, LOOK_EVERY, leader_only=False),
         *(loop for extension in farm.extensions if extension.loops for loop in extension.loops(farm)),
     ]

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast
 
@@ -171,6 +171,20 @@ class BuildRecords:
     def mark_reported(self, build_id: str, verdict: VerdictDocument | None) -> None:
         """Record the verdict of a build without live cells; from then on its records expire."""
         self._link.run("mark_reported", build=build_id, verdict=json.dumps(verdict))
+
+    def unpacked(self, seconds: float) -> Iterator[tuple[str, str]]:
+        """Yield namespace and id of the reported builds that ended so many seconds ago and are not packed."""
+        before = 1000 * (self._link.now() - seconds)
+        for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
+            ids = self.ids(namespace)
+            rows = self._link.ask_many(["HMGET", ("build", one), "state", "packed", "ended_at"] for one in ids)
+            for one, (state, packed, ended_at) in zip(ids, rows, strict=True):
+                if state == "reported" and not packed and float(ended_at or 0) < before:
+                    yield namespace, one
+
+    def pack(self, build_id: str) -> None:
+        """Drop the cells and events of a reported build: its report has them. Repeating changes nothing."""
+        self._link.run("pack_build", build=build_id)
 
     def ended_unreported(self) -> Names:
         """Return the builds that ended and wait for their reports."""

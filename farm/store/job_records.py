@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 from farm.jobs.order import WorkOrder
@@ -20,6 +23,12 @@ LOT = 500
 
 _ASKED = ("turns", "unmeasured")
 """Facts that are about one build's question."""
+
+PACKED_TOGETHER = 50
+"""Ended jobs that are compressed together: they are much alike."""
+
+Record = tuple[dict[str, str], list[str], dict[str, str]]
+"""A job's fields, the names of its cells, and its attempts."""
 
 Handed = list[tuple[str, int]]
 """Job ids with the numbers of the attempts that were handed out."""
@@ -200,53 +209,87 @@ class JobRecords:
 
     def get(self, job_id: str) -> JobView | None:
         """Return a job, its attempts and the cells that joined it."""
-        row, cells, attempts = self._link.ask_many(
-            [
-                ["HGETALL", ("job", job_id)],
-                ["HKEYS", ("job", job_id, "cells")],
-                ["HGETALL", ("job", job_id, "attempts")],
-            ]
-        )
+        row, cells, attempts = self._records([job_id]).get(job_id) or self._packed(job_id)
         if not row:
             return None
-        outcome = json.loads(row.get("outcome", "{}"))
-        tried = list(_attempts(attempts))
+        return _view(job_id, row, cells, attempts)
+
+    def _records(self, job_ids: Sequence[str]) -> dict[str, Record]:
+        """Return the records of those of these jobs that are there and not packed."""
+        asked = (
+            [["HGETALL", ("job", job)], ["HKEYS", ("job", job, "cells")], ["HGETALL", ("job", job, "attempts")]]
+            for job in job_ids
+        )
+        found = iter(self._link.ask_many(chain.from_iterable(asked), together=True))
         return {
-            "id": job_id,
-            "state": row["state"],
-            "namespace": row["namespace"],
-            "key": row["key"],
-            "pool": row["pool"],
-            "priority": int(row["priority"]),
-            "attempt": int(row["number"]),
-            "charged": int(row["charged"]),
-            "order": json.loads(row["order"]),
-            "cancelling": row.get("cancelling") == "1",
-            "quarantined": row.get("quarantined") == "1",
-            "worker": row.get("worker"),
-            "node": row.get("node"),
-            "phase": row.get("phase"),
-            "progress": float(row["progress"]) if row.get("progress") else None,
-            "detail": outcome.get("detail") or row.get("detail") or "",
-            "created_at": in_seconds(row.get("created_at")),
-            "queued_at": in_seconds(row.get("queued_at")),
-            "started_at": in_seconds(row.get("started_at")),
-            "ended_at": in_seconds(row.get("ended_at")),
-            "kind": outcome.get("kind"),
-            "message": outcome.get("message") or "",
-            "facts": outcome.get("facts") or None,
-            "log": outcome.get("log") or next((one["log"] for one in reversed(tried) if one["log"]), None),
-            "attempts": tried,
-            "cells": [
-                {"build": build, "identifier": identifier}
-                for build, identifier in (cell.split("|", 1) for cell in cells)
-            ],
+            job: record for job, record in zip(job_ids, zip(found, found, found, strict=True), strict=True) if record[0]
         }
+
+    def _packed(self, job_id: str) -> Record:
+        build, _, lot = (self._link.ask("GET", ("job", job_id, "packed")) or "").partition(" ")
+        data = self._link.ask_bytes("HGET", ("build", build, "packed"), lot) if lot else None
+        return _unpacked(data)[job_id] if data else ({}, [], {})
+
+    def pack(self, build_id: str, job_ids: Iterable[str]) -> None:
+        """Compress the records of a build's ended jobs, many together: those in a row are read fastest in that order.
+
+        Repeating changes nothing. From then on a late `finish` is `superseded` whatever it says, and not recorded.
+        """
+        for lot in lots(dict.fromkeys(job_ids), PACKED_TOGETHER):
+            ended = {job: record for job, record in self._records(lot).items() if "ended_at" in record[0]}
+            if ended:
+                self._link.run(
+                    "pack_jobs",
+                    build=build_id,
+                    jobs=json.dumps(list(ended)),
+                    logged=json.dumps([job for job, record in ended.items() if _view(job, *record)["log"]]),
+                    packed=zlib.compress(json.dumps(ended).encode(), 9),
+                )
 
     def explain(self, job_ids: Sequence[str]) -> list[WaitReasons | None]:
         """Return for each job why it waits while it is queued; None for an unknown job."""
         answers = self._link.run("explain", jobs=json.dumps(list(job_ids))) if job_ids else []
         return [_explained(json.loads(answer)) if answer else None for answer in answers]
+
+
+def _view(job_id: str, row: Mapping[str, str], cells: Sequence[str], attempts: Mapping[str, str]) -> JobView:
+    outcome = json.loads(row.get("outcome", "{}"))
+    tried = list(_attempts(attempts))
+    return {
+        "id": job_id,
+        "state": row["state"],
+        "namespace": row["namespace"],
+        "key": row["key"],
+        "pool": row["pool"],
+        "priority": int(row["priority"]),
+        "attempt": int(row["number"]),
+        "charged": int(row["charged"]),
+        "order": json.loads(row["order"]),
+        "cancelling": row.get("cancelling") == "1",
+        "quarantined": row.get("quarantined") == "1",
+        "worker": row.get("worker"),
+        "node": row.get("node"),
+        "phase": row.get("phase"),
+        "progress": float(row["progress"]) if row.get("progress") else None,
+        "detail": outcome.get("detail") or row.get("detail") or "",
+        "created_at": in_seconds(row.get("created_at")),
+        "queued_at": in_seconds(row.get("queued_at")),
+        "started_at": in_seconds(row.get("started_at")),
+        "ended_at": in_seconds(row.get("ended_at")),
+        "kind": outcome.get("kind"),
+        "message": outcome.get("message") or "",
+        "facts": outcome.get("facts") or None,
+        "log": outcome.get("log") or next((one["log"] for one in reversed(tried) if one["log"]), None),
+        "attempts": tried,
+        "cells": [
+            {"build": build, "identifier": identifier} for build, identifier in (cell.split("|", 1) for cell in cells)
+        ],
+    }
+
+
+@lru_cache(maxsize=4)  # Who asks for one often asks for all, one after the other.
+def _unpacked(data: bytes) -> dict[str, Record]:
+    return {job: tuple(record) for job, record in json.loads(zlib.decompress(data)).items()}
 
 
 def _text(document: Mapping[str, object]) -> bytes:

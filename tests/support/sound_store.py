@@ -27,7 +27,7 @@ GONE = -2
 STARTED = {"token", "nonce", "worker", "node", "started_at", "time", "memory"}
 """What a job has while it runs."""
 EXPIRING = {
-    r"group:.*|cancels:.*|quarantined:.*|node:[^:]*(?:|:passed)": None,  # `keep_days`
+    r"group:.*|cancels:.*|quarantined:.*|node:[^:]*(?:|:passed)|job:[^:]*:(?:packed|log)": None,  # `keep_days`
     r"worker:[^:]*:last": HOUR,
     r"node:[^:]*:blamed": 24 * HOUR,
     r"worker:[^:]*|worker:locks:.*": 24 * HOUR,  # As the worker said.
@@ -143,6 +143,10 @@ class Records:
             yield "has ended and is open"
         if build["state"] != "open" and not int(build["created_at"]) <= int(build["ended_at"]) <= self.now:
             yield "ended before it began, or later than now"
+        if build.get("packed"):
+            if states or jobs or ends or live:
+                yield f"is packed, and has cells: {sorted(states)}"
+            return
         flying = self.set(f"build:{build_id}:flying")
         under_way = {job for job in jobs.values() if self.jobs.get(job, {}).get("where") in {"handed", "running"}}
         if flying - under_way or {jobs[cell] for cell in live} & under_way - flying:
@@ -184,6 +188,8 @@ class Records:
             yield f"no event says how {sorted(unsaid)} ended"
 
     def _of_job(self, job_id: str, job: dict[str, str]) -> Iterator[str]:
+        if f"job:{job_id}:packed" in self.keys:
+            yield "is packed, and has its record"
         number, running = int(job["number"]), job["state"] == "running"
         attempts = self.keys.get(f"job:{job_id}:attempts", {})
         over = {int(name[:-4]): json.loads(text) for name, text in attempts.items() if name.endswith(":end")}

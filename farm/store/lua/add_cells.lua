@@ -9,12 +9,13 @@
 --   job, job key] (all text): limits in seconds and bytes, expected seconds, born "" or "succeeded", the cell as
 --   JSON, its work order as JSON, the id of its job if it needs a new one, and the key that it shares with cells that
 --   may share its job
--- answer: the number of cells of the build in the store; -1 if there is no such build
+-- answer: the number of cells that the build got so far; -1 if there is no such build
 local record = BUILD .. build
 local found = call("HMGET", record, "state", "accepted", "cells", "stop")
 if not found[1] then return -1 end
 local accepted, counts, added = tonumber(found[2]), {}, 0
 local stopped = found[4] == "1"
+if found[1] == "reported" then return accepted end  -- its cells may be packed
 
 -- Return the unfinished job that a cell with this job key joins, or nil. A job that is being cancelled takes no new
 -- cell.

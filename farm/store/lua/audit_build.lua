@@ -3,10 +3,10 @@
 -- arguments: build
 -- answer: list of sentences
 local record = BUILD .. build
-local found = call("HMGET", record, "state", "cells", "accepted")
+local found = call("HMGET", record, "state", "cells", "accepted", "packed")
 local problems = {}
 local function wrong(...) problems[#problems + 1] = string.format(...) end
-if not found[1] then return problems end
+if not found[1] or found[4] then return problems end
 
 local expected, accepted = tonumber(found[2]), tonumber(found[3])
 if call("HLEN", record .. ":cells") ~= accepted then

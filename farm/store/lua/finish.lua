@@ -5,7 +5,7 @@
 -- arguments: job, token, how, kind, outcome, facts, hit
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept unchanged; facts: as the index of the
 --   artifact's namespace keeps them; hit: 1 if the artifact was found, so nothing was tried
--- answer: "ok", also for a repeated call, however late; "superseded" if the attempt had lost its lease
+-- answer: "ok", also for a repeated call until the job is packed; "superseded" if the attempt had lost its lease
 local id = job
 local job = read(id)
 if not job then return "superseded" end

@@ -20,7 +20,7 @@ from farm.jobs.estimate import Compile
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.settings import Settings, load_settings
-from farm.store import Store, broker
+from farm.store import Store, broker, job_records
 from farm.store.link import key as key_of
 from farm.store.link import load_scripts
 from farm.store.worker_records import Beat
@@ -330,6 +330,8 @@ def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) 
     for build_id in live_through(store):
         assert store.builds.get(build_id)["state"] == "ended"
         store.builds.mark_reported(build_id, {"exit_code": 0})
+        if len(store.builds.jobs(build_id)) < 3:
+            pack(store, build_id)
     store.workers.leave("w1")
     assert store.builds.ended_unreported() == []
     immortal = {key for key in raw.scan_iter() if raw.ttl(key) < 0}
@@ -348,6 +350,162 @@ def test_everything_of_a_finished_build_expires(store: Store, raw: redis.Redis) 
         raw.delete(key)
     assert store.builds.forget_expired() == 4
     assert store.builds.list("main") == []
+
+
+def pack(store: Store, build_id: str) -> None:
+    store.builds.mark_reported(build_id, {"exit_code": 0})
+    store.jobs.pack(build_id, store.builds.jobs(build_id).values())
+    store.builds.pack(build_id)
+
+
+def full_records(raw: redis.Redis) -> set[str]:
+    """Return the jobs with a record that is not packed."""
+    return {key for key in raw.scan_iter("{farm}:job:*") if not key.endswith((":packed", ":log"))}
+
+
+def jobs_of(store: Store, *builds: str) -> dict[str, Any]:
+    names = {job for build_id in builds for job in store.builds.jobs(build_id).values()}
+    return {name: store.jobs.get(name) for name in names}
+
+
+def test_a_packed_job_is_read_as_it_was(store: Store, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_records, "PACKED_TOGETHER", 2)
+    builds = live_through(store)
+    before = jobs_of(store, *builds)
+    assert None not in before.values() and full_records(raw)
+    for build_id in builds:
+        pack(store, build_id)
+    assert full_records(raw) == set()
+    assert {name: store.jobs.get(name) for name in before} == before
+    assert [store.builds.get(build_id)["state"] for build_id in builds] == ["reported"] * 4
+
+
+def test_packing_that_was_cut_off_is_done_again(
+    store: Store, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_records, "PACKED_TOGETHER", 2)
+    build_id = submit(store, *[new_cell() for _ in range(5)])
+    join_pool(store)
+    last, claim = take(store)
+    for _ in range(4):
+        run_next(store, Outcome.success({}))
+    store.builds.cancel(build_id)
+    before = {name: job for name, job in jobs_of(store, build_id).items() if name != last}
+    store.builds.mark_reported(build_id, {"exit_code": 1})
+    run, calls = store._link.run, []
+
+    def cut_off(script: str, **arguments: Any) -> Any:
+        calls.append(script)
+        if len(calls) == 2:
+            raise StoreUnavailable("away")
+        return run(script, **arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(StoreUnavailable):
+        patched.setattr(store._link, "run", cut_off)
+        store.jobs.pack(build_id, store.builds.jobs(build_id).values())
+    assert {name: store.jobs.get(name) for name in before} == before
+    assert store.jobs.get(last)["state"] == "running", "nobody wants it, but its worker has not heard so"
+    assert store.jobs.finish(last, claim.token, Outcome.cancelled()) == "ok"
+    pack(store, build_id)
+    assert full_records(raw) == set()
+    assert {name: store.jobs.get(name) for name in before} == before
+    assert store.jobs.get(last)["state"] == "cancelled"
+
+
+def test_a_job_that_runs_on_after_its_build_is_not_packed(store: Store, raw: redis.Redis) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell(), new_cell())
+    run_next(store, Outcome.success({}))
+    job_id, claim = take(store)
+    store.builds.cancel(build_id)
+    records = store.jobs._records([job_id])
+    pack(store, build_id)
+    store._link.run("pack_jobs", build=build_id, jobs=json.dumps([job_id]), logged="[]", packed=b"")
+    assert store.jobs._records([job_id]) == records
+    assert all(job_id in key for key in full_records(raw)), "the other one is packed"
+    assert store.jobs.finish(job_id, claim.token, Outcome.cancelled()) == "ok"
+    assert store.jobs.get(job_id)["state"] == "cancelled"
+
+
+def test_a_worker_that_ends_a_packed_attempt_is_refused_and_leaves_nothing(store: Store, raw: redis.Redis) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    store.jobs.expire_leases("reaper")
+    job_id, claim = take(store)
+    store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.BAD_MODEL, "bad"))
+    pack(store, build_id)
+    before = set(raw.scan_iter()), store.jobs.get(job_id)
+    assert store.jobs.finish(job_id, claim.token, Outcome.success({})) == "superseded"
+    assert store.jobs.renew(claim.token, job_id, phase="compiling", log_tail=b"late") == "lost"
+    assert store.jobs.claim(job_id, 1, nonce="n", worker="w1", node="n1").answer == "stale"
+    assert (set(raw.scan_iter()), store.jobs.get(job_id)) == before
+
+
+def test_a_build_that_goes_on_keeps_its_cells_when_another_one_packs_their_job(store: Store) -> None:
+    join_pool(store)
+    shared, alone = new_cell(), new_cell()
+    first, second = submit(store, shared), submit(store, shared, alone)
+    job_id = run_next(store, Outcome.success({"key": shared["key"]}))
+    cells, job = store.builds.cells(second), store.jobs.get(job_id)
+    pack(store, first)
+    assert (store.builds.cells(second), store.jobs.get(job_id)) == (cells, job)
+    run_next(store, Outcome.success({}))
+    pack(store, second)
+    assert store.jobs.get(job_id) == job
+
+
+def test_who_follows_a_packed_build_is_led_to_its_report(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    seen = store.events.read(build_id)["items"][-1]["id"]
+    run_next(store, Outcome.success({}))
+    store.builds.mark_reported(build_id, {"exit_code": 0})
+    end = store.events.read(build_id)["items"][-1]["id"]
+    store.builds.pack(build_id)
+    store.builds.pack(build_id)
+    for position in (None, seen, end):
+        answer = store.events.read(build_id, position)
+        assert [item["type"] for item in answer["items"]] == ["reset"]
+    assert store.events.read(build_id, answer["items"][0]["id"])["items"] == []
+
+
+def test_only_a_reported_build_is_packed(store: Store) -> None:
+    join_pool(store)
+    build_id = submit(store, cell := new_cell())
+    store.builds.pack(build_id)
+    run_next(store, Outcome.success({}))
+    store.builds.pack(build_id)
+    assert [row["state"] for row in store.builds.cells(build_id)] == ["succeeded"]
+    assert list(store.builds.unpacked(-60.0)) == [], "it waits for its report"
+    store.builds.mark_reported(build_id, {"exit_code": 0})
+    assert list(store.builds.unpacked(60.0)) == []
+    assert list(store.builds.unpacked(-60.0)) == [("main", build_id)]
+    pack(store, build_id)
+    assert list(store.builds.unpacked(-60.0)) == []
+    assert store.builds.create({"id": build_id, "namespace": "main", "cells": 1}, [cell]) == 1, "a repeated submission"
+    assert store.builds.cells(build_id) == []
+
+
+@pytest.mark.parametrize(("log", "left"), [("f" * 64, None), ("", b"last words")])
+def test_the_last_words_of_a_packed_job_stay_if_no_log_was_stored(store: Store, log: str, left: bytes | None) -> None:
+    join_pool(store)
+    build_id = submit(store, new_cell())
+    job_id, claim = take(store)
+    store.jobs.renew(claim.token, job_id, phase="compiling", log_tail=b"last words")
+    store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.BAD_MODEL, "bad", log=log))
+    pack(store, build_id)
+    assert store.jobs.log_tail(job_id) == left
+
+
+def test_a_packed_job_takes_less_than_a_kilobyte(store: Store, raw: redis.Redis) -> None:
+    """With an order of a kilobyte, and what its build keeps of it."""
+    join_pool(store)
+    build_id = submit(store, *[new_cell() for _ in range(100)])
+    for _ in range(100):
+        run_next(store, Outcome.success({"key": secrets.token_hex(32)}, log=secrets.token_hex(32)))
+    pack(store, build_id)
+    kept = [key for key in raw.scan_iter() if key.startswith(("{farm}:job:", "{farm}:build:"))]
+    assert sum(raw.memory_usage(key, samples=0) for key in kept) < 700 * 100
 
 
 def test_a_reported_build_keeps_its_verdict_and_never_reopens(store: Store) -> None:
@@ -370,9 +528,10 @@ def test_every_key_is_documented(store: Store, raw: redis.Redis) -> None:
         re.compile(re.sub(r"<\\?[a-z-]+\\?>", ".+", re.escape(pattern).replace("\\-", "-"))) for pattern in patterns
     ]
     seen = set(raw.scan_iter())
-    live_through(store)
+    finished = live_through(store)
     submit(store, new_cell(), new_cell())
     take(store)
+    pack(store, finished[0])
     store.jobs.expire_leases("reaper")
     store.leader.lead("a", 60)
     store.epoch()
