@@ -107,6 +107,44 @@ def test_a_pull_request_has_one_comment_of_a_manifest_which_later_builds_replace
     assert len(mine["body"]) == 65_000
 
 
+def test_a_merge_request_has_one_note_of_a_manifest_which_later_builds_replace(tmp_path: Path) -> None:
+    """The job's own script, against a server that keeps notes as GitLab does."""
+    found = [{"id": 1, "body": "<!-- farm farm.yaml -->\nno", "author": {"id": 4}}]
+
+    class Notes(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            sent = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+            assert self.headers["PRIVATE-TOKEN"] == "secret"
+            path, _, _ = self.path.partition("?")
+            if self.command == "POST":
+                assert path == "/api/projects/3/merge_requests/7/notes"
+                found.append({**sent, "id": 2, "author": {"id": 5}})
+            elif self.command == "PUT":
+                found[int(path.removeprefix("/api/projects/3/merge_requests/7/notes/")) - 1] |= sent
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"id": 5} if path == "/api/user" else found).encode())
+
+        do_GET = do_POST = do_PUT = answer
+
+    (script,) = read(FOLDER / "gitlab.yml")[".farm-build"]["after_script"]
+    (tmp_path / "farm-report").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environ = {
+            **os.environ, "CI_API_V4_URL": f"http://127.0.0.1:{server.server_port}/api", "CI_PROJECT_ID": "3",
+            "FARM_NOTE_TOKEN": "secret", "FARM_MANIFEST": "farm.yaml",
+        }  # fmt: skip
+        for number, text in (("", "of a branch"), ("7", "## failed\n"), ("7", "## passed\n" + "µ" * 1_000_000)):
+            (tmp_path / "farm-report/summary.md").write_text(text)
+            named = {**environ, "CI_MERGE_REQUEST_IID": number}
+            subprocess.run(["sh", "-ec", script], cwd=tmp_path, env=named, check=True)
+        server.shutdown()
+    theirs, mine = found
+    assert (theirs["body"][-2:], mine["body"][:34]) == ("no", "<!-- farm farm.yaml -->\n## passed\n")
+    assert len(mine["body"]) == 900_000
+
+
 def test_strangers_get_no_secret_but_their_own_token() -> None:
     jobs = read(FOLDER / "github" / "workflow.yml")["jobs"]
     assert "secrets." not in str(jobs["lint"])
