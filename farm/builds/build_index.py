@@ -465,6 +465,7 @@ def _past(row: sqlite3.Row) -> PastCell:
         "node": row["node"],
         "error": row["error"],
         "rules": row["rules"],
+        "baseline": row["baseline"],
         "values": json.loads(row["numbers"]),
     }
 

@@ -23,6 +23,8 @@ TALL = 280
 """Height of a drawing over time."""
 DECADE = 10.0
 """An axis whose values differ by more than this factor is logarithmic."""
+FAR = 3.0
+"""A limit of more than so many times the largest value is not drawn: it would flatten the others."""
 LOW = 240
 """Height of a plot."""
 MARKED = 42
@@ -60,6 +62,9 @@ def past(cell: CellPast) -> Markup:
         return Markup("")
     first, last = cell.points[0].ended, cell.points[-1].ended
     values: list[float] = [value for point in points for value in (point.latency, *(point.band or ())) if value]
+    limit = next((point.limit for point in reversed(cell.points) if point.limit), None)
+    limit = limit if limit and limit <= FAR * max(values) else None
+    values += [limit] if limit else []
     low, high = min(values) * 0.98, max(values) * 1.02
     up = (TALL - MARKED - 26) / ((high - low) or 1.0)
 
@@ -77,7 +82,7 @@ def past(cell: CellPast) -> Markup:
     line = " ".join(f"{x(point.ended):.2f},{y(point.latency or 0.0):.1f}" for point in points)
     ends = [(at, f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}", how) for at, how in ((first, "start"), (last, "end"))]
     ticks = [low + (high - low) * share / 3 for share in range(4)]
-    return macro("drawings", "past")(cell, x, y, TALL, ticks, ends, bands, line)
+    return macro("drawings", "past")(cell, x, y, TALL, ticks, ends, bands, line, limit)
 
 
 class PlotPoint(NamedTuple):
@@ -108,7 +113,7 @@ class PlotAxis(NamedTuple):
         It is logarithmic if the values span decades.
         """
         values, words = list(found), ""
-        if self.limit and self.limit[1] <= 3 * max(values):
+        if self.limit and self.limit[1] <= FAR * max(values):
             values, words = [*values, self.limit[1]], f"{self.limit[0]} {self.unit(self.limit[1])}"
         high, low = max(values) or 1.0, min((value for value in values if value > 0), default=1.0)
         if high < DECADE * low:

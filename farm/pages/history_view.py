@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,6 +62,8 @@ class PastPoint(NamedTuple):
     moved: Moved
     changes: Sequence[str]
     """What is another one than in the program before: toolchain, driver, device."""
+    limit: float | None = None
+    """The most that its gate or budget allowed, in seconds."""
 
 
 class Mark(NamedTuple):
@@ -216,7 +219,14 @@ def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
             band,
             moved,
             changes,
+            _limit(row),
         )
+
+
+def _limit(row: PastCell) -> float | None:
+    rules, base = json.loads(row.get("rules") or "{}"), row.get("baseline")
+    limits = [base * (1 + limit) for name, limit in rules.items() if base and name.startswith("gate latency ")]
+    return min([*limits, *(limit for name, limit in rules.items() if name == "budget latency")], default=None)
 
 
 def _moved(latency: float | None, band: Band | None) -> Moved:

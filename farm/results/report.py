@@ -203,7 +203,9 @@ class Rebuilt(TypedDict):
 
 
 class PastCell(TypedDict):
-    """How a cell ended in one build. `ended` in Unix seconds, `error` the largest relative error of an output."""
+    """How a cell ended in one build. `ended` in Unix seconds, `error` the largest relative error of an output,
+    `baseline` the latency (seconds) that a gate compared it with.
+    """
 
     identifier: str
     ended: float
@@ -219,4 +221,5 @@ class PastCell(TypedDict):
     node: str
     error: float | None
     rules: NotRequired[str]
+    baseline: NotRequired[float | None]
     values: Values

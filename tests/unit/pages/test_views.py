@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -400,6 +402,22 @@ def test_hits_and_crowded_measurements_make_no_band_and_are_not_drawn() -> None:
 def test_a_history_says_since_when_it_fails() -> None:
     assert past(1.0, None, None).headline == "Fails with compiler_error since b-1"
     assert past().headline.startswith("No build") and drawing.past(past()) == ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "limit"),
+    [
+        ({"gate latency prod": 0.05}, "1.05 s"),
+        ({"gate latency prod": 0.05, "budget latency": 1.01, "gate size prod": 0.01}, "1.01 s"),
+        ({"gate size prod": 0.01}, ""),
+        ({"budget latency": 9.0}, ""),
+    ],
+)
+def test_the_history_draws_the_limit_of_the_newest_gate_unless_it_is_far_away(
+    rules: dict[str, float], limit: str
+) -> None:
+    drawn = drawing.past(past(1.0, 1.01, rules={1: json.dumps(rules)}, baseline={1: 1.0}))
+    assert re.findall(r">limit ([^<]+)<", drawn) == [limit] * bool(limit)
 
 
 def test_stages_without_the_error_are_folded() -> None:
