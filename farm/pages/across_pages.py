@@ -146,7 +146,7 @@ def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
         for each, value in zip(days, values, strict=True):
             text = f"{moment(each.day)[5:10]}: {unit(value)}, {plural(each.cells, 'cell')}"
             points.append(PlotPoint(href, text, "", (each.day - first) / 86_400, value))
-        ticks = [point.x for point in points][:: -(-len(points) // 5)]
+        ticks = [point.x for point in points][:: -(-len(points) // 4)]
         across = PlotAxis("day, UTC", lambda at: moment(first + at * 86_400)[5:10], ticks=ticks)
         return plot(f"{name} by day", points, across, PlotAxis(name, unit))
 

@@ -117,7 +117,7 @@ def storage(visit: Here, garbage: Text = "") -> Response:
     With `garbage`, bytes are counted: of programs, and for administrators of what nothing names.
     """
     refs = Refs(visit.farm.artifacts)
-    found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace))[:200]]
+    found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace), key=by_number)[:200]]
     is_admin = visit.caller.role is Role.ADMIN
     names = sorted(visit.farm.artifacts.list_folders("ns/")) if is_admin else []
     kept = timedelta(days=visit.farm.settings.keep_days)
@@ -168,7 +168,7 @@ def _models_page(
 ) -> Response:
     refs = Refs(visit.farm.artifacts)
     owner = refs.owner(visit.namespace, tag)
-    tags = sorted({each for namespace in visit.caller.readable for each in refs.list(namespace)})
+    tags = sorted({each for namespace in visit.caller.readable for each in refs.list(namespace)}, key=by_number)
     found = refs.find(owner, tag) if tag in tags else None
     return visit.page(
         "models",

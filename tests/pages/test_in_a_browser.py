@@ -53,7 +53,10 @@ def findings(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, look: str) -> None:
-    """No serious finding of axe, no page wider than the screen; with SCREENSHOTS=FOLDER a picture of each."""
+    """No serious finding of axe, no page wider than the screen, and on a desktop no table that is cut.
+
+    With SCREENSHOTS=FOLDER there is a picture of each.
+    """
     page = new_page(**LOOKS[look])
     folder = os.environ.get("SCREENSHOTS")
     wrong = []
@@ -66,6 +69,9 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         wrong += [f"{name}: {each}" for each in findings(page)]
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             wrong.append(f"{name}: wider than the screen")
+        if look == "desktop-light":
+            tables = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.ariaLabel)"
+            wrong += [f"{name}: {each} is cut" for each in page.locator(".wide").evaluate_all(tables)]
     assert wrong == []
 
 

@@ -1031,8 +1031,17 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]
     Refs(farm.artifacts).move("main", "prod", lambda _: Refs(farm.artifacts).read_or_empty("main", "latest")["cells"])
     Refs(farm.artifacts).move("main", "latest", lambda _: {})
-    assert "refs prod" in words(lineage(made))
-    Refs(farm.artifacts).move("main", "prod", lambda _: {})
+    Refs(farm.artifacts).move("main", "prod2", lambda _: Refs(farm.artifacts).read_or_empty("main", "prod")["cells"])
+    Refs(farm.artifacts).move("main", "prod10", lambda _: Refs(farm.artifacts).read_or_empty("main", "prod")["cells"])
+    assert "refs prod , prod2 , prod10" in words(lineage(made))
+    assert re.findall(r"<option[^>]*>(\w+)", browser.get("/ui/ns/main/models").text) == [
+        "latest",
+        "prod",
+        "prod2",
+        "prod10",
+    ]
+    for tag in ("prod", "prod2", "prod10"):
+        Refs(farm.artifacts).move("main", tag, lambda _: {})
     assert "refs none names it now" in words(lineage(made))
 
 
