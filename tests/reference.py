@@ -419,6 +419,24 @@ def shown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def details() -> str:
+    """Return the page of what users asked for before the farm was built, point by point."""
+    import tomllib
+
+    lines = [
+        "# What users asked for",
+        "",
+        f"Generated from `tests/details.toml`: {AGAIN}.",
+        "Each point says whether the farm has it, and which tests show it.",
+    ]
+    for title, section in tomllib.loads((ROOT / "tests" / "details.toml").read_text()).items():
+        lines += ["", f"## {title}", "", *_table("asked for", "the farm", "")]
+        for point, state, words, *by in section["points"]:
+            tests = [f"[{name}](../tests/{file})" for file, name in (each.split(":") for each in by)]
+            lines.append(_row(point, state, " ".join([words, *tests])))
+    return "\n".join(lines) + "\n"
+
+
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 BEHIND = ("manifest", "matrix", "builds", "results", "artifacts", "store")
@@ -459,6 +477,7 @@ def _limits(path: Path) -> Iterator[tuple[str, str, str]]:
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "compilers.md": compilers,
+    "details.md": details,
     "failure-kinds.md": failure_kinds,
     "fault-list.md": faults,
     "fields.md": fields,
