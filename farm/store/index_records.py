@@ -70,7 +70,7 @@ _LIKELY = (
 
 def indexed(facts: object) -> bytes:
     """Return facts as the index keeps them."""
-    press = zlib.compressobj(zdict=_LIKELY)
+    press = zlib.compressobj(level=1, zdict=_LIKELY)
     return press.compress(json.dumps(facts, separators=(",", ":")).encode()) + press.flush()
 
 
