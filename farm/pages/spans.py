@@ -96,13 +96,21 @@ def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
     """Return a timeline in the Chrome trace event format, which Perfetto opens.
 
     Processes are workers, threads are their slots, slices are attempts with their phases in them. The process 0 is the
-    build: it has the counter of waiting jobs. Times are in microseconds since the first of the build's jobs was queued.
+    build: it has the counter of waiting jobs. Times are in microseconds since the first of the build's jobs was queued,
+    and whole ones: Perfetto drops a slice that ends a nanosecond after the one in which it lies.
     """
     workers = {worker: number for number, worker in enumerate(dict.fromkeys(each.worker for each in found.tracks), 1)}
     events: list[dict[str, Any]] = [_named("process_name", 0, 0, name)]
     events += [_named("process_name", number, 0, worker) for worker, number in workers.items()]
     events += [
-        {"name": "waiting jobs", "cat": "queue", "ph": "C", "ts": at * MICROSECONDS, "pid": 0, "args": {"jobs": count}}
+        {
+            "name": "waiting jobs",
+            "cat": "queue",
+            "ph": "C",
+            "ts": round(at * MICROSECONDS),
+            "pid": 0,
+            "args": {"jobs": count},
+        }
         for at, count in found.queue
     ]
     for track in found.tracks:
@@ -112,10 +120,10 @@ def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
             row = span.attempt.row
             facts = {"job": span.job, "attempt": row["number"], "end": row["end"] or "running", "waited": span.waited}
             facts |= {name: row[name] for name in ("kind", "message") if row[name]}
-            events.append(_slice(span.cell, "attempt", span.start, span.end - span.start, place, facts))
-            events += [
-                _slice(each.name, "phase", span.start + each.start, each.seconds, place) for each in span.parts()
-            ]
+            events.append(_slice(span.cell, "attempt", span.start, span.end, place, facts))
+            for each in span.parts():
+                start = span.start + each.start
+                events.append(_slice(each.name, "phase", start, min(start + each.seconds, span.end), place))
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"build": name, "began": found.origin}}
 
 
@@ -124,7 +132,8 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _slice(
-    name: str, category: str, start: float, seconds: float, place: dict[str, int], args: dict[str, Any] | None = None
+    name: str, category: str, start: float, end: float, place: dict[str, int], args: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    times = {"ts": start * MICROSECONDS, "dur": seconds * MICROSECONDS}
+    begun, ended = round(start * MICROSECONDS), round(end * MICROSECONDS)
+    times = {"ts": begun, "dur": ended - begun}
     return {"name": name, "cat": category, "ph": "X", **times, **place, "args": args or {}}

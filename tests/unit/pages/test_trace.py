@@ -82,3 +82,20 @@ def test_the_trace_keeps_the_rules_of_the_format() -> None:
             stack.append(end)
     named = [event["args"]["name"] for event in document["traceEvents"] if event["ph"] == "M"]
     assert named == ["b-1", "w1", "w2", "slot 1", "slot 2", "slot 1"]
+
+
+def test_perfetto_drops_no_slice_that_ends_with_the_one_in_which_it_lies() -> None:
+    """Its importer reads nanoseconds, cut off, and drops what partly overlaps an open slice (`slice_tracker.cc`)."""
+    jobs = [job(str(at), 100.0, ("w1", 100 + at / 7.1, 109 + at / 7.3, "succeeded")) for at in range(1, 900, 7)]
+    for number, each in enumerate(jobs):
+        each["attempts"][0]["phases"] = {"fetching": number / 17, "compiling": 3.7 + number / 13}
+    open_ones: dict[int, list[int]] = {}
+    for event in trace_events(timeline(jobs, 999.0), "b-1")["traceEvents"]:
+        if event["ph"] == "X":
+            begin, end = int(event["ts"] * 1000), int(event["ts"] * 1000) + int(event["dur"] * 1000)
+            stack = open_ones.setdefault(event["tid"], [])
+            while stack and stack[-1] <= begin:
+                stack.pop()
+            assert not stack or end <= stack[-1], event
+            stack.append(end)
+    assert open_ones
