@@ -144,7 +144,7 @@ def reproduce(
             row = _one_cell(client.cells(what), cell)
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.jobs.reproduce(what, folder, settings, cell)
-    said = [f"{folder}: {document['order']['identifier']}, key {document['key']}", f"  rerun:  sh {folder}/run.sh"]
+    said = [f"{folder}: {document['order']['identifier']}, key {document['key'][:12]}", f"  rerun:  sh {folder}/run.sh"]
     shown = {"folder": str(folder), "key": document["key"], "job": document.get("job", "")}
     output.result(shown, said, as_json=as_json)
 

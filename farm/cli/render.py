@@ -592,8 +592,7 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
             lines.append(f"  try: {one_line(cell['advice'])}")
         if cell.get("job") or cell.get("log") or cell.get("facts"):
             lines.append(f"  log: farm logs {build_id} {cell['identifier']}")
-        facts = cell.get("facts")
-        if alone := cell.get("job") or (facts["key"] if facts else ""):
+        if alone := cell.get("job") or (f"{build_id} {cell['identifier']}" if cell.get("facts") else ""):
             lines.append(f"  alone: farm reproduce {alone} -o DIR")
         if page:
             lines.append(f"  page: {page}/cells/{cell['identifier']}")

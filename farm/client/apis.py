@@ -12,6 +12,7 @@ from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.transport import Api, build_named, database_named, named
 from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
 from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
+from farm.units import by_number
 from farm.wire.checking import read
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class PoolsApi(Api):
 
     def all(self) -> list[PoolView]:
         """Return the pools that the farm has known."""
-        return self._transport.items("/v1/pools", PoolView)
+        return sorted(self._transport.items("/v1/pools", PoolView), key=lambda pool: by_number(pool["name"]))
 
     def pause(self, name: str) -> None:
         """Hand out nothing of a pool any more. Raises NotFound."""

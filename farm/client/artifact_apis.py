@@ -34,7 +34,8 @@ class RefsApi(Api):
 
     def moves(self) -> list[RefView]:
         """Return where each ref points, since when, and which namespace has it."""
-        return self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
+        found = self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
+        return sorted(found, key=lambda ref: by_number(ref["tag"]))
 
     def get(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from farm.jobs.rows import JobView
 from farm.pages.job_view import AttemptLine, AttemptPart, attempts_of
+from farm.units import by_number
 
 MICROSECONDS = 1e6
 
@@ -52,7 +53,7 @@ def tracks(spans: Iterable[AttemptSpan]) -> list[SlotTrack]:
         if free is None:
             slots.append(free := SlotTrack(worker, len(slots) + 1, []))
         free.spans.append(span)
-    return [track for worker in sorted(found) for track in found[worker]]
+    return [track for worker in sorted(found, key=by_number) for track in found[worker]]
 
 
 class BuildTimeline(NamedTuple):

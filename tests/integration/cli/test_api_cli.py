@@ -574,7 +574,10 @@ def test_fetch_takes_the_names_that_builds_print(
     assert main(["tag", "nightly", build[:8]]) == 0
     assert main(["fetch", f"net/onnxruntime-cpu/fp16/b10@{build[:8]}", "-o", "short"]) == 0
     assert main(["ls", "--ref", "nightly"]) == 0
+    assert main(["tag", "r10", build[:8]]) == main(["tag", "r9", build[:8]]) == 0
     capsys.readouterr()
+    assert main(["ls", "refs"]) == 0
+    assert re.findall(r"^r\d+", capsys.readouterr().out, re.MULTILINE) == ["r9", "r10"]
     for wanted in (["net", "-t", "onnxruntime-cpu", "-p", "fp61", "-s", "b10"], ["net/onnxruntime-cpu/fp61/b10"]):
         assert main(["fetch", *wanted]) == 4
         assert "it has net/onnxruntime-cpu/fp16/b10, " in capsys.readouterr().err

@@ -200,6 +200,13 @@ def test_cells_that_failed_alike_are_one_failure() -> None:
     ]
 
 
+def test_a_program_that_a_gate_refused_is_named_by_its_build_and_cell_not_by_a_key_of_64_digits() -> None:
+    refused = cell("fp16", "failed", kind="regression", fault="user", job=None, facts=facts(9, 0.004, 0, key="k" * 64))
+    said = render.failures([refused], "b-1")
+    assert "  alone: farm reproduce b-1 magika/onnxruntime-cpu/fp16/b1 -o DIR" in said
+    assert "k" * 64 not in "\n".join(said)
+
+
 def test_cells_that_failed_otherwise_are_failures_of_their_own() -> None:
     how = {"kind": "hang", "message": "it took 3 s", "fault": "user", "phase": "tuning"}
     cells = [cell("fp16", "failed", **how)]

@@ -84,6 +84,11 @@ def test_the_trace_keeps_the_rules_of_the_format() -> None:
     assert named == ["b-1", "w1", "w2", "slot 1", "slot 2", "slot 1"]
 
 
+def test_workers_are_in_their_natural_order() -> None:
+    jobs = [job(name, 100.0, (name, 101.0, 106.0, "succeeded")) for name in ("gpu10", "gpu2")]
+    assert [track.worker for track in timeline(jobs, 120.0).tracks] == ["gpu2", "gpu10"]
+
+
 def test_perfetto_drops_no_slice_that_ends_with_the_one_in_which_it_lies() -> None:
     """Its importer reads nanoseconds, cut off, and drops what partly overlaps an open slice (`slice_tracker.cc`)."""
     jobs = [job(str(at), 100.0, ("w1", 100 + at / 7.1, 109 + at / 7.3, "succeeded")) for at in range(1, 900, 7)]
