@@ -20,7 +20,7 @@ import pytest
 
 from farm.api.build_routes import WATCHERS
 from farm.app import Farm
-from farm.artifacts.refs import Refs
+from farm.artifacts.refs import Cells, Refs
 from farm.artifacts.s3_bucket import Bucket
 from farm.artifacts.sidecar import facts, validate
 from farm.artifacts.storage import build_key
@@ -1029,19 +1029,18 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     assert "kept with it log, " in said and f'title="{made}">{made[:10]}<' in page
     assert "tuning" not in words(lineage(other))
     assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]
-    Refs(farm.artifacts).move("main", "prod", lambda _: Refs(farm.artifacts).read_or_empty("main", "latest")["cells"])
-    Refs(farm.artifacts).move("main", "latest", lambda _: {})
-    Refs(farm.artifacts).move("main", "prod2", lambda _: Refs(farm.artifacts).read_or_empty("main", "prod")["cells"])
-    Refs(farm.artifacts).move("main", "prod10", lambda _: Refs(farm.artifacts).read_or_empty("main", "prod")["cells"])
-    assert "refs prod , prod2 , prod10" in words(lineage(made))
-    assert re.findall(r"<option[^>]*>(\w+)", browser.get("/ui/ns/main/models").text) == [
-        "latest",
-        "prod",
-        "prod2",
-        "prod10",
-    ]
-    for tag in ("prod", "prod2", "prod10"):
-        Refs(farm.artifacts).move("main", tag, lambda _: {})
+    refs = Refs(farm.artifacts)
+    cells = refs.read_or_empty("main", "latest")["cells"]
+    others = {name: cell for name, cell in cells.items() if cell["key"] == other}
+    superseded: Cells = {name: {**cell, "superseded": 1.0} for name, cell in cells.items()}
+    moves = {"latest": {}, "only": others, "v10": cells, "v2": superseded}
+    for tag, named in moves.items():
+        refs.move("main", tag, lambda _, named=named: named)
+    assert "refs v2 (another toolchain’s has its place), v10 " in words(lineage(made))
+    assert "refs only , v2 (another" in words(lineage(other))
+    assert re.findall(r"<option[^>]*>(\w+)", browser.get("/ui/ns/main/models").text) == ["latest", "only", "v2", "v10"]
+    for tag in moves:
+        refs.move("main", tag, lambda _: {})
     assert "refs none names it now" in words(lineage(made))
 
 
