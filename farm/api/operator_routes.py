@@ -141,7 +141,7 @@ def changes(
 @upkeep_router.post("/gc")
 def gc(_: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Delete nothing.")] = False) -> Collected:
     """Mark the blobs that nothing has named for a day, and delete those that were marked a day ago."""
-    return collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=dry_run).counts
+    return collect(farm.artifacts, plans_kept=timedelta(days=farm.settings.keep_days), dry_run=dry_run)
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

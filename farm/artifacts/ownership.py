@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from typing_extensions import TypedDict
@@ -41,21 +40,7 @@ class Collected(TypedDict):
     marked: int
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Result of a collection: the deleted blobs, and the marked ones that are deleted later."""
-
-    deleted: list[ListedObject]
-    marked: list[ListedObject]
-
-    @property
-    def counts(self) -> Collected:
-        """How much it is."""
-        size = sum(entry.size for entry in self.deleted)
-        return {"blobs": len(self.deleted), "bytes": size, "marked": len(self.marked)}
-
-
-def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Garbage:
+def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Collected:
     """Mark the blobs that nothing names, and delete those that have been marked for `GRACE`.
 
     First deletes the plans of builds that were reported more than `plans_kept` ago, so that they no longer keep models.
@@ -68,12 +53,12 @@ def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = 
     seen = set(documents(artifacts))
     found = orphans(artifacts, artifacts.list_entries(BLOBS))
     if dry_run:
-        return Garbage(found, [])
+        return _counted(found, marked=0)
     before = datetime.now(UTC) - GRACE
     marks = _mark(artifacts, found)
     ripe = [entry for entry in found if (mark := marks.get(_mark_key(entry))) and mark.modified <= before]
     if not ripe:
-        return Garbage([], found)
+        return _counted([], marked=len(found))
     again = {blob_key(digest) for digest in owned(artifacts, _since(artifacts, seen))}
 
     def remove(entry: ListedObject) -> bool:
@@ -84,7 +69,11 @@ def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = 
         return gone
 
     deleted = [entry for entry, gone in zip(ripe, at_once(remove, ripe), strict=True) if gone]
-    return Garbage(deleted, [entry for entry in found if entry not in ripe])
+    return _counted(deleted, marked=len(found) - len(ripe))
+
+
+def _counted(deleted: Sequence[ListedObject], *, marked: int) -> Collected:
+    return {"blobs": len(deleted), "bytes": sum(entry.size for entry in deleted), "marked": marked}
 
 
 def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:

@@ -233,7 +233,7 @@ def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -
 
 def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) -> None:
     """Collect garbage like `farm gc`; without `delete`, only log how much there is."""
-    found = collect(artifacts, plans_kept=plans_kept, dry_run=not delete).counts
+    found = collect(artifacts, plans_kept=plans_kept, dry_run=not delete)
     if delete:
         log.info("garbage collected", **found)
     elif found["blobs"]:

@@ -134,7 +134,7 @@ def storage(visit: Here, garbage: Text = "") -> Response:
         gc=visit.farm.settings.gc,
         namespaces=[_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
         changes=list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
-        garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True).counts if is_admin and garbage else None,
+        garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True) if is_admin and garbage else None,
     )
 
 
