@@ -67,11 +67,15 @@ def about(group: str, name: str) -> str:
     return ""
 
 
-@cache
 def _entries(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(sorted(_installed().select(group=group), key=lambda entry: entry.name))
+
+
+@cache
+def _installed() -> Any:  # Python 3.11 and 3.12 return different types; both can select.
     from importlib.metadata import entry_points  # It takes 20 ms, which most commands need not pay.
 
-    return tuple(sorted(entry_points(group=group), key=lambda entry: entry.name))
+    return entry_points()
 
 
 def _loaded(entry: EntryPoint) -> Any:

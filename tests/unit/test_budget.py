@@ -34,7 +34,7 @@ LINES = {
     "extras/webhooks": 931,
     "jobs": 1030,
     "local": 1754,
-    "loose": 1849,
+    "loose": 1853,
     "manifest": 2190,
     "matrix": 1650,
     "metrics": 217,
