@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import UsageError
-from farm.results.tradeoff import error_of
+from farm.results.tradeoff import error_of, marks_of
 from farm.units import duration, size
 
 if TYPE_CHECKING:
@@ -30,14 +30,16 @@ SHOWN = 200
 
 
 def rows(cells: Sequence[JudgedCell]) -> list[Row]:
-    """Return a row for each cell, all with the same columns. Seconds, bytes, samples a second; None if not known."""
+    """Return a row for each cell, all with the same columns. Seconds, bytes, samples a second; None if not known.
+
+    `marks` say what makes numbers weak: `shared`, `noisy`, `weak`, `unverified`.
+    """
     found: list[Row] = []
     for cell in cast("Sequence[Row]", cells):
         facts: Any = cell["facts"] or {}
-        numbers = {"size": (facts.get("program") or {}).get("size"), "error": error_of(facts)}
-        found.append(
-            {name: cell[name] for name in OF_CELLS} | {name: facts.get(name) for name in OF_PROGRAMS} | numbers
-        )
+        more = {"size": (facts.get("program") or {}).get("size"), "error": error_of(facts)}
+        more |= {"marks": " ".join(marks_of(facts)) if facts else None}
+        found.append({name: cell[name] for name in OF_CELLS} | {name: facts.get(name) for name in OF_PROGRAMS} | more)
     return found
 
 
@@ -53,7 +55,7 @@ def write(cells: Sequence[JudgedCell], file: Path) -> None:
         table = _required("pyarrow").Table.from_pylist(found)
         _required("pyarrow.parquet").write_table(table, file)
     elif file.suffix == ".csv":
-        with file.open("w", newline="", encoding="utf-8") as opened:
+        with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as opened:
             writer = csv.DictWriter(opened, list(found[0]) if found else OF_CELLS)
             writer.writeheader()
             writer.writerows({name: _inert(value) for name, value in row.items()} for row in found)
@@ -71,11 +73,10 @@ def html(title: str, url: str, cells: Sequence[JudgedCell]) -> str:
     lines = []
     for row in rows(cells[:SHOWN]):
         state = " ".join(filter(None, (row["state"], row["kind"], "as expected" if row["as_expected"] else "")))
-        rough = "~" if row["shared"] and row["latency"] else ""
         error = "" if row["error"] is None else f"{row['error']:.1e}"
-        numbers = (rough + duration(row["latency"]), size(row["size"]), error)
+        numbers = (duration(row["latency"]), size(row["size"]), error, row["marks"] or "")
         lines.append("".join(f"<td>{escape(str(text))}</td>" for text in (row["identifier"], state, *numbers)))
-    head = "".join(f"<th>{name}</th>" for name in ("cell", "state", "latency", "size", "error"))
+    head = "".join(f"<th>{name}</th>" for name in ("cell", "state", "latency", "size", "error", "marks"))
     more = f"<p>and {len(cells) - SHOWN} more cells</p>" if len(cells) > SHOWN else ""
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<p><a href="{escape(url)}">{escape(title)}</a></p><table><tr>{head}</tr>{body}</table>{more}'

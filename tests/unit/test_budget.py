@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2440,
     "builds": 3238,
     "cli": 5195,
-    "client": 4881,
+    "client": 4882,
     "compiling": 3355,
     "control": 638,
     "extras/ci": 607,

@@ -31,6 +31,9 @@ def test_cells_become_rows_of_the_same_columns(cells: list[Any]) -> None:
         "succeeded", cells[0]["facts"]["latency"], cells[0]["facts"]["program"]["size"],
     )  # fmt: skip
     assert (failed["kind"], failed["latency"], failed["size"], failed["key"]) == ("bad_model", None, None, None)
+    rough = {**cells[0], "facts": {**cells[0]["facts"], "shared": True, "weak": True}}
+    assert [row["marks"] for row in tables.rows([*cells, rough])] == ["", None, "shared weak"]
+    assert "<td>shared weak</td>" in tables.html("b-1", "", [rough])
 
 
 def test_a_csv_file_has_all_rows_and_nothing_that_a_spreadsheet_runs(cells: list[Any], tmp_path: Path) -> None:
@@ -38,6 +41,8 @@ def test_a_csv_file_has_all_rows_and_nothing_that_a_spreadsheet_runs(cells: list
     with (tmp_path / "cells.csv").open(newline="") as file:
         _, failed = csv.DictReader(file)
     assert (failed["message"], failed["latency"]) == ('\'=1+1 <b>, "x"', "")
+    tables.write([{**cells[1], "message": "half of a \ud83d character"}], tmp_path / "half.csv")
+    assert "half of a \\ud83d character" in (tmp_path / "half.csv").read_text()
     with pytest.raises(UsageError, match=r"not .csv or .parquet"):
         tables.write(cells, tmp_path / "cells.xlsx")
 
