@@ -105,6 +105,7 @@ class Tokens:
         """By key, the one looked up last at the end: until when a token is trusted without another look, and it."""
         self._spent: dict[str, int] = {}
         """Codes of sign-in links that were used, and until when they would have worked (Unix seconds)."""
+        self._began = int(time.time())
 
     def find(self, secret: str) -> Token | None:
         """Return the token with this secret; None if there is none, or it was revoked.
@@ -129,13 +130,14 @@ class Tokens:
         return token
 
     def spend(self, code: str, secret: str) -> bool:
-        """Whether a `link_code` of this secret works: for ten minutes, and once for this process."""
+        """Whether a `link_code` of this secret works: for ten minutes, and once; none from before this process does."""
         now = time.time()
         with self._lock:
             self._spent = {each: until for each, until in self._spent.items() if until > now}
             until = int(code[:10]) if code[:10].isdecimal() else 0
             known = bool(secret) and hmac.compare_digest(code.encode(), link_code(secret, until).encode())
-            if not known or code in self._spent or not now < until <= now + LINK_SECONDS:
+            made = until - LINK_SECONDS
+            if not known or code in self._spent or not max(self._began, now - LINK_SECONDS) <= made <= now:
                 return False
             self._spent[code] = until
         return True

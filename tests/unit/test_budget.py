@@ -16,7 +16,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1868,
-    "artifacts": 2440,
+    "artifacts": 2442,
     "builds": 3238,
     "cli": 5195,
     "client": 4882,

@@ -24,7 +24,7 @@ from farm.artifacts.refs import Cells, Refs
 from farm.artifacts.s3_bucket import Bucket
 from farm.artifacts.sidecar import facts, validate
 from farm.artifacts.storage import build_key
-from farm.artifacts.tokens import Role, link_code
+from farm.artifacts.tokens import LINK_SECONDS, Role, Tokens, link_code
 from farm.builds import job_views, reading
 from farm.builds.job_views import JobLog
 from farm.builds.known_failures import today
@@ -133,6 +133,9 @@ def test_a_link_signs_in_once_and_on_this_machine_alone(farm: Farm, url: str) ->
     assert "set-cookie" not in follow(code, Host="farm.example").headers
     assert httpx.get(f"{url}/ui/", cookies=follow(code).cookies, timeout=60).headers["location"] == "/ui/ns/main"
     now = int(time.time())
+    restarted = Tokens(farm.artifacts)
+    assert not restarted.spend(link_code(secret, now + LINK_SECONDS - 2), secret), "who knows if it was used before?"
+    assert restarted.spend(link_code(secret, now + LINK_SECONDS), secret)
     for refused in (
         code,
         link_code("guessed"),
