@@ -20,7 +20,7 @@ from farm.pages.event_hub import EventHub
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.tradeoff_view import Tradeoff, of_cells, sweeps
-from farm.results.gates import Moved, moved_latency
+from farm.results.gates import Movement, moved_latency
 from farm.results.lines import BAND, CellLine
 from farm.results.report import BuildView
 from farm.results.surroundings import between
@@ -279,7 +279,7 @@ _CELL_KEYS: Keys[CellLine] = {
 """What the columns of tables are sorted by."""
 
 
-def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Moved | None]:
+def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Movement | None]:
     """Return which parts of the cache key changed between two programs, what else did, and how their latencies differ.
 
     All of that is empty if it is not known.

@@ -90,7 +90,7 @@ class GateRow(TypedDict):
     ranges: NotRequired[Sequence[Sequence[float | None]]]
 
 
-class Moved(NamedTuple):
+class Movement(NamedTuple):
     """A number before and after, in words: median and range, the change and its interval, what it is `against`."""
 
     name: str
@@ -199,7 +199,7 @@ _VERDICTS: dict[Outcome, str] = {
 }
 
 
-def moved(row: GateRow, how: str = "") -> Moved | None:
+def moved(row: GateRow, how: str = "") -> Movement | None:
     """Return a number that was compared, in words; None for one that was not. `how` follows the change."""
     if row["change"] is None:
         return None
@@ -212,10 +212,10 @@ def moved(row: GateRow, how: str = "") -> Moved | None:
         for value, found in values
     )
     verdict = f"{_VERDICTS[row['outcome']]} {row['against']}'s" if row["against"] else ""
-    return Moved(MEASURES[row["measure"]].name, before, after, change, verdict, row["against"])
+    return Movement(MEASURES[row["measure"]].name, before, after, change, verdict, row["against"])
 
 
-def moved_latency(before: ArtifactFacts, after: ArtifactFacts, turns: Against | None = None) -> Moved | None:
+def moved_latency(before: ArtifactFacts, after: ArtifactFacts, turns: Against | None = None) -> Movement | None:
     """Return how two programs' latencies differ, in words; `turns`: how they compared, if the facts do not have it.
 
     Without turns the change has no interval: medians of different times differ without a cause. None without latencies.
@@ -229,7 +229,7 @@ def moved_latency(before: ArtifactFacts, after: ArtifactFacts, turns: Against | 
     return moved({**row, "change": after["latency"] / base - 1}) if base and after["latency"] else None
 
 
-def movements(cells: Sequence[JudgedCell]) -> list[tuple[str, Moved]]:
+def movements(cells: Sequence[JudgedCell]) -> list[tuple[str, Movement]]:
     """Return the numbers that are worse or better than a baseline's, or too close to tell, with their cells.
 
     The worst comes first.

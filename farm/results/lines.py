@@ -71,7 +71,7 @@ class CellLine(NamedTuple):
     sweep: str = ""
     """Its part of a sweep (`farm.results.sweeps`), as JSON; empty without one."""
     moved: str = "[]"
-    """How it compares with a gate's baseline: each number in words (`farm.results.gates.Moved`), as JSON."""
+    """How it compares with a gate's baseline: each number in words (`farm.results.gates.Movement`), as JSON."""
     around: str = "[]"
     """What else differs from there, as JSON."""
 

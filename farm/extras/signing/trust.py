@@ -38,16 +38,17 @@ Kind = Literal["provenance", "test-results", "summary"]
 _LARGEST = 1 << 20
 
 
-class _PolicyPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class SignerRules(_PolicyPart):
+class SignerRules(BaseModel):
     """Whose key counts, for which kinds of statements, and when. A summary counts only by a key that is named for it.
 
     `signs_from` and `signs_until` bound the time that a statement gives; after `trusted_until`, by the reader's clock,
     nothing that the key signed counts.
     """
+
+    model_config = _STRICT
 
     key: Annotated[str, Field(min_length=1)]
     signs: tuple[Kind, ...] = ("provenance", "test-results")
@@ -56,13 +57,15 @@ class SignerRules(_PolicyPart):
     trusted_until: AwareDatetime | None = None
 
 
-class NamespaceRules(_PolicyPart):
+class NamespaceRules(BaseModel):
     """What the artifacts of a namespace need.
 
     With `unsigned`, artifacts without statements are taken. `promoted` are refs that need a verification summary;
     `builders` are the builders that may have made a program (empty: any); `ignore` are predicate types that are not
     known here and do not matter.
     """
+
+    model_config = _STRICT
 
     signers: tuple[str, ...] = ()
     require: tuple[Kind, ...] = ("provenance",)
@@ -72,14 +75,18 @@ class NamespaceRules(_PolicyPart):
     unsigned: bool = False
 
 
-class RefRules(_PolicyPart):
+class RefRules(BaseModel):
     """Refs count if they are signed by the farm's roles, whose file this is."""
+
+    model_config = _STRICT
 
     roles: Annotated[str, Field(min_length=1)]
 
 
-class PolicyDocument(_PolicyPart):
+class PolicyDocument(BaseModel):
     """A trust policy as it stands in its file."""
+
+    model_config = _STRICT
 
     signers: Mapping[str, SignerRules] = {}
     namespaces: Mapping[str, NamespaceRules] = {}
