@@ -27,7 +27,7 @@ def test_a_token_is_looked_up_again_after_five_seconds_and_patiently_only_if_it_
     s3_connection: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
     Asked.looks = []
     store = Asked(**s3_connection)
     server = Tokens(store)
@@ -58,7 +58,7 @@ def test_the_tokens_that_were_looked_up_longest_ago_are_forgotten_first(
 ) -> None:
     monkeypatch.setattr(tokens, "MOST_REMEMBERED", 2)
     now = 1000.0
-    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(tokens, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: now))
     server = Tokens(S3Store(**s3_connection))
     secrets = [server.create(f"t{number}", Role.READER, "main") for number in range(3)]
     for secret in secrets[:2]:
