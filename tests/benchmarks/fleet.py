@@ -6,9 +6,10 @@
 For each number of workers a farm is started (API, loops, Valkey and S3 server, all real), and so many played workers
 with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real), in `--players` processes; `--real`
 of them are real Celery processes. They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the
-mean, log-normal, so that a run takes about EACH x SECONDS. Prints throughput, the makespan against its lower bound, the
-gap of a slot between two jobs, requests to the job store for each job, what Valkey, the S3 server, the farm's server
-and the players used of a core, and what the API's answers and events took meanwhile.
+mean, log-normal (TIMED_COMPILER_SPREAD, else 1, is the deviation of the logarithm), so that a run takes about EACH x
+SECONDS. Prints throughput, the makespan against its lower bound, the gap of a slot between two jobs, requests to the
+job store for each job, what Valkey, the S3 server, the farm's server and the players used of a core, and what the API's
+answers and events took meanwhile.
 """
 
 from __future__ import annotations

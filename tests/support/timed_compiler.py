@@ -33,8 +33,8 @@ from tests.support.scripted_pool import POOL
 MEAN = float(os.environ.get("TIMED_COMPILER_SECONDS", "1"))
 """Mean seconds of an attempt."""
 
-SPREAD = 1.0
-"""Standard deviation of the logarithm of the durations: most cells are short, and a few take ten times as long."""
+SPREAD = float(os.environ.get("TIMED_COMPILER_SPREAD", "1"))
+"""Standard deviation of the logarithm of the durations: with 1 most are short, and a few take ten times as long."""
 
 SHARES = {
     Phase.FETCHING: 0.02,
