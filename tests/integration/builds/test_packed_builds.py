@@ -1,4 +1,4 @@
-"""Builds that ended long ago: their records are packed, and everybody is told what was told before."""
+"""Builds that ended long ago: their records are packed, and who asks gets the answers of before."""
 
 from __future__ import annotations
 

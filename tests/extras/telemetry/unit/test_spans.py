@@ -56,7 +56,7 @@ def test_spans_are_where_the_time_went() -> None:
         ("attempt", 110.0, 117.0),
         ("fetching", 110.0, 112.0),
         ("compiling", 112.0, 115.0),
-    ], "without the rest of an attempt, which is no phase"
+    ], "without the rest of an attempt, which is not a phase"
     assert dict(whole.attributes or {}) == {"farm.build": "b-1", "farm.namespace": "main"}
     assert dict(of_job.attributes or {}) == {"farm.job": "j-1", "farm.state": "succeeded", "farm.pool": "cpu"}
     assert dict(rest[0].attributes or {}) == {"farm.number": 1, "farm.worker": "w-1"}
