@@ -115,9 +115,10 @@ def send_strays(store: Store, send: Send, queued: Queued) -> int:
     """
     count = 0
     for pool in store.workers.pool_names():
-        strays = store.jobs.strays(pool, STRAY_SECONDS)
-        lost = [stray for stray in strays if stray not in queued(pool)] if strays else []
-        if lost:
+        strays = set(store.jobs.strays(pool, STRAY_SECONDS))
+        gone = strays - queued(pool) if strays else strays
+        # Not lost: what has left the queue and was claimed since the first look.
+        if lost := sorted(gone.intersection(store.jobs.strays(pool, STRAY_SECONDS))) if gone else []:
             log.warning("messages lost, sending again", pool=pool, count=len(lost))
             store.jobs.hand_again(pool, [job_id for job_id, _ in lost])
             send(pool, lost)

@@ -21,7 +21,7 @@ LINES = {
     "cli": 5195,
     "client": 4882,
     "compiling": 3355,
-    "control": 638,
+    "control": 639,
     "extras/ci": 607,
     "extras/convert": 527,
     "extras/nvidia": 991,

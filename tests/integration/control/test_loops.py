@@ -13,13 +13,14 @@ from farm.app import Farm
 from farm.artifacts import ownership
 from farm.artifacts.ownership import MARKS
 from farm.control import loops
-from farm.control.loops import ControlPlane, job_loops
+from farm.control.loops import ControlPlane, job_loops, send_strays
 from farm.errors import StorageUnavailable
 from farm.extension import Loop
 from farm.settings import load_settings
 from farm.store import Store
 from tests.support.helpers import in_a_thread, wait_until
 from tests.support.jobs import Reports, join_pool, new_cell, submit
+from tests.support.scripted_pool import POOL
 
 
 def test_a_step_that_fails_is_not_repeated_at_once(farm: Farm) -> None:
@@ -42,6 +43,27 @@ def test_a_control_plane_looks_about_twice_a_second_for_what_nothing_wakes_it_fo
     nothing: Any = None
     looks = job_loops(settings, Store.connect(settings), send=nothing, queued=nothing, finish=nothing, resume=nothing)
     assert 2 <= sum(1 / loop.seconds for loop in looks if loop.seconds) < 2.1
+
+
+def test_what_waits_in_a_long_queue_and_is_claimed_meanwhile_is_not_sent_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is read once, however many wait in it."""
+    monkeypatch.setattr(loops, "STRAY_SECONDS", 0.0)
+    join_pool(store, slots=4)
+    submit(store, *(new_cell(str(number) * 64) for number in range(4)))
+    waiting, claimed, *lost = handed = sorted(store.jobs.hand_out(POOL.name, 1))
+    wait_until(lambda: sorted(store.jobs.strays(POOL.name, 0.0)) == handed)
+    reads: list[str] = []
+    sent: list[tuple[str, int]] = []
+
+    def queued(pool: str) -> set[tuple[str, int]]:
+        reads.append(pool)
+        store.jobs.claim(*claimed, nonce="n", worker="w1", node="n1")
+        return {waiting}
+
+    assert send_strays(store, lambda _, again: sent.extend(again), queued) == 2
+    assert (sorted(sent), reads) == (lost, [POOL.name])
 
 
 def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
