@@ -20,7 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.client.fetching import bundle_lines, statements_path
-from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing.signing_keys import clock
+from farm.extras.signing.trust import load_policy
 from farm.extras.signing.verifying import Trust, verify_file
 from tests.benchmarks.fetching import interval
 from tests.support.signed import Signed, key_in, sidecar_of

@@ -29,13 +29,10 @@ from farm.client.transport import _events, _lines
 from farm.errors import FarmError, UsageError
 from farm.extras.packs.fetch import read_index
 from farm.extras.packs.provider_caches import wrong_files
-from farm.extras.signing import bundles
-from farm.extras.signing.judging import judge
-from farm.extras.signing.reading_refs import signed_ref
-from farm.extras.signing.roles import Roles, role_signed, target_of
-from farm.extras.signing.sealing import Sealer
-from farm.extras.signing.signing_keys import load_public
-from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing import statements
+from farm.extras.signing.signed_refs import Roles, Sealer, role_signed, signed_ref, target_of
+from farm.extras.signing.signing_keys import clock, load_public
+from farm.extras.signing.trust import judge, load_policy
 from farm.jobs.rows import BuildEvent
 from farm.manifest.parsing import read_manifest
 from farm.models.data import freeze_data
@@ -174,7 +171,7 @@ def _bundle(path: Path) -> None:
     policy = _policy(path.parent / "keys")
     data = path.read_bytes()
     judge(policy, signed.at_hand(), [data], NOW)
-    judge(policy, signed.at_hand(), [bundles.sign(data, bundles.IN_TOTO, signed.signer)], NOW)
+    judge(policy, signed.at_hand(), [statements.sign_bundle(data, statements.IN_TOTO, signed.signer)], NOW)
 
 
 @cache
@@ -187,7 +184,7 @@ def _policy(folder: Path) -> Any:
 def _statements(folder: Path) -> list[bytes]:
     signed = _signed(folder / "keys")
     whole = [signed.provenance(), signed.results(), signed.summary("prod")]
-    return [*whole, *(bundles.read(each).payload for each in whole)]
+    return [*whole, *(statements.read_bundle(each).payload for each in whole)]
 
 
 def _keys(folder: Path) -> list[bytes]:

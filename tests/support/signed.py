@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
-from farm.extras.signing import bundles, statements
-from farm.extras.signing.judging import AtHand
+from farm.extras.signing import statements
 from farm.extras.signing.signing_keys import load_signer, new_key
+from farm.extras.signing.trust import AtHand
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Signed:
 
     def sign(self, kind: str, predicate: dict[str, Any], when: datetime = NOW, **subjects: str) -> bytes:
         named = subjects or statements.subjects_of(self.sidecar, self.digest)
-        return bundles.sign(statements.payload(kind, named, predicate, when), bundles.IN_TOTO, self.signer)
+        return statements.sign_bundle(statements.payload(kind, named, predicate, when), statements.IN_TOTO, self.signer)
 
     def provenance(self, when: datetime = NOW, builder: str = statements.BUILDER) -> bytes:
         return self.sign("provenance", statements.provenance(self.sidecar, builder), when)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.app import Farm
-from farm.extras.signing.roles import Roles, issue, lasts, publish
-from farm.extras.signing.sealing import Renewals
-from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing.signed_refs import Renewals, Roles, issue, lasts, publish
+from farm.extras.signing.signing_keys import clock
+from farm.extras.signing.trust import load_policy
 from farm.extras.signing.verifying import Trust
 from tests.support.signed import POLICY, key_in
 

@@ -16,7 +16,7 @@ from farm.errors import FarmError, NotFound, UsageError
 from farm.extras.packs.fetch import SCRATCH, fixed_model, model_path, read_index, small_files
 from farm.extras.packs.layouts import require_fit
 from farm.extras.packs.question import CacheFile
-from farm.extras.signing.judging import Standing, TrustCheck
+from farm.extras.signing.trust import Standing, TrustCheck
 from farm.extras.signing.verifying import (
     Trust,
     file_digest,

@@ -64,20 +64,20 @@ def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
 
 def _commit(farm: Farm, move: RefCommit) -> RefView | None:
     """Sign a ref before it is written, if the farm's refs are signed."""
-    from farm.extras.signing.sealing import commit
+    from farm.extras.signing.signed_refs import commit
 
     return commit(farm, move)
 
 
 def _committed(farm: Farm, namespace: str, ref: RefView) -> None:
     """Remember what was signed of a ref, so that object storage cannot answer with an older one."""
-    from farm.extras.signing.sealing import remember
+    from farm.extras.signing.signed_refs import remember
 
     remember(farm, namespace, ref)
 
 
 def _loops(farm: Farm) -> Sequence[Loop]:
-    from farm.extras.signing.sealing import Renewals
+    from farm.extras.signing.signed_refs import Renewals
 
     return [Loop("signed refs", Renewals(farm).step, 30.0)]
 

@@ -15,10 +15,9 @@ from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.storage import ArtifactStore, Object, at_once, rewrite, sidecar_key, statements_key
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
-from farm.extras.signing import bundles, statements
-from farm.extras.signing.judging import AtHand, judge
-from farm.extras.signing.signing_keys import load_signer
-from farm.extras.signing.trust import TrustPolicy, clock, load_policy
+from farm.extras.signing import statements
+from farm.extras.signing.signing_keys import clock, load_signer
+from farm.extras.signing.trust import AtHand, TrustPolicy, judge, load_policy
 from farm.results.ref_rules import has_passed
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Notary:
     def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
         """Return a statement, signed."""
         text = statements.payload(kind, subjects, dict(predicate), self.now())
-        return bundles.sign(text, bundles.IN_TOTO, self.signer)
+        return statements.sign_bundle(text, statements.IN_TOTO, self.signer)
 
 
 def attest_build(farm: Farm, report: Report) -> None:
@@ -92,9 +91,9 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
     """Return in a line who signed an artifact, as its statements say; `farm verify` names what is wrong with them."""
     found = []
     namespaces = dict.fromkeys((made["namespace"], namespace))
-    for data in farm.artifacts.statements(namespaces, made["key"])[: bundles.MOST]:
-        with suppress(bundles.Malformed, statements.NoStatement):
-            bundle = bundles.read(data)
+    for data in farm.artifacts.statements(namespaces, made["key"])[: statements.MOST]:
+        with suppress(statements.Malformed, statements.NoStatement):
+            bundle = statements.read_bundle(data)
             statement = statements.read(bundle.payload)
             when = f" on {statement.signed_on:%Y-%m-%d %H:%M} UTC" if statement.signed_on else ""
             found.append(f"{(statement.kind or statement.predicate_type)[:100]} by key `{bundle.keyid}`{when}")
@@ -118,7 +117,7 @@ def _newest(given: Iterable[bytes]) -> list[bytes]:
     found: dict[tuple[object, ...], bytes] = {}
     for data in given:
         try:
-            bundle = bundles.read(data)
+            bundle = statements.read_bundle(data)
             statement = statements.read(bundle.payload)
         except ValueError:
             continue  # No reader would take it.

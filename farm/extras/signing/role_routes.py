@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from farm.api import schemas
 from farm.api.auth import Admin, FarmDep, ReaderCaller
 from farm.errors import NotFound
-from farm.extras.signing.roles import publish, published, withdraw
+from farm.extras.signing.signed_refs import publish, published, withdraw
 
 router = APIRouter(tags=["artifacts"])
 

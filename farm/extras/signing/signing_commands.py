@@ -14,15 +14,15 @@ from farm.cli import completion, output, render
 from farm.cli.connection import connect
 from farm.cli.inspect_command import key_of
 from farm.errors import ExitCode, UsageError
-from farm.extras.signing.signatures_api import SignaturesApi
+from farm.extras.signing.verifying import SignaturesApi
 from farm.files import replacing
 from farm.inert import one_line
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-    from farm.extras.signing.judging import TrustCheck
-    from farm.extras.signing.roles import Roles
+    from farm.extras.signing.signed_refs import Roles
+    from farm.extras.signing.trust import TrustCheck
     from farm.extras.signing.verifying import Trust
     from farm.settings import Settings
 
@@ -154,9 +154,9 @@ def roles(
     Run it where the private keys of root and targets are kept, with no network. A changed key of root also needs the
     earlier one (--by). Without any change it only makes them hold longer.
     """
-    from farm.extras.signing.roles import issue, lasts
-    from farm.extras.signing.signing_keys import load_public, load_signer
-    from farm.extras.signing.trust import clock, load_roles
+    from farm.extras.signing.signed_refs import issue, lasts
+    from farm.extras.signing.signing_keys import clock, load_public, load_signer
+    from farm.extras.signing.trust import load_roles
 
     given = {"root": root, "targets": targets, "server": server, "timestamp": timestamp}
     keys = {name: [load_public(path) for path in paths] for name, paths in given.items() if paths}
@@ -200,7 +200,7 @@ def show(
     as_json: output.Json = False,
 ) -> None:
     """Show whose keys sign refs, and until when."""
-    from farm.extras.signing.roles import Roles
+    from farm.extras.signing.signed_refs import Roles
     from farm.extras.signing.trust import load_roles
 
     if file:

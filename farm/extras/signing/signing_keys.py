@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,3 +86,8 @@ def public_key(pem: bytes) -> SSlibKey:
         return SSlibKey.from_crypto(load_pem_public_key(pem))
     except UnsupportedAlgorithm as error:
         raise ValueError(str(error)) from None
+
+
+def clock() -> datetime:
+    """Return the time here."""
+    return datetime.now(UTC)

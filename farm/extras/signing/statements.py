@@ -1,4 +1,4 @@
-"""Statements (in-toto v1): what is said about a program, before it is signed and after it was read. Pure.
+"""Statements (in-toto v1) about programs, and the bundles (Sigstore) that carry them with one signature. Asks nobody.
 
 When it was signed, by the signer's clock, is a field of ours in the predicate (`SIGNED_ON`), named as SLSA asks of
 extensions. The statement itself has the four fields of in-toto's: strict readers refuse any other.
@@ -6,14 +6,19 @@ extensions. The statement itself has the four fields of in-toto's: strict reader
 
 from __future__ import annotations
 
+import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.artifacts.sidecar import required
 from farm.wire.program import Sidecar
+
+if TYPE_CHECKING:
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.signer import Key, Signer
 
 TYPE = "https://in-toto.io/Statement/v1"
 SIDECAR = "artifact.json"
@@ -211,3 +216,73 @@ def summary(verifier: str, resource: str, policy: str, inputs: Sequence[str], ve
 def resource_of(namespace: str, tag: str) -> str:
     """Return the URI of a ref, as a verification summary names what it is about."""
     return f"urn:migraphx-farm:ref:{namespace}:{tag}"
+
+
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+IN_TOTO = "application/vnd.in-toto+json"
+LARGEST = 4 << 20
+"""Bytes of a bundle that are read at most."""
+MOST = 256
+"""Bundles of one artifact that are read at most."""
+
+
+class Malformed(ValueError):
+    """Bytes that are not a bundle, or one of a kind that is not read here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle as it was read; nothing in it is checked yet. `keyid` is who signed, as it says."""
+
+    keyid: str
+    payload_type: str
+    payload: bytes
+    _envelope: Envelope
+
+    def is_signed_by(self, key: Key) -> bool:
+        """Whether this key made the signature."""
+        from securesystemslib.exceptions import VerificationError
+
+        try:
+            return key.keyid in self._envelope.verify([key], 1)
+        except VerificationError:
+            return False
+
+
+def sign_bundle(payload: bytes, payload_type: str, signer: Signer) -> bytes:
+    """Sign bytes of a media type; return the bundle, as one line of JSON."""
+    from securesystemslib.dsse import Envelope
+
+    envelope = Envelope(payload, payload_type, {})
+    signature = envelope.sign(signer)
+    bundle = {
+        "mediaType": MEDIA_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": signature.keyid}, "tlogEntries": []},
+        "dsseEnvelope": envelope.to_dict(),
+    }
+    return json.dumps(bundle, sort_keys=True).encode()
+
+
+def read_bundle(data: bytes) -> Bundle:
+    """Read a bundle; fields that are not known here are ignored. Raises Malformed."""
+    from securesystemslib.dsse import Envelope
+
+    if len(data) > LARGEST:
+        raise Malformed(f"more than {LARGEST >> 20} MiB")
+    try:
+        document: dict[str, Any] = json.loads(data)
+        if document["mediaType"] != MEDIA_TYPE:
+            raise Malformed(f"of another kind: {str(document['mediaType'])[:80]!r}")
+        found = document["dsseEnvelope"]
+        if len(found["signatures"]) != 1:
+            raise Malformed(f"it has {len(found['signatures'])} signatures, not one")
+        (signature,) = found["signatures"]
+        # The hint stands for an id that the signature itself may leave out.
+        hint = document["verificationMaterial"].get("publicKey", {}).get("hint", "")
+        keyid = str(signature.get("keyid") or hint)
+        envelope = Envelope.from_dict({**found, "signatures": [{"keyid": keyid, "sig": str(signature["sig"])}]})
+        return Bundle(keyid, str(envelope.payload_type), envelope.payload, envelope)
+    except (KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise Malformed(f"no bundle: {type(error).__name__}") from None
+    except ValueError as error:
+        raise error if isinstance(error, Malformed) else Malformed("no JSON, or no base64 in it") from None

@@ -21,12 +21,12 @@ from farm.client.fetching import (
     statements_path,
 )
 from farm.client.packs import PACK, SIDECAR
+from farm.client.transport import Api
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
-from farm.extras.signing import bundles
-from farm.extras.signing.judging import AtHand, Checks, Standing, TrustCheck, judge
-from farm.extras.signing.reading_refs import promise, signed_ref
-from farm.extras.signing.signing_keys import load_signer
-from farm.extras.signing.trust import TrustPolicy, clock, load_policy
+from farm.extras.signing import statements
+from farm.extras.signing.signed_refs import promise, signed_ref
+from farm.extras.signing.signing_keys import clock, load_signer
+from farm.extras.signing.trust import AtHand, Checks, Standing, TrustCheck, TrustPolicy, judge, load_policy
 from farm.files import open_plain, read_plain
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from farm.artifacts.refs import ShownRef
     from farm.client.client import FarmClient
+    from farm.extras.signing.trust import TrustCheck
     from farm.settings import Settings
     from farm.wire.program import Sidecar
 
@@ -113,7 +114,7 @@ class Trust:
 def read_statements(path: Path) -> list[bytes]:
     """Return the bundles of a file; none if there is no such file. Raises Untrusted for one that is too large."""
     try:
-        return [line for line in read_plain(path, bundles.LARGEST * 4, linked=True).splitlines() if line.strip()]
+        return [line for line in read_plain(path, statements.LARGEST * 4, linked=True).splitlines() if line.strip()]
     except OSError as error:
         if error.errno == errno.ENOENT:
             return []
@@ -191,3 +192,13 @@ def file_digest(path: Path, *, within: Path | None = None) -> str:
 def sha256_of(data: bytes) -> str:
     """Return the SHA-256 of bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+class SignaturesApi(Api):
+    """What is signed about artifacts, by somebody's trust."""
+
+    def judged(self, key: str, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
+        """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
+        found = self._client.artifacts.stored(key)
+        signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
+        return trust.judge(signed.text, signed.statements, key=key, tag=tag).checks

@@ -21,8 +21,8 @@ from farm.builds.known_failures import today
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded, UsageError
-from farm.extras.signing.roles import issue, lasts
-from farm.extras.signing.trust import clock
+from farm.extras.signing.signed_refs import issue, lasts
+from farm.extras.signing.signing_keys import clock
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
 from farm.local.servers import write_private

@@ -15,9 +15,9 @@ import pytest
 from farm.client.client import FarmClient
 from farm.client.storage_client import StorageClient
 from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
-from farm.extras.signing.signatures_api import SignaturesApi
-from farm.extras.signing.trust import clock, policy_of_keys
-from farm.extras.signing.verifying import Trust
+from farm.extras.signing.signing_keys import clock
+from farm.extras.signing.trust import policy_of_keys
+from farm.extras.signing.verifying import SignaturesApi, Trust
 from farm.matrix.planned import CellGates
 from farm.results.ref_rules import family
 from farm.spec import cache_key

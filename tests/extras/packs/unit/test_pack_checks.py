@@ -17,8 +17,8 @@ from farm.compiling.attempt import Attempt
 from farm.errors import ArtifactGone
 from farm.extras.packs.fetch import write_pack
 from farm.extras.packs.question import CacheFile
-from farm.extras.signing.judging import Standing
-from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing.signing_keys import clock
+from farm.extras.signing.trust import Standing, load_policy
 from farm.extras.signing.verifying import Trust, verify_file
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits

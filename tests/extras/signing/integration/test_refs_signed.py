@@ -37,11 +37,20 @@ from farm.client.client import FarmClient
 from farm.client.storage_client import StorageClient
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, NotAllowed, NotFound, Untrusted, UsageError
 from farm.extras.signing.notary import Notary, add
-from farm.extras.signing.roles import PLACE, Roles, next_version, publish, role_signed, target_of, withdraw
-from farm.extras.signing.sealing import Renewals, Sealer
-from farm.extras.signing.signing_keys import load_signer
+from farm.extras.signing.signed_refs import (
+    PLACE,
+    Renewals,
+    Roles,
+    Sealer,
+    next_version,
+    publish,
+    role_signed,
+    target_of,
+    withdraw,
+)
+from farm.extras.signing.signing_keys import clock, load_signer
 from farm.extras.signing.statements import SIDECAR, resource_of
-from farm.extras.signing.trust import clock, load_policy
+from farm.extras.signing.trust import load_policy
 from farm.extras.signing.verifying import Trust
 from tests.support.api_farm import commands, finished, freeze_manifest, succeed, work
 from tests.support.places import ROOT

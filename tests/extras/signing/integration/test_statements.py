@@ -9,13 +9,13 @@ from pathlib import Path
 from farm.app import Farm
 from farm.artifacts import sidecar
 from farm.artifacts.storage import statements_key
-from farm.extras.signing import bundles, statements
+from farm.extras.signing import statements
 from farm.extras.signing.notary import KEPT, Notary, add
 from tests.support.signed import key_in, sidecar_of
 
 
 def builds_of(lines: list[bytes]) -> list[str]:
-    found = [statements.read(bundles.read(line).payload).predicate.get("gates") for line in lines]
+    found = [statements.read(statements.read_bundle(line).payload).predicate.get("gates") for line in lines]
     return [gates["build"] for gates in found if gates]
 
 
@@ -29,7 +29,7 @@ def test_statements_of_many_writers_are_all_kept_and_each_once(farm: Farm, tmp_p
     notaries[0].attest(farm.artifacts, made, text)
     again = farm.artifacts.statements(["main"], made["key"])
     assert len(again) == 12, "what is said again takes the place of the first time"
-    assert hashlib.sha256(text).hexdigest() in str(statements.read(bundles.read(again[-1]).payload))
+    assert hashlib.sha256(text).hexdigest() in str(statements.read(statements.read_bundle(again[-1]).payload))
 
 
 def test_verdicts_of_gates_do_not_grow_without_end(farm: Farm, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from farm.errors import Untrusted, UsageError
-from farm.extras.signing import bundles, statements
-from farm.extras.signing.judging import Checks, Standing, judge
-from farm.extras.signing.trust import TrustPolicy, load_policy
+from farm.extras.signing import statements
+from farm.extras.signing.trust import Checks, Standing, TrustPolicy, judge, load_policy
 from tests.support.signed import DAY, NOW, POLICY, Signed, key_in, sidecar_of
 
 
@@ -133,14 +132,14 @@ def test_a_changed_envelope_is_refused(world: World, part: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"[]", b"{}", b"null", b"[" * 100_000, b'{"mediaType": 7}', b"\xff", b'{"mediaType": "text/plain"}',
-     json.dumps({"mediaType": bundles.MEDIA_TYPE, "verificationMaterial": {},
+     json.dumps({"mediaType": statements.MEDIA_TYPE, "verificationMaterial": {},
                  "dsseEnvelope": {"signatures": []}}).encode(),
-     json.dumps({"mediaType": bundles.MEDIA_TYPE, "verificationMaterial": [], "dsseEnvelope":
+     json.dumps({"mediaType": statements.MEDIA_TYPE, "verificationMaterial": [], "dsseEnvelope":
                  {"payload": "!", "payloadType": "a", "signatures": [{"sig": "?"}]}}).encode()],
 )  # fmt: skip
 def test_what_is_no_bundle_is_refused(world: World, data: bytes) -> None:
-    with pytest.raises(bundles.Malformed):
-        bundles.read(data)
+    with pytest.raises(statements.Malformed):
+        statements.read_bundle(data)
     found = world.judge(data, world.signed.provenance(), world.signed.results())
     assert [check.name for check in found.refused] == ["statement"]
 
@@ -154,7 +153,7 @@ def test_what_is_no_bundle_is_refused(world: World, data: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_signed_text_that_is_no_statement_is_refused(world: World, payload: bytes) -> None:
-    bundle = bundles.sign(payload, bundles.IN_TOTO, world.signer("farm"))
+    bundle = statements.sign_bundle(payload, statements.IN_TOTO, world.signer("farm"))
     assert "statement: " in refusals(world.judge(bundle, world.signed.provenance(), world.signed.results()))
 
 
@@ -201,7 +200,7 @@ def test_a_workers_key_signs_no_summary(world: World) -> None:
 def other_kind(world: World, uri: str) -> bytes:
     statement = json.loads(statements.payload("provenance", {"net.onnx": world.signed.at_hand().program}, {}, NOW))
     payload = json.dumps({**statement, "predicateType": uri}).encode()
-    return bundles.sign(payload, bundles.IN_TOTO, world.signer("farm"))
+    return statements.sign_bundle(payload, statements.IN_TOTO, world.signer("farm"))
 
 
 def test_a_predicate_type_that_is_not_known_is_refused(world: World) -> None:
@@ -219,7 +218,7 @@ def test_fields_that_are_not_known_are_ignored(world: World) -> None:
     payload |= {"later": [1], "subject": [{**each, "later": {}} for each in payload["subject"]]}
     payload["subject"][0]["digest"]["sha3_512"] = "0"
     payload["predicate"]["later"] = {"buildDefinition": None}
-    bundle = json.loads(bundles.sign(json.dumps(payload).encode(), bundles.IN_TOTO, world.signer("farm")))
+    bundle = json.loads(statements.sign_bundle(json.dumps(payload).encode(), statements.IN_TOTO, world.signer("farm")))
     bundle |= {"later": 1}
     bundle["verificationMaterial"]["later"] = 1
     bundle["dsseEnvelope"]["later"] = 1

@@ -9,8 +9,8 @@ import pytest
 
 from farm.client.fetching import SignedArtifact
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.extras.signing.judging import Standing
-from farm.extras.signing.trust import clock, load_policy, policy_of_keys
+from farm.extras.signing.signing_keys import clock
+from farm.extras.signing.trust import Standing, load_policy, policy_of_keys
 from farm.extras.signing.verifying import Trust, verify_file, what_to_verify
 from tests.support.signed import PROGRAM, Signed, key_in, sidecar_of
 
