@@ -26,6 +26,7 @@ from farm.compiling.children import OnPhase
 from farm.compiling.slots import ANYWHERE
 from farm.jobs.state import Outcome, Phase
 from farm.logging import configure
+from farm.metrics.instruments import STORAGE_SECONDS, STORE_SECONDS
 from farm.node.attempts import Attempts
 from farm.store import broker
 from tests.support.scripted_pool import POOL
@@ -57,10 +58,29 @@ class TimedExecutor:
 
     def __init__(self, farm: Farm) -> None:
         self._farm = farm
+        self._ended = 0.0
+        self._running: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def slept(self) -> float:
+        """Return the seconds that all attempts together spent on nothing but their timers so far."""
+        now = time.monotonic()
+        with self._lock:
+            return self._ended + sum(min(whole, now - began) for began, whole in self._running.values())
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Return a success after the attempt's time."""
         whole = seconds_of(attempt.key)
+        with self._lock:
+            self._running[attempt.job_id] = (time.monotonic(), whole)
+        try:
+            return self._execute(attempt, whole, on_phase, cancelled)
+        finally:
+            with self._lock:
+                began, _ = self._running.pop(attempt.job_id)
+                self._ended += min(whole, time.monotonic() - began)
+
+    def _execute(self, attempt: Attempt, whole: float, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         for phase, share in SHARES.items():
             on_phase(phase, None, "")
             if cancelled.wait(share * whole):
@@ -96,18 +116,19 @@ class TimedExecutor:
 class PlayedWorker(threading.Thread):
     """One worker with one slot, without processes of its own."""
 
-    def __init__(self, farm: Farm, name: str) -> None:
+    def __init__(self, farm: Farm, name: str, executor: TimedExecutor) -> None:
         super().__init__(name=name, daemon=True)
         self._farm = farm
+        self._executor = executor
         self.gaps: list[float] = []
         """Seconds between the end of an attempt and the claim of the next, while jobs waited."""
+        self.claims: list[float] = []
+        """Seconds from when a job was queued to its claim, of the jobs that this worker waited for, its slot free."""
 
     def run(self) -> None:
         """Take messages until the process ends."""
         farm = self._farm
-        attempts = Attempts(
-            farm.store, TimedExecutor(farm), farm.settings, (ANYWHERE,), worker=self.name, node=self.name
-        )
+        attempts = Attempts(farm.store, self._executor, farm.settings, (ANYWHERE,), worker=self.name, node=self.name)
         server = redis.Redis.from_url(farm.settings.redis_url.get_secret_value())
         queue, ended = broker.PREFIX + POOL.name, math.inf
         while True:
@@ -116,10 +137,15 @@ class PlayedWorker(threading.Thread):
                 ended = math.inf  # Nothing waited.
                 continue
             job_id, _, number = json.loads(taken[1])["headers"]["id"].rpartition(".")
-            if math.isfinite(ended):
+            waited = math.isinf(ended)
+            if not waited:
                 self.gaps.append(time.monotonic() - ended)
             attempts.run(job_id, int(number))
             ended = time.monotonic()
+            if waited:
+                queued, started = server.hmget(f"{{farm}}:job:{job_id}", "queued_at", "started_at")
+                if queued and started:
+                    self.claims.append((int(started) - int(queued)) / 1000)
 
 
 def play(count: int, node: str) -> None:
@@ -128,7 +154,8 @@ def play(count: int, node: str) -> None:
     configure(farm.settings)
     lease, every = farm.settings.lease_seconds, farm.settings.renew_seconds
     threading.stack_size(512 * 1024)
-    workers = [PlayedWorker(farm, f"{node}-{number}") for number in range(count)]
+    executor = TimedExecutor(farm)
+    workers = [PlayedWorker(farm, f"{node}-{number}", executor) for number in range(count)]
     for worker in workers:
         document = {"id": worker.name, "node": worker.name, "slots": 1, "pools": [POOL.as_dict()]}
         farm.store.workers.register(document, ttl=lease)
@@ -144,8 +171,26 @@ def play(count: int, node: str) -> None:
     threading.Thread(target=beat, daemon=True).start()
     for _ in sys.stdin:
         used = os.times()
-        gaps = [gap for worker in workers for gap in worker.gaps]
-        print(json.dumps({"cpu": used.user + used.system, "gaps": gaps}), flush=True)
+        said = {
+            "cpu": used.user + used.system,
+            "workers": count,
+            "slept": executor.slept(),
+            "gaps": [gap for worker in workers for gap in worker.gaps],
+            "claims": [claim for worker in workers for claim in worker.claims],
+            "requests": requests(),
+        }
+        print(json.dumps(said), flush=True)
+
+
+def requests() -> dict[str, float]:
+    """Return how often this process asked the job store and object storage, by what for."""
+    return {
+        f"{what} {next(iter(sample.labels.values()))}": sample.value
+        for what, histogram in (("store:", STORE_SECONDS), ("storage:", STORAGE_SECONDS))
+        for metric in histogram.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_count")
+    }
 
 
 if __name__ == "__main__":
