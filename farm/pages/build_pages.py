@@ -1,30 +1,60 @@
-"""Pages of builds: the list, a build, its live news, its cells, two builds compared."""
+"""Pages of builds and of the farm: what is important now, builds, cells, comparisons; models, workers, storage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
+from markupsafe import Markup
 
 from farm.api.build_routes import streamed
+from farm.api.gate import read_changes
+from farm.api.schemas import BUILD_REFERENCE
+from farm.api.tuning_routes import described
+from farm.artifacts.ownership import collect
+from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.sidecar import facts
+from farm.artifacts.tokens import Role
+from farm.builds.build_index import DayOfBuilds
+from farm.builds.known_failures import today
+from farm.builds.reading import is_aside
+from farm.builds.troubles import troubles
 from farm.errors import NotFound
-from farm.pages.across_pages import news_of
-from farm.pages.build_view import METRICS, PAGE, SIGNS, WEAK, CellFilter, ShownBuild, figures, grouped, matrix
-from farm.pages.comparison import Pair
-from farm.pages.event_hub import EventHub
+from farm.jobs.facts import ArtifactFacts
+from farm.jobs.rows import PoolView, WorkerView
+from farm.pages.build_view import (
+    METRICS,
+    MOST,
+    PAGE,
+    SIGNS,
+    WEAK,
+    CellFilter,
+    ComparedBuilds,
+    Pair,
+    ShownBuild,
+    figures,
+    grouped,
+    matrix,
+)
+from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, of_cells, of_programs, plot, sweeps
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
-from farm.pages.tradeoff_view import Tradeoff, of_cells, sweeps
+from farm.pages.page_reading import PATIENCE, EventHub, StillReading
+from farm.pages.quantities import duration, moment, part, plural
 from farm.results.gates import Movement, moved_latency
-from farm.results.lines import BAND, CellLine
+from farm.results.lines import BAND, CellLine, Look
 from farm.results.report import BuildView
 from farm.results.surroundings import between
+from farm.results.tradeoff import choices
 from farm.spec import changes
+from farm.tuning.database import databases
 from farm.units import by_number, named, together
 
 router = APIRouter()
@@ -294,3 +324,356 @@ def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Movement |
     one, other = facts(old), facts(new)
     said = moved_latency(one, other, turns.get(after.identifier))
     return "; ".join(changes(old["spec"], new["spec"])), between(one, other), said
+
+
+# --- builds next to each other, and what is most important now --------------------------------------------------------
+
+
+NAMES = 12
+"""Names of builds on the page of what is important now."""
+DOTS = 20
+"""The last builds of a name, each a sign."""
+MONTH = timedelta(days=30)
+SOON = timedelta(days=3)
+"""Before its last day, in which an acknowledged failure is named."""
+
+BuildReference = Annotated[str, Query(pattern=BUILD_REFERENCE)]
+
+
+class News(NamedTuple):
+    """The single most important thing in a namespace now."""
+
+    look: Look
+    text: str
+    href: str = ""
+    link: str = ""
+
+
+class NameLine(NamedTuple):
+    """The newest build of one name, and what it made worse."""
+
+    build: BuildView
+    changes: ComparedBuilds | None
+    builds: Sequence[BuildView]
+    """The last builds of this name that ended, the oldest first."""
+
+
+@router.get("/ns/{namespace}/across")
+def builds_across(
+    visit: Here,
+    build: Annotated[list[BuildReference] | None, Query(max_length=MOST)] = None,
+    name: Text = "",
+    last: Annotated[int, Query(ge=2, le=MOST)] = 8,
+    text: Text = "",
+    everything: Annotated[str, Query(alias="all", max_length=10)] = "",
+) -> Response:
+    """Show builds next to each other: those that are named, or the last ones of a name."""
+    wanted = list(build or ())
+    if not wanted:
+        known = [row for row in visit.farm.build_reader.list(visit.namespace, 1000) if not is_aside(row)]
+        wanted = [row["id"] for row in known if row["name"] == name][:last]
+    if not wanted:
+        raise NotFound(f"no build is called {name}" if name else "no builds are named")
+    found = visit.builds.across(visit.namespace, wanted)
+    rows = found.found(text, everything=bool(everything))
+    shown = PAGE // len(found.builds)
+    names = {build["name"] for build in found.builds}
+    return visit.page(
+        "across",
+        section="builds",
+        title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
+        found=found,
+        rows=found.rows(rows[:shown]),
+        more=len(rows[shown:]),
+        everything=bool(everything),
+        other=same_page(visit.request, all="" if everything else "yes"),
+        text=text,
+        band=BAND,
+    )
+
+
+@router.get("/ns/{namespace}")
+@router.get("/ns/{namespace}/")
+def now(visit: Here) -> Response:
+    """Show the single most important thing now, and then what else is worth a look."""
+    known = visit.farm.build_reader.list(visit.namespace, 1000)
+    lines = list(_lines(visit, known))
+    open_ones = [build for build in known if build["state"] != "reported"]
+    days = visit.farm.build_index.days(visit.namespace, time.time() - MONTH.total_seconds())
+    live, pools = visit.farm.store.workers.list(""), visit.farm.store.workers.pools()
+    entries = visit.farm.acknowledged.list(visit.namespace)
+    return visit.page(
+        "now",
+        section="now",
+        news=news_of(visit, known),
+        lines=lines,
+        open=open_ones[:NAMES],
+        ending=[entry for entry in entries if entry["until"] <= str(today() + SOON)],
+        entries=len(entries),
+        pools=[pool for pool in pools if pool["waiting"]],
+        days=days,
+        unread=len(visit.farm.build_index.unread(visit.namespace) - {build["id"] for build in open_ones}),
+        trends=_trends(days, f"{BASE}/ns/{visit.namespace}/builds") if len(days) > 1 else [],
+        waiting=sum(pool["waiting"] for pool in pools),
+        workers=len(live),
+        slots=sum(worker["slots"] for worker in live),
+        troubles=troubles(visit.farm.store, visit.farm.settings),
+        fenced=sorted({worker["node"] for worker in live if worker["fenced"]}),
+    )
+
+
+def _lines(visit: Visit, known: Sequence[BuildView]) -> Iterator[NameLine]:
+    ended: dict[str, list[BuildView]] = {}
+    for build in known:
+        if build["state"] == "reported" and not is_aside(build):
+            ended.setdefault(build["name"], []).append(build)
+    began = time.monotonic()
+    for build in _newest(known)[:NAMES]:
+        changes = None
+        if time.monotonic() - began < PATIENCE:
+            with suppress(StillReading, NotFound):
+                changes = visit.builds.changes(visit.namespace, visit.builds.view(visit.namespace, build["id"]))
+        yield NameLine(build, changes, ended[build["name"]][:DOTS][::-1])
+
+
+def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
+    """Return the hit rate, and what hits saved, by day."""
+
+    def drawn(name: str, unit: Callable[[float], str], values: Iterable[float]) -> Markup:
+        first = days[0].day
+        points = []
+        for each, value in zip(days, values, strict=True):
+            text = f"{moment(each.day)[5:10]}: {unit(value)}, {plural(each.cells, 'cell')}"
+            points.append(PlotPoint(href, text, "", (each.day - first) / 86_400, value))
+        ticks = [point.x for point in points][:: -(-len(points) // 4)]
+        across = PlotAxis("day, UTC", lambda at: moment(first + at * 86_400)[5:10], ticks=ticks)
+        return plot(f"{name} by day", points, across, PlotAxis(name, unit))
+
+    return [
+        drawn("hit rate", part, (each.hits / each.cells for each in days)),
+        drawn("compile time that hits saved", duration, (each.saved for each in days)),
+    ]
+
+
+def _newest(builds: Iterable[BuildView]) -> list[BuildView]:
+    """Return the newest build of each name that ended; `builds` has the newest first."""
+    newest: dict[str, BuildView] = {}
+    for build in builds:
+        if build["state"] == "reported" and not is_aside(build):
+            newest.setdefault(build["name"], build)
+    return list(newest.values())
+
+
+def stuck_pools(pools: Iterable[PoolView]) -> list[PoolView]:
+    """Return the pools with jobs that nobody takes, though nobody paused them."""
+    return [pool for pool in pools if pool["waiting"] and not pool["slots"] and not pool["paused"]]
+
+
+def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
+    """Return the single most important thing: work that nobody takes, a red build, or that all is well."""
+    home = f"{BASE}/ns/{visit.namespace}"
+    if stuck := stuck_pools(visit.farm.store.workers.pools()):
+        return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
+    newest = _newest(builds)
+    red = [(build, verdict) for build in newest if (verdict := build["verdict"]) and verdict["exit_code"]]
+    if red:
+        build, verdict = red[0]
+        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
+        return News(
+            "failed", f"{build['name']}{more}: {verdict['text']}.", f"{home}/builds/{build['id']}", "Look at it"
+        )
+    running = [build for build in builds if build["state"] != "reported"]
+    if running:
+        text = f"{running[0]['name']} is under way." if len(running) == 1 else f"{plural(len(running), 'build')} run."
+        return News("running", text, f"{home}/builds/{running[0]['id']}", "Watch it")
+    return News("compiled", "The newest build of every name passed.") if newest else None
+
+
+# --- models that a ref names, workers and pools, storage --------------------------------------------------------------
+
+
+PROGRAMS = 250
+"""Models, or programs of one, on one page."""
+NAMESPACES = 100
+CHANGES_SHOWN = 50
+
+
+class NamespaceLine(NamedTuple):
+    """What a namespace keeps, and how many unfinished cells it has; bytes of programs only if they were counted."""
+
+    name: str
+    artifacts: int
+    size: int | None
+    live: int
+
+
+@router.get("/ns/{namespace}/models")
+def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
+    """List the models that a ref names."""
+    by_model: dict[str, list[SnapshotCell]] = {}
+    for program in _programs(visit, ref):
+        if text in program["model"]:
+            by_model.setdefault(program["model"], []).append(program)
+    table = Table(visit.request, list(by_model.items()), _MODEL_KEYS, size=PROGRAMS)
+    return _models_page(visit, ref, text=text, table=table)
+
+
+@router.get("/ns/{namespace}/models/{model}")
+def one_model(visit: Here, model: str, ref: Text = "latest", text: Text = "") -> Response:
+    """List the programs of one model, those with a text in their names."""
+    programs = [program for program in _programs(visit, ref) if program["model"] == model]
+    if not programs:
+        raise NotFound(f"{ref} names no program of {model[:300]}")
+    owner = Refs(visit.farm.artifacts).owner(visit.namespace, ref)
+    facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
+    current = {each["identifier"]: each for each in programs if "superseded" not in each}
+    found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
+    to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
+    keys: Keys[SnapshotCell] = {
+        "Program": lambda each: each["identifier"],
+        "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,
+        "Size": lambda each: each["program"]["size"],
+        "Device": lambda each: each["device"],
+        "Toolchain": lambda each: each["toolchain"],
+    }
+    table = Table(visit.request, [each for each in programs if text in each["identifier"]], keys, size=PROGRAMS)
+    return _models_page(visit, ref, model=model, text=text, table=table, facts=facts, to_ship=to_ship)
+
+
+@router.get("/ns/{namespace}/workers")
+def workers(visit: Here, text: Text = "") -> Response:
+    """Show pools and live workers, those with a text in a name, and why jobs wait."""
+    live = visit.farm.store.workers.list("" if visit.caller.role is Role.ADMIN else visit.namespace)
+    pools = sorted(visit.farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
+    builds = [build for build in visit.farm.build_reader.list(visit.namespace, 1000) if build["state"] == "open"]
+    views = list(_views(visit, builds[:10]))
+    takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
+    return visit.page(
+        "workers",
+        section="workers",
+        text=text,
+        workers=Table(
+            visit.request,
+            [each for each in live if text in " ".join((each["id"], str(each["node"]), *each["pools"]))],
+            _WORKER_KEYS,
+            "workers",
+        ),
+        cells={cell.job: cell.identifier for view in views for cell in view.running},
+        pools=Table(visit.request, [pool for pool in pools if text in pool["name"]], _POOL_KEYS, "pools"),
+        waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
+        worst=_worst(live, pools),
+        troubles=troubles(visit.farm.store, visit.farm.settings),
+        fine=f"{len(takers)} of {plural(len(live), 'worker')} take{'s' * (len(live) == 1)} jobs; "
+        f"{sum(pool['running'] for pool in pools):,} running, {sum(pool['waiting'] for pool in pools):,} waiting",
+    )
+
+
+@router.get("/ns/{namespace}/storage")
+def storage(visit: Here, garbage: Text = "") -> Response:
+    """Show what the namespace keeps; administrators also see garbage and tokens.
+
+    With `garbage`, bytes are counted: of programs, and for administrators of what nothing names.
+    """
+    refs = Refs(visit.farm.artifacts)
+    found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace), key=by_number)[:200]]
+    is_admin = visit.caller.role is Role.ADMIN
+    names = sorted(visit.farm.artifacts.list_folders("ns/")) if is_admin else []
+    kept = timedelta(days=visit.farm.settings.keep_days)
+    return visit.page(
+        "storage",
+        section="storage",
+        own=_namespace(visit, visit.namespace, counted=bool(garbage)),
+        quota=visit.farm.settings.namespace_cells,
+        keep_days=visit.farm.settings.keep_days,
+        refs=[ref for ref in found if ref],
+        tuning=list(map(described, databases(visit.farm.artifacts, [visit.namespace]))),
+        tokens=visit.farm.tokens.list() if is_admin else None,
+        is_admin=is_admin,
+        gc=visit.farm.settings.gc,
+        namespaces=[_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
+        changes=list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
+        garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True) if is_admin and garbage else None,
+    )
+
+
+def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
+    for build in builds:
+        with suppress(StillReading):  # Its own page says why it waits.
+            yield visit.builds.view(visit.namespace, build["id"])
+
+
+def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:
+    index = visit.farm.store.index
+    live = sum(visit.farm.store.builds.live_cells(name).values())
+    return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
+
+
+def _programs(visit: Visit, tag: str) -> list[SnapshotCell]:
+    refs = Refs(visit.farm.artifacts)
+    snapshot = refs.read(refs.owner(visit.namespace, tag), tag)
+    return sorted(snapshot["cells"].values(), key=lambda cell: by_number(cell["identifier"])) if snapshot else []
+
+
+def _models_page(
+    visit: Visit,
+    tag: str,
+    *,
+    table: Table[tuple[str, list[SnapshotCell]]] | Table[SnapshotCell],
+    model: str = "",
+    text: str = "",
+    facts: Mapping[str, ArtifactFacts] | None = None,
+    to_ship: Sequence[Tradeoff] = (),
+) -> Response:
+    refs = Refs(visit.farm.artifacts)
+    owner = refs.owner(visit.namespace, tag)
+    tags = sorted({each for namespace in visit.caller.readable for each in refs.list(namespace)}, key=by_number)
+    found = refs.find(owner, tag) if tag in tags else None
+    return visit.page(
+        "models",
+        section="models",
+        tag=tag,
+        tags=tags,
+        owner=owner,
+        moved=found["moved"] if found else "",
+        model=model,
+        text=text,
+        table=table,
+        facts=facts or {},
+        to_ship=to_ship,
+        tradeoffs_shown=TRADEOFFS,
+    )
+
+
+_MODEL_KEYS: Keys[tuple[str, list[SnapshotCell]]] = {
+    "Model": lambda row: row[0],
+    "Programs": lambda row: len(row[1]),
+    "Shapes": lambda row: len({each["shape"] for each in row[1]}),
+    "Size": lambda row: sum(each["program"]["size"] for each in row[1]),
+}
+_POOL_KEYS: Keys[PoolView] = {
+    "Pool": lambda pool: pool["name"],
+    "Workers": lambda pool: pool["live_workers"],
+    "Slots": lambda pool: pool["slots"],
+    "Running": lambda pool: pool["running"],
+    "Waiting": lambda pool: pool["waiting"],
+}
+_WORKER_KEYS: Keys[WorkerView] = {
+    "Worker": lambda worker: worker["id"],
+    "Node": lambda worker: str(worker["node"]),
+    "Slots": lambda worker: worker["slots"],
+    "Runs": lambda worker: len(worker["running"]) + worker["running_others"],
+    "Heard from": lambda worker: worker["seen_at"],
+}
+"""What the columns of tables are sorted by."""
+
+
+def _worst(workers: Sequence[WorkerView], pools: Sequence[PoolView]) -> str:
+    """Return what keeps most jobs from running; empty if nothing does."""
+    if stuck := stuck_pools(pools):
+        pool = max(stuck, key=lambda each: int(each["waiting"]))
+        why = "its workers take no jobs now" if pool["live_workers"] else "no live worker serves it"
+        return f"{plural(pool['waiting'], 'job')} of {pool['name']} wait{'s' * (pool['waiting'] == 1)}: {why}"
+    fenced = sorted({str(worker["node"]) for worker in workers if worker["fenced"]})
+    if fenced:
+        return f"fenced: {', '.join(fenced[:5])}; `farm unfence NODE` when it is mended"
+    return "" if workers else "no worker is live"

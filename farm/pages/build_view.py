@@ -1,17 +1,24 @@
-"""A build as its page shows it: the verdict in one sentence, groups, the matrix. Pure."""
+"""Builds as pages show them: the verdict in one sentence, groups, the matrix; compared; one cell over time. Pure."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from functools import cached_property
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from operator import attrgetter
+from statistics import median
+from typing import Literal, NamedTuple
 
+from farm.pages import quantities
 from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
-from farm.results.lines import CellEnd, CellLine, Look
-from farm.results.report import BuildView
+from farm.results.lines import BAND, SAME, CellChange, CellEnd, CellLine, Effect, Look, change, is_quiet
+from farm.results.report import BuildView, PastCell
 from farm.results.tradeoff import Contender, weighed
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
@@ -301,3 +308,391 @@ def matrix(cells: Iterable[CellLine]) -> Matrix:
 def ranked(looks: Mapping[Look, int]) -> Iterator[tuple[Look, int]]:
     """Yield looks with their counts, what is looked at first in front."""
     return ((look, looks[look]) for look in ORDER if looks.get(look))
+
+
+# --- builds compared: two, or several next to each other --------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """The same cell in both builds, and what changed."""
+
+    before: CellLine
+    after: CellLine
+    found: CellChange
+
+    @property
+    def change(self) -> float:
+        """How much longer a run takes now, as a share of before: 0.25 is 25 % slower."""
+        return self.found.share or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedBuilds:
+    """How a build differs from the one before."""
+
+    before: ShownBuild
+    after: ShownBuild
+    newly_failed: Sequence[Pair]
+    still_failed: Sequence[Pair]
+    fixed: Sequence[Pair]
+    unjudged: Sequence[Pair]
+    """Cells that a rule refused before, and that this rule did not judge now."""
+    slower: Sequence[Pair]
+    faster: Sequence[Pair]
+    same: int
+    """Cells that ended alike, with speeds that differ by less than the band."""
+    only_before: Sequence[CellLine]
+    only_after: Sequence[CellLine]
+    left_out: Sequence[Reason]
+    """Why speeds were not compared."""
+
+    def __bool__(self) -> bool:
+        return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
+
+
+def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
+    """Compare the ended cells that both builds have."""
+    both = [(old, cell) for cell in after.cells if (old := before.by_identifier.get(cell.identifier))]
+    pairs: dict[Effect, list[Pair]] = {}
+    for old, cell in both:
+        pairs.setdefault((found := change(old, cell)).effect, []).append(Pair(old, cell, found))
+    ended = [pair for some in pairs.values() for pair in some if pair.before.succeeded and pair.after.succeeded]
+    reasons = [pair.found.left_out for pair in ended]
+    return ComparedBuilds(
+        before,
+        after,
+        newly_failed=[pair for pair in pairs.get("newly failed", ()) if pair.before.succeeded],
+        still_failed=pairs.get("still failing", ()),
+        fixed=pairs.get("fixed", ()),
+        unjudged=pairs.get("unjudged", ()),
+        slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
+        faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
+        same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
+        only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
+        only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
+        left_out=[Reason(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],
+    )
+
+
+# --- several builds next to each other -------------------------------------------------------------------------------
+
+
+MOST = 12
+"""Builds on one page."""
+
+
+class AcrossRow(NamedTuple):
+    """One cell in all builds: how it ended in each, None where a build has no such cell.
+
+    `shares` is how much longer it takes than in the build before, if that is more than the noise and can be said.
+    """
+
+    identifier: str
+    ends: Sequence[CellEnd | None]
+    shares: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Builds next to each other."""
+
+    builds: Sequence[BuildView]
+    same: int
+    """Cells that all builds have, and that are the same in all."""
+    partly: int
+    """Cells that only some builds have."""
+    worse: int
+    """Cells that fail or take longer in the last build, and did not in the one before."""
+    _names: Sequence[str]
+    _differing: Sequence[int]
+    """The rows of cells that all builds have, and that end differently or moved."""
+    _rows: Sequence[Sequence[CellEnd | None]]
+
+    def found(self, text: str = "", *, everything: bool = False) -> Sequence[int]:
+        """Return the rows of cells that differ and have `text` in their names, or of all such cells."""
+        rows = range(len(self._names)) if everything else self._differing
+        return [row for row in rows if text in self._names[row]] if text else rows
+
+    def rows(self, found: Iterable[int]) -> list[AcrossRow]:
+        """Return some rows, as they are shown."""
+        return [AcrossRow(self._names[row], self._rows[row], list(_shares(self._rows[row]))) for row in found]
+
+
+def across(builds: Sequence[tuple[BuildView, Sequence[CellEnd]]]) -> Across:
+    """Put builds next to each other, the oldest first.
+
+    Twelve builds may have 50,000 cells each, so only the cells that are shown become rows.
+    """
+    names, rows = _aligned([ends for _, ends in builds])
+    partly = sum(None in row for row in rows)
+    differing = [number for number, row in enumerate(rows) if None not in row and _differs(row)]
+    return Across(
+        [build for build, _ in builds],
+        same=len(names) - len(differing) - partly,
+        partly=partly,
+        worse=sum(_is_worse(*row[-2:]) for row in rows) if len(builds) > 1 else 0,
+        _names=names,
+        _differing=differing,
+        _rows=rows,
+    )
+
+
+def _aligned(builds: Sequence[Sequence[CellEnd]]) -> tuple[list[str], Sequence[Sequence[CellEnd | None]]]:
+    """Return the names of all cells, and each one's ends; most builds of a manifest have the same cells."""
+    names = [end.identifier for end in builds[-1]]
+    if all([end.identifier for end in each] == names for each in builds):
+        return names, list(zip(*builds, strict=True))
+    cells = [{end.identifier: end for end in each} for each in builds]
+    names = list(dict.fromkeys(name for each in reversed(cells) for name in each))
+    return names, [[each.get(name) for each in cells] for name in names]
+
+
+def _differs(row: Sequence[CellEnd | None]) -> bool:
+    return any(
+        before and now and not is_quiet(before, now) and change(before, now).is_noticed for before, now in pairwise(row)
+    )
+
+
+def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
+    if before is None or now is None or is_quiet(before, now):
+        return False
+    effect = change(before, now).effect
+    return effect == "worse" or (effect == "newly failed" and before.look in ("compiled", "hit"))
+
+
+def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:
+    for before, now in pairwise((None, *row)):
+        found = change(before, now) if before and now else None
+        yield found.share if found and found.effect in ("worse", "better") else None
+
+
+# --- one cell over time -----------------------------------------------------------------------------------------------
+
+
+LEARNT = 5
+"""Measurements from which on a cell's own noise is known; before, `BAND` counts."""
+LOOKED_AT = 10
+"""Measurements before a point that make its band."""
+WIDTH = 3 * 1.4826
+"""Half of the band, in median deviations from the median: three standard deviations of normal noise."""
+NARROWEST = 0.02
+"""Half of the band at least, as a share of the median: clocks and temperatures make as much."""
+
+STEP = 3
+"""Points in a row that make a new level: one alone may be an outlier."""
+
+Moved = Literal["", "slower", "faster"]
+
+_DIGEST = re.compile(r"-[0-9a-f]{8}(?= →|$)")
+
+_LOOKS: dict[str, Look] = {"succeeded": "compiled", "failed": "failed", "cancelled": "cancelled"}
+
+
+class Band(NamedTuple):
+    """Latencies (seconds) between which no change is reported."""
+
+    low: float
+    high: float
+
+
+class PastPoint(NamedTuple):
+    """A cell in one build. `ended` in Unix seconds, `latency` in seconds; `band` is what was known before it."""
+
+    ended: float
+    build: str
+    look: Look
+    kind: str
+    latency: float | None
+    error: float | None
+    measured: bool
+    """Whether this build measured it: a hit repeats an older number."""
+    shared: bool
+    node: str
+    key: str
+    band: Band | None
+    moved: Moved
+    changes: Sequence[str]
+    """What is another one than in the program before: toolchain, driver, device."""
+    limit: float | None = None
+    """The most that its gate or budget allowed, in seconds."""
+
+
+class Mark(NamedTuple):
+    """Where toolchain, driver or device changed, or a new level began. Latencies in seconds."""
+
+    ended: float
+    build: str
+    changes: Sequence[str]
+    """Empty for a level that began with the same toolchain, driver and device."""
+    before: float | None
+    """The median of the measurements before, since the mark before."""
+    after: float | None
+    """The median of those from here on, until the next mark."""
+    moved: Moved
+
+    @property
+    def change(self) -> float | None:
+        """How much longer it takes than before, as a share; None if that is not known."""
+        return self.after / self.before - 1 if self.after and self.before else None
+
+    @property
+    def label(self) -> str:
+        """What changed, in a few words: `rocm7.1 → rocm7.2`, `driver 6.8 → 6.10`, `+11 %`."""
+        short = [_DIGEST.sub("", each).removeprefix("toolchain ") for each in self.changes]
+        return ", ".join(short) or quantities.percent(self.change or 0.0)
+
+
+@dataclass(frozen=True)
+class CellPast:
+    """The past of one cell, oldest first."""
+
+    points: Sequence[PastPoint]
+
+    def within(self, until: date, days: int) -> CellPast:
+        """Return the past in so many days until the end of a day, UTC; the first bands still know what was before."""
+        end = datetime(until.year, until.month, until.day, tzinfo=UTC).timestamp() + 86_400
+        return CellPast([point for point in self.points if end - days * 86_400 <= point.ended < end])
+
+    @cached_property
+    def drawn(self) -> list[PastPoint]:
+        """The points that were measured alone."""
+        return [point for point in self.points if point.measured and point.latency and not point.shared]
+
+    @property
+    def headline(self) -> str:
+        """The single most important thing: how the newest build is, in words."""
+        if not self.points:
+            return "No build of this time had this cell"
+        newest = self.points[-1]
+        if newest.look == "failed":
+            since = self._failed_since()
+            return f"Fails with {newest.kind}" + (f" since {since.build}" if since.build != newest.build else "")
+        if not self.drawn:
+            return "It was never measured alone"
+        last = self.drawn[-1]
+        now = quantities.latency(last.latency)
+        if last.moved:
+            return f"{now}, {last.moved} than the noise of those before explains"
+        within = f"{now}, within the noise of those before"
+        step = next((mark for mark in reversed(self.marks) if mark.moved), None)
+        if step and step.change:
+            day = datetime.fromtimestamp(step.ended, UTC)
+            level = f"{quantities.latency(step.before)} → {quantities.latency(step.after)}"
+            why = f" ({step.label})" if step.changes else ""
+            return f"{within}; {abs(step.change) * 100:.0f} % {step.moved} since {day:%Y-%m-%d}{why}: {level}"
+        return within
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """Where toolchain, driver or device changed, or a new level began, oldest first."""
+        steps = {point.build for point in self._steps()}
+        found = [point for point in self.points if point.changes or point.build in steps]
+        edges = [-math.inf, *(point.ended for point in found), math.inf]
+        return [self._mark(*each) for each in zip(found, edges, edges[2:], strict=False)]
+
+    def _mark(self, point: PastPoint, begin: float, end: float) -> Mark:
+        before = [each.latency or 0.0 for each in self.drawn if begin <= each.ended < point.ended][-LOOKED_AT:]
+        after = [each.latency or 0.0 for each in self.drawn if point.ended <= each.ended < end][:LOOKED_AT]
+        level = median(after) if after else None
+        return Mark(
+            point.ended,
+            point.build,
+            point.changes,
+            median(before) if before else None,
+            level,
+            _moved(level, _band(before)),
+        )
+
+    def _steps(self) -> Iterator[PastPoint]:
+        """Yield the first point of each new level: of `STEP` points in a row that moved one way."""
+        for moved, points in groupby(self.drawn, key=attrgetter("moved")):
+            if moved:
+                run = list(points)
+                yield from run[: len(run) // STEP * STEP : STEP]
+
+    @property
+    def look(self) -> Look:
+        """The look of the headline."""
+        if not self.points:
+            return "queued"
+        if self.points[-1].look == "failed" or (self.drawn and self.drawn[-1].moved == "slower"):
+            return "failed"
+        return self.points[-1].look
+
+    def _failed_since(self) -> PastPoint:
+        since = self.points[-1]
+        for point in reversed(self.points):
+            if point.look not in ("failed", "expected"):
+                break
+            since = point
+        return since
+
+
+def past_of(rows: Iterable[PastCell]) -> CellPast:
+    """Return the past of a cell from its rows in the history, in any order."""
+    return CellPast(list(_points(sorted(rows, key=lambda row: (row["ended"], row["build"])))))
+
+
+def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
+    before: dict[str, str] = {}
+    known: list[float] = []
+    run: list[float] = []  # The last measurements, if all of them moved one way.
+    way: Moved = ""
+    for row in rows:
+        values = row["values"]
+        now = {"toolchain": row["toolchain"], "driver": values.get("driver") or "", "device": row["device"]}
+        changes = [f"{name} {before[name]} → {to}" for name, to in now.items() if to and before.get(name, to) != to]
+        before |= {name: to for name, to in now.items() if to}
+        latency = values.get("latency")
+        measured = row["state"] == "succeeded" and not row["hit"] and latency is not None
+        shared = bool(values.get("shared"))
+        if changes:
+            known, way = [], ""  # What another compiler or driver makes has its own level; the mark says why.
+        band = _band(known) if measured else None
+        moved: Moved = ""
+        if measured and not shared and latency is not None:
+            moved = _moved(latency, band)
+            run, way = ([*run, latency] if moved == way else [latency]), moved
+            known.append(latency)
+            if moved and len(run) == STEP:
+                known, way = run, ""  # So has what became usual.
+        yield PastPoint(
+            row["ended"],
+            row["build"],
+            "hit" if row["hit"] else "expected" if row["expected"] else _LOOKS.get(row["state"], "cancelled"),
+            row["kind"],
+            latency,
+            row["error"],
+            measured,
+            shared,
+            row["node"],
+            row["key"],
+            band,
+            moved,
+            changes,
+            _limit(row),
+        )
+
+
+def _limit(row: PastCell) -> float | None:
+    rules, base = json.loads(row.get("rules") or "{}"), row.get("baseline")
+    limits = [base * (1 + limit) for name, limit in rules.items() if base and name.startswith("gate latency ")]
+    return min([*limits, *(limit for name, limit in rules.items() if name == "budget latency")], default=None)
+
+
+def _moved(latency: float | None, band: Band | None) -> Moved:
+    if latency is None or band is None:
+        return ""
+    return "slower" if latency > band.high else "faster" if latency < band.low else ""
+
+
+def _band(known: Sequence[float]) -> Band | None:
+    """Return the band after some measurements; None if there is none yet."""
+    recent = known[-LOOKED_AT:]
+    if not recent:
+        return None
+    middle = median(recent)
+    half = BAND * middle
+    if len(recent) >= LEARNT:
+        half = max(WIDTH * median(abs(each - middle) for each in recent), NARROWEST * middle)
+    return Band(max(middle - half, 0.0), middle + half)

@@ -1,4 +1,4 @@
-"""Pages of jobs and artifacts: a job or a cell, its log, a program and how to use it."""
+"""Pages of jobs and artifacts: a job or a cell, its log, a program and how to use it; a build over time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from farm.api.auth import FarmDep
+from farm.api.auth import FarmDep, ReaderCaller
+from farm.api.build_routes import BuildReference
+from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Token
 from farm.builds.build_index import KEPT
@@ -22,11 +24,10 @@ from farm.builds.known_failures import LONGEST, today
 from farm.errors import ArtifactGone, NotFound, QuotaExceeded, UsageError
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import State, policy_of
-from farm.pages import drawing, history_view, job_view, log_view, usage
-from farm.pages.browser_sessions import OwnForm, SubmittingVisitor
+from farm.pages import build_view, drawing, job_view
 from farm.pages.build_view import CellFilter, ShownBuild
-from farm.pages.job_view import AttemptLine, JobPage
-from farm.pages.log_view import LogPage
+from farm.pages.drawing import steps
+from farm.pages.job_view import AttemptLine, BuildTimeline, JobPage, LogPage, timeline, trace_events
 from farm.pages.page_answers import (
     BASE,
     BuildName,
@@ -35,11 +36,14 @@ from farm.pages.page_answers import (
     JobName,
     KeyName,
     Namespace,
+    OwnForm,
+    SubmittingVisitor,
     Text,
     Visit,
     same_page,
 )
 from farm.pages.page_reading import PATIENCE
+from farm.pages.quantities import duration
 from farm.results.lines import CellLine, look_of
 from farm.units import by_number
 from farm.wire.program import Sidecar
@@ -110,9 +114,9 @@ def build_log(
         return (log.part(number) for number in range(log.parts) if time.monotonic() - began < SEARCHED)
 
     with _only_search(visit.caller):
-        while q and place < len(cells) and time.monotonic() - began < SEARCHED and lines < log_view.FOUND:
+        while q and place < len(cells) and time.monotonic() - began < SEARCHED and lines < job_view.FOUND:
             for href, number, log in _logs_of(visit, cells[place]):
-                shown = log_view.search(parts(log), q)
+                shown = job_view.search(parts(log), q)
                 lines += len(shown.lines)
                 found += [(cells[place], href, number, shown)] if shown.lines else []
             place += 1
@@ -163,7 +167,7 @@ def past(
     """Show how a cell did in the builds of some time: so many days until the end of a day (UTC; default: today)."""
     until = until or today()
     reach = visit.farm.build_index.catch_up(visit.namespace)
-    found = history_view.past_of(visit.farm.build_index.of(visit.namespace, identifier, KEPT)).within(until, days)
+    found = build_view.past_of(visit.farm.build_index.of(visit.namespace, identifier, KEPT)).within(until, days)
     return visit.page(
         "history",
         section="builds",
@@ -173,8 +177,8 @@ def past(
         drawn=drawing.past(found),
         days=days,
         until=until,
-        looked_at=history_view.LOOKED_AT,
-        learnt=history_view.LEARNT,
+        looked_at=build_view.LOOKED_AT,
+        learnt=build_view.LEARNT,
     )
 
 
@@ -182,7 +186,7 @@ def past(
 def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
     """Show an artifact, and how to use it: the way that the URL names, else the first."""
     made = known_sidecar(visit, key)
-    ways = usage.ways(made, str(visit.request.base_url).removesuffix("/").removesuffix(BASE))
+    ways = job_view.ways(made, str(visit.request.base_url).removesuffix("/").removesuffix(BASE))
     named, unread = _refs_of(visit, key)
     return visit.page(
         "artifact",
@@ -252,16 +256,16 @@ def _log_page(
     part = log.parts - 1 if part is None else min(part, log.parts - 1)
     if search:
         with _only_search(visit.caller):
-            shown = log_view.search(map(log.part, range(log.parts)), search)
+            shown = job_view.search(map(log.part, range(log.parts)), search)
     else:
-        shown = log_view.page(log.part(part), start=start, known=known)
+        shown = job_view.page(log.part(part), start=start, known=known)
     which = f"attempt={attempt}" if attempt else ""
     return visit.page(
         "log",
         section="builds",
         title=title,
         page=shown,
-        stages=log_view.stages(shown),
+        stages=job_view.stages(shown),
         search=search,
         back=back,
         here=f"{back}/log?{which}",
@@ -433,3 +437,68 @@ def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form:
     """Expect nothing of a cell any more, and lead to the list."""
     farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)
+
+
+# --- a build over time: as a trace for Perfetto, and as a page --------------------------------------------------------
+
+
+traces = APIRouter(tags=["builds"])
+
+MOST = 2000
+"""Jobs of a build that are looked at, in the order of its manifest."""
+
+WAITED = 0.1
+"""Shorter waits (seconds) are not listed."""
+DETAILED = 300
+"""More attempts are drawn without their phases."""
+
+
+@traces.get("/builds/{build_id}/trace.json")
+def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict[str, Any]:
+    """Return where the time of a build went, in the Chrome trace event format: for ui.perfetto.dev.
+
+    Workers are processes, their slots threads, attempts and phases slices, and waiting jobs a counter. It has what the
+    store still has of the build's jobs.
+    """
+    found = farm.build_reader.resolve(caller.namespace, build_id)
+    jobs = _jobs(farm, caller.namespace, found)
+    document = trace_events(_timeline(farm, caller.namespace, jobs), found)
+    document["otherData"]["left_out"] = len(jobs[MOST:])
+    return document
+
+
+@router.get("/ns/{namespace}/builds/{build_id}/timeline")
+def drawn(visit: Here, build_id: BuildName) -> Response:
+    """Show the attempts of a build on workers and slots over time."""
+    view = visit.builds.view(visit.namespace, build_id)
+    jobs = _jobs(visit.farm, visit.namespace, view.build["id"])
+    found = _timeline(visit.farm, visit.namespace, jobs)
+    whole = found.seconds or 1.0
+    spans = [span for track in found.tracks for span in track.spans]
+    return visit.page(
+        "timeline",
+        section="builds",
+        id=view.build["id"],
+        build=view.build,
+        found=found,
+        is_open=view.is_open,
+        position=view.position,
+        left_out=len(jobs[MOST:]),
+        detailed=len(spans) <= DETAILED,
+        whole=whole,
+        spans=spans,
+        lost=[span for span in spans if span.attempt.failed],
+        longest=sorted(spans, key=lambda span: span.start - span.end)[:10],
+        waits=sorted((span for span in spans if span.waited >= WAITED), key=lambda span: -span.waited)[:10],
+        most_waiting=max((count for _, count in found.queue), default=0),
+        ticks=steps(whole, whole, duration),
+    )
+
+
+def _jobs(farm: Farm, namespace: str, build_id: str) -> list[str]:
+    return list(dict.fromkeys(name for cell in farm.build_reader.cells(namespace, build_id) if (name := cell["job"])))
+
+
+def _timeline(farm: Farm, namespace: str, jobs: Sequence[str]) -> BuildTimeline:
+    found = [job for name in jobs[:MOST] if (job := farm.store.jobs.get(name)) and job["namespace"] == namespace]
+    return timeline(found, time.time())

@@ -1,22 +1,35 @@
-"""Answers with pages: what all of them show, and the names in their URLs."""
+"""Answers with pages: who looks, templates and the headers of every page, what all pages show, names in URLs."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from inspect import getmembers, isfunction
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlencode
 
-from fastapi import Depends, HTTPException, Path, Query, Request
+from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse
+from fastapi.security import HTTPAuthorizationCredentials
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, get_farm
+from farm.api.auth import COOKIES, FarmDep, Unauthenticated, authenticate, cookie_name, get_farm, shown_token, with_role
 from farm.app import Farm
-from farm.artifacts.tokens import Token
-from farm.pages import rendering
-from farm.pages.browser_sessions import Visitor, has_cookie
+from farm.artifacts.tokens import Role, Token
+from farm.errors import NotAllowed
+from farm.inert import inert, one_line
+from farm.pages import quantities
+from farm.pages.build_view import SIGNS, ranked, said
 from farm.pages.page_reading import BuildPages
 from farm.settings import NAMESPACE
 from farm.units import by_number
@@ -27,10 +40,10 @@ BASE = "/ui"
 FORM_LIMIT = 16 << 10
 """Bytes of a form."""
 
-Namespace = Annotated[str, Path(pattern=NAMESPACE)]
-BuildName = Annotated[str, Path(pattern=schemas.BUILD_REFERENCE)]
-JobName = Annotated[str, Path(pattern=schemas.JOB_ID)]
-KeyName = Annotated[str, Path(pattern=schemas.DIGEST)]
+Namespace = Annotated[str, InPath(pattern=NAMESPACE)]
+BuildName = Annotated[str, InPath(pattern=schemas.BUILD_REFERENCE)]
+JobName = Annotated[str, InPath(pattern=schemas.JOB_ID)]
+KeyName = Annotated[str, InPath(pattern=schemas.DIGEST)]
 Text = Annotated[str, Query(max_length=300)]
 
 Row = TypeVar("Row")
@@ -67,7 +80,7 @@ def page_of(
         "now": time.time(),
         "id": "",
     }
-    return HTMLResponse(rendering.render(template, **{**known, **context}), status)
+    return HTMLResponse(render(template, **{**known, **context}), status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +163,192 @@ class Table(Generic[Row]):
     def _link(self, **changes: str | int) -> str:
         changed = {f"{each}{self.end}": to for each, to in changes.items()}
         return same_page(self._request, **changed) + self.end.replace(".", "#")
+
+
+# --- browsers: a cookie that holds the token, and no form that another site sends -------------------------------------
+
+
+WEEK = 7 * 86_400
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing inline, nothing from elsewhere: text that got into a page as markup could not run."""
+
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    # With `no-referrer`, browsers send forms without saying which site they belong to.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class PageHeaders:
+    """Middleware that adds the headers of pages; nothing caches pages unless they say so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and add the headers to its answer."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+def remember(request: Request, response: Response, token: str) -> None:
+    """Let a browser keep a token, where no script and no other site gets at it."""
+    name = cookie_name(request.scope)
+    response.set_cookie(name, token, max_age=WEEK, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
+
+
+def forget(request: Request, response: Response) -> None:
+    """Let a browser forget its token."""
+    name = cookie_name(request.scope)
+    response.delete_cookie(name, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
+
+
+def is_here(request: Request) -> bool:
+    """Whether the browser runs on the server's machine, without TLS: only there links sign in."""
+    return cookie_name(request.scope) == COOKIES[1]
+
+
+def has_cookie(request: Request) -> bool:
+    """Whether somebody signed in with a token, which signing out forgets."""
+    return cookie_name(request.scope) in request.cookies
+
+
+def knows(farm: Farm, token: str) -> bool:
+    """Whether the farm knows a token."""
+    try:
+        authenticate(farm, HTTPAuthorizationCredentials(scheme="bearer", credentials=token))
+    except Unauthenticated:
+        return False
+    return True
+
+
+def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Token:
+    """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace of others."""
+    credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=shown_token(request.scope))
+    caller = authenticate(farm, credentials, namespace or None)
+    if caller.role < Role.READER:
+        raise NotAllowed(f"pages need the role reader; the token has {caller.role.name.lower()}")
+    request.state.caller = caller  # The log of changes names the caller.
+    return caller
+
+
+Visitor = Annotated[Token, Depends(visitor)]
+
+
+def visitor_with(role: Role) -> Callable[[Token], Token]:
+    """Return a dependency that lets only visitors of that role, or a higher one, through."""
+
+    def check(caller: Visitor) -> Token:
+        return with_role(role, caller)
+
+    return check
+
+
+SubmittingVisitor = Annotated[Token, Depends(visitor_with(Role.SUBMITTER))]
+AdminVisitor = Annotated[Token, Depends(visitor_with(Role.ADMIN))]
+
+
+def own_form(request: Request) -> None:
+    """Let only forms of this site through: browsers say which site a form belongs to. Raises NotAllowed.
+
+    `OwnSite` has refused the origins of other sites; here something has to say that it is this one.
+    """
+    if not request.headers.get("origin") and request.headers.get("sec-fetch-site") != "same-origin":
+        raise NotAllowed("this form was not sent by a page of this farm", hint="sign in on the farm's own page")
+
+
+OwnForm = Depends(own_form)
+
+
+# --- templates: documents in, HTML out; all text is escaped and made inert --------------------------------------------
+
+
+FOLDER = Path(__file__).parent
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+STATIC = {name: _TYPES[Path(name).suffix] for name in ("farm.css", "farm.js")}
+"""Files that pages ask browsers to fetch, with their types."""
+
+
+_folders = [str(FOLDER / "templates")]
+
+
+def render(template: str, **context: Any) -> str:
+    """Return a page."""
+    return _environment().get_template(f"{template}.html").render(context)
+
+
+def macro(template: str, name: str) -> Callable[..., Markup]:
+    """Return a macro of a template."""
+    found: Callable[..., Markup] = getattr(_environment().get_template(f"{template}.html").module, name)
+    return found
+
+
+def add_templates(folders: Iterable[Path]) -> None:
+    """Let pages use templates of these folders, too."""
+    _folders.extend(str(folder) for folder in folders if str(folder) not in _folders)
+
+
+@cache
+def static(name: str) -> bytes:
+    """Return a file that pages use. Raises KeyError for an unknown name."""
+    if name not in STATIC:
+        raise KeyError(name)
+    return (FOLDER / "static" / name).read_bytes()
+
+
+@cache
+def version_of(name: str) -> str:
+    """Return what changes with a file's bytes: pages name it in the URL, so browsers may keep the file for ever."""
+    return hashlib.sha256(static(name)).hexdigest()[:12]
+
+
+def _harmless(value: object) -> object:
+    """Return what a template puts out without control characters, and without what reverses text or hides in it."""
+    return inert(value) if type(value) is str else value
+
+
+_QUOTED = re.compile(r"`([^`]{1,300})`")
+
+
+def _marked(text: str) -> Markup:
+    """Return the farm's own text of one line, with what is to be typed marked as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(one_line(text, 1000)))))  # noqa: S704 - escaped
+
+
+@cache
+def _environment() -> Environment:
+    loader = FileSystemLoader(())
+    loader.searchpath = _folders  # It may grow.
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"SIGNS": SIGNS, "ranked": ranked, "version_of": version_of}
+    environment.filters |= dict(getmembers(quantities, isfunction))
+    environment.filters |= {
+        "marked": _marked,
+        "said": said,
+        "short": lambda name: name[:10],
+        "places": lambda number, count=2: f"{number:.{count}f}",
+        "one_line": one_line,
+        "inert": inert,
+    }
+    return environment

@@ -19,11 +19,9 @@ from farm.app import Farm
 from farm.errors import FarmError, NotFound
 from farm.extension import Extension
 from farm.logging import get_logger
-from farm.pages import across_pages, build_pages, farm_pages, job_pages, rendering, trace_routes
-from farm.pages.browser_sessions import OwnForm, PageHeaders, Visitor, forget, is_here, knows, remember, visitor
-from farm.pages.event_hub import EventHub
-from farm.pages.page_answers import BASE, Form, Text, page_of
-from farm.pages.page_reading import StillReading
+from farm.pages import build_pages, job_pages, page_answers
+from farm.pages.page_answers import BASE, Form, OwnForm, PageHeaders, Text, Visitor, page_of, visitor
+from farm.pages.page_reading import EventHub, StillReading
 
 log = get_logger(__name__)
 
@@ -39,17 +37,11 @@ def create_pages(limiter: anyio.CapacityLimiter, extensions: Sequence[Extension[
     pages = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pages.add_middleware(PageHeaders)
     pages.state.hub = EventHub(limiter)
-    rendering.add_templates(each.templates for each in extensions if each.templates)
+    page_answers.add_templates(each.templates for each in extensions if each.templates)
     _add_errors(pages)
     _add_entrance(pages)
-    for room in (
-        build_pages.router,
-        job_pages.router,
-        farm_pages.router,
-        across_pages.router,
-        trace_routes.pages,
-        *(resolve_name(name) for extension in extensions for name in extension.pages),
-    ):
+    added = (resolve_name(name) for extension in extensions for name in extension.pages)
+    for room in (build_pages.router, job_pages.router, *added):
         pages.include_router(room)
     return pages
 
@@ -110,9 +102,9 @@ def _add_entrance(pages: FastAPI) -> None:
     @pages.get("/sign-in")
     def sign_in(request: Request, farm: FarmDep, next: Text = "", once: Text = "") -> Response:
         token = farm.settings.api_token.get_secret_value()
-        if once and is_here(request) and farm.tokens.spend(once, token):
+        if once and page_answers.is_here(request) and farm.tokens.spend(once, token):
             response = RedirectResponse(_own_path(next), 303)
-            remember(request, response, token)
+            page_answers.remember(request, response, token)
             return response
         wrong = "This link was used, or is older than ten minutes." if once else ""
         return page_of(request, None, "sign_in", next=_own_path(next), wrong=wrong)
@@ -120,27 +112,27 @@ def _add_entrance(pages: FastAPI) -> None:
     @pages.post("/sign-in", dependencies=[OwnForm])
     async def signed_in(request: Request, farm: FarmDep, form: Form) -> Response:
         token, after = (form.get(name, "").strip() for name in ("token", "next"))
-        if not token or not await run_in_threadpool(knows, farm, token):
+        if not token or not await run_in_threadpool(page_answers.knows, farm, token):
             wrong = "This farm does not know this token."
             return page_of(request, None, "sign_in", status=401, next=_own_path(after), wrong=wrong)
         response = RedirectResponse(_own_path(after), 303)
-        remember(request, response, token)
+        page_answers.remember(request, response, token)
         return response
 
     @pages.post("/sign-out", dependencies=[OwnForm])
     def sign_out(request: Request) -> Response:
         response = RedirectResponse(f"{BASE}/sign-in", 303)
-        forget(request, response)
+        page_answers.forget(request, response)
         return response
 
     @pages.get("/static/{name:path}")
     def static(name: str, v: Text = "") -> Response:
         try:
-            body = rendering.static(name)
+            body = page_answers.static(name)
         except KeyError:
             raise NotFound(f"no file {name}") from None
-        kept = "public, max-age=31536000, immutable" if v == rendering.version_of(name) else "no-cache"
-        return Response(body, media_type=rendering.STATIC[name], headers={"Cache-Control": kept})
+        kept = "public, max-age=31536000, immutable" if v == page_answers.version_of(name) else "no-cache"
+        return Response(body, media_type=page_answers.STATIC[name], headers={"Cache-Control": kept})
 
 
 def _own_path(path: str) -> str:

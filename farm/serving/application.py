@@ -27,7 +27,7 @@ from farm.api.gate import LARGEST_BODY, Gate, OwnSite
 from farm.app import Farm
 from farm.errors import FarmFault, UsageError
 from farm.manifest.schema import manifest_schema
-from farm.pages import page_answers, page_routes, trace_routes
+from farm.pages import job_pages, page_answers, page_routes
 from farm.settings import load_settings
 from farm.spec import JsonSchema
 
@@ -76,7 +76,7 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     for room in (
         router,
         build_routes.router,
-        trace_routes.router,
+        job_pages.traces,
         cell_routes.history_router,
         cell_routes.acknowledged_router,
         cell_routes.job_router,

@@ -38,7 +38,7 @@ from farm.manifest.parsing import read_manifest
 from farm.models.data import freeze_data
 from farm.models.model import FrozenModel
 from farm.node.gpu_reports import of_amd_smi, of_rocminfo
-from farm.pages import log_view
+from farm.pages import job_view
 from farm.results.report import BuildChange
 from farm.runner.onnx_check import BadModel, check_onnx
 from farm.runner.protocol import RequestFailed
@@ -273,9 +273,9 @@ def _log(path: Path) -> None:
     data = path.read_bytes()
     log = JobLog(len(data), lambda start, end: data[start:end])
     for number in range(log.parts):
-        log_view.stages(log_view.page(log.part(number), known="error: it went wrong"))
-        log_view.page(log.part(number), start=1)
-    log_view.search(map(log.part, range(log.parts)), "e")
+        job_view.stages(job_view.page(log.part(number), known="error: it went wrong"))
+        job_view.page(log.part(number), start=1)
+    job_view.search(map(log.part, range(log.parts)), "e")
     b"".join(log.last())
 
 

@@ -40,7 +40,7 @@ LINES = {
     "metrics": 217,
     "models": 789,
     "node": 3996,
-    "pages": 3982,
+    "pages": 3866,
     "results": 2198,
     "runner": 7130,
     "serving": 468,

@@ -17,8 +17,7 @@ from farm.extras.triggers.triggers import BuildWish, ShownManifest, StoredManife
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan
-from farm.pages.browser_sessions import AdminVisitor, OwnForm
-from farm.pages.page_answers import BASE, Form, Here, Namespace
+from farm.pages.page_answers import BASE, AdminVisitor, Form, Here, Namespace, OwnForm
 from farm.results.report import BuildView
 
 router = APIRouter(tags=["manifests"])

@@ -58,7 +58,7 @@ def test_a_build_says_where_its_time_went(
     place = f"/ui/ns/main/builds/{build_id}/timeline"
     page = asking.get(place).text
     assert all(cell in page for cell in cells) and "left out" not in page
-    monkeypatch.setattr("farm.pages.trace_routes.MOST", len(cells) - 1)
+    monkeypatch.setattr("farm.pages.job_pages.MOST", len(cells) - 1)
     assert "1 job left out" in asking.get(place).text
     assert asking.get(f"/v1/builds/{build_id}/trace.json").json()["otherData"]["left_out"] == 1
 

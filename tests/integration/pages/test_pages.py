@@ -31,9 +31,8 @@ from farm.builds.known_failures import today
 from farm.client.client import FarmClient, Frozen
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
-from farm.pages import across_pages, build_pages, job_pages, log_view, page_reading, trace_routes
-from farm.pages.event_hub import EventHub
-from farm.pages.page_reading import BuildPages
+from farm.pages import build_pages, job_pages, job_view, page_reading
+from farm.pages.page_reading import BuildPages, EventHub
 from farm.pages.quantities import size
 from farm.results.lines import CellLine
 from farm.serving.application import create_app
@@ -794,7 +793,7 @@ def test_builds_next_to_each_other_are_read_from_the_index(
     farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve builds of 50,000 cells have some gigabytes of reports."""
-    monkeypatch.setattr(across_pages, "PAGE", 4)
+    monkeypatch.setattr(build_pages, "PAGE", 4)
     builds = []
     for number in range(2):
         builds.append(accept(farm, "large", [Cell(f"net-{name}", salt=f"{number}") for name in range(5)]))
@@ -909,8 +908,8 @@ def test_a_timeline_says_what_failed_and_what_waited(
     lost = said[said.index("Failed and lost attempts") : said.index("The longest attempts")]
     assert "net/onnxruntime-cpu/fp32/b1 ✗ failed compiler_crash <script>" in lost and "other" not in lost
     assert page.count("<g><title>") == 3 and "; it waited" in page
-    monkeypatch.setattr(trace_routes, "DETAILED", 2)
-    monkeypatch.setattr(trace_routes, "WAITED", 0.0)
+    monkeypatch.setattr(job_pages, "DETAILED", 2)
+    monkeypatch.setattr(job_pages, "WAITED", 0.0)
     page = browser.get(path).text
     waits = words(page[page.index("The longest waits") :])
     assert waits.count("n1-cpu") == 3 and "net/onnxruntime-cpu/fp32/b1 attempt 2" in waits
@@ -1007,7 +1006,7 @@ def test_a_search_goes_through_the_logs_of_all_attempts_and_goes_on_where_it_end
         found("q=nowhere") == []
         and "No line contains this" in browser.get(f"/ui/ns/main/builds/{build_id}/log?q=-7-").text
     )
-    monkeypatch.setattr(log_view, "FOUND", 1)
+    monkeypatch.setattr(job_view, "FOUND", 1)
     page = browser.get(f"/ui/ns/main/builds/{build_id}/log?q=pass").text
     (after,) = re.findall(r'rel="next" href="([^"]+)"', page)
     assert "cells 1 to 2 of 3 were searched" in words(page)

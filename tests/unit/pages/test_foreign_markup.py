@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.inert import inert
-from farm.pages import drawing, log_view, rendering
+from farm.pages import drawing, job_view, page_answers
 from farm.pages.job_view import AttemptLine
 from tests.support.places import ROOT
 
@@ -62,8 +62,8 @@ LOOKS = re.compile("|".join(("bold", "dim", "italic", "under", "c[0-7]")))
 @settings(max_examples=80, deadline=None)
 @given(log=st.lists(HOSTILE, min_size=1, max_size=6).map("\n".join), wanted=HOSTILE)
 def test_a_log_has_colours_and_nothing_else(log: str, wanted: str) -> None:
-    for page in (log_view.page(log), log_view.search([log], wanted)):
-        for stage in log_view.stages(page):
+    for page in (job_view.page(log), job_view.search([log], wanted)):
+        for stage in job_view.stages(page):
             for line in stage.lines:
                 seen = Seen(str(line.markup))
                 for tag, attributes in seen.elements:
@@ -76,8 +76,8 @@ def test_a_log_has_colours_and_nothing_else(log: str, wanted: str) -> None:
 def test_a_log_of_nothing_but_colours_is_shown_plain_from_some_place_on() -> None:
     """Its page took nine seconds, in which the server did nothing else."""
     lines = ["x\x1b[1m" * 2000] * 400
-    shown = log_view.page("\n".join(lines), start=1).lines
-    assert sum(line.markup.count("<span") for line in shown) <= log_view.STYLED
+    shown = job_view.page("\n".join(lines), start=1).lines
+    assert sum(line.markup.count("<span") for line in shown) <= job_view.STYLED
     assert all(re.sub("<[^>]*>", "", line.markup).startswith("x" * 800) for line in shown)
     assert shown[-1].markup.count("<span") <= 2
 
@@ -94,7 +94,7 @@ def test_drawings_and_notes_hold_no_foreign_markup(text: str) -> None:
             drawing.timeline([AttemptLine(row, 9.0)]),
             drawing.spreads([(label, latency)]),  # type: ignore[list-item]
             drawing.plot(label, [drawing.PlotPoint("/", label, label or "x", 1, 1)], axis, axis),
-            rendering.macro("drawings", "share")([("failed", 3)], label),
+            page_answers.macro("drawings", "share")([("failed", 3)], label),
         )
         texts = [ElementTree.fromstring(picture).itertext() for picture in drawn]
         assert all(inert(each) == each for words in texts for each in words)
@@ -104,7 +104,9 @@ def test_drawings_and_notes_hold_no_foreign_markup(text: str) -> None:
 
     def page(words: str) -> list[str]:
         given = dict.fromkeys(("title", "detail", "hint", "namespace", "who"), words or "x")
-        rendered = rendering.render("problem", base="/ui", home="/ui/x", section="", signed_in=True, menu=(), **given)
+        rendered = page_answers.render(
+            "problem", base="/ui", home="/ui/x", section="", signed_in=True, menu=(), **given
+        )
         return [tag for tag, _ in Seen(rendered).elements if tag != "code"]
 
     assert page(text) == page("x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from farm.pages.spans import timeline, trace_events
+from farm.pages.job_view import timeline, trace_events
 
 
 def job(name: str, created: float, *attempts: tuple[str, float, float | None, str | None], **more: Any) -> Any:

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from farm.pages import tradeoff_view
-from farm.pages.drawing import PlotAxis
+from farm.pages import drawing
+from farm.pages.drawing import PlotAxis, of_cells, of_programs, sweeps
 from farm.pages.quantities import latency
-from farm.pages.tradeoff_view import of_cells, of_programs, sweeps
 from farm.results.lines import CellLine
 from farm.results.tradeoff import Contender, choices
 
@@ -112,7 +111,7 @@ def test_what_a_page_does_not_show_is_not_drawn_and_shapes_are_not_compared_with
         for precision in ("fp32", "fp16")
     ]
     monkeypatch.setattr(Contender, "place", property(place))
-    monkeypatch.setattr(tradeoff_view, "plot", plot)
+    monkeypatch.setattr(drawing, "plot", plot)
     assert len(of_cells(cells, str)) == 100
     assert len(sweeps([swept(1, 0.001)], str)) == 1
     assert len(places) < 10 * len(cells), "a build may have 50,000 cells of one model"

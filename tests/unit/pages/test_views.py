@@ -10,10 +10,19 @@ from xml.etree import ElementTree
 import pytest
 from markupsafe import Markup
 
-from farm.pages import drawing, log_view, quantities, rendering, usage
-from farm.pages.build_view import CellFilter, ShownBuild, figures, matrix, said
-from farm.pages.comparison import Across, across, compare
-from farm.pages.history_view import CellPast, past_of
+from farm.pages import drawing, job_view, page_answers, quantities
+from farm.pages.build_view import (
+    Across,
+    CellFilter,
+    CellPast,
+    ShownBuild,
+    across,
+    compare,
+    figures,
+    matrix,
+    past_of,
+    said,
+)
 from farm.pages.job_view import AttemptLine, ingredients_of
 from farm.results.lines import CellEnd, CellLine
 
@@ -283,25 +292,25 @@ def test_ingredients_leave_out_what_is_empty() -> None:
     ],
 )
 def test_the_first_error_is_found(line: str) -> None:
-    assert log_view.first_error(["parsed", "0 errors: fine", "no failures (yet)", line, "error: a later one"]) == 4
+    assert job_view.first_error(["parsed", "0 errors: fine", "no failures (yet)", line, "error: a later one"]) == 4
 
 
 @pytest.mark.parametrize(
     "line", ["0 errors", "errors_allowed = 3", "loading error_model.onnx", "tolerance of error is 0.1"]
 )
 def test_what_only_names_errors_is_none(line: str) -> None:
-    assert log_view.first_error([line]) == 0
+    assert job_view.first_error([line]) == 0
 
 
 def test_what_the_farm_took_out_of_the_log_is_where_it_went_wrong() -> None:
     lines = ["error: harmless", "node_38: layout unsupported"]
-    assert log_view.first_error(lines, "node_38: layout unsupported\nmore") == 2
+    assert job_view.first_error(lines, "node_38: layout unsupported\nmore") == 2
 
 
 def test_colours_become_classes_and_everything_else_text() -> None:
     text = "\x1b[1;31mred\x1b[0m <b>plain</b> \x1b[38;5;1mx\x1b[0m \x1b]0;title\x07end\n"
     text += "\x1b[32mgreen\nstill\x1b[39m not\x1b[2J"
-    lines = log_view.page(text).lines
+    lines = job_view.page(text).lines
     assert lines[0].markup == Markup(
         '<span class="bold c1">red</span> &lt;b&gt;plain&lt;/b&gt; <span class="bold">x</span> end'
     )
@@ -312,25 +321,25 @@ def test_colours_become_classes_and_everything_else_text() -> None:
 
 def test_a_long_log_is_shown_around_its_first_error_and_paged() -> None:
     text = "\n".join("error: here" if number == 50_000 else f"line {number}" for number in range(1, 100_001))
-    page = log_view.page(text)
-    assert len(page.lines) == log_view.LINES
-    assert page.lines[0].number == 50_000 - log_view.BEFORE
+    page = job_view.page(text)
+    assert len(page.lines) == job_view.LINES
+    assert page.lines[0].number == 50_000 - job_view.BEFORE
     assert [line.number for line in page.lines if line.is_first_error] == [50_000]
-    assert (page.before, page.after) == (page.lines[0].number - log_view.LINES, page.lines[-1].number + 1)
-    assert log_view.page(text, start=page.after).lines[0].number == page.after
+    assert (page.before, page.after) == (page.lines[0].number - job_view.LINES, page.lines[-1].number + 1)
+    assert job_view.page(text, start=page.after).lines[0].number == page.after
 
 
 def test_a_search_goes_through_all_parts_and_says_where_each_line_is() -> None:
-    found = log_view.search(["line 1\nLINE 2\n", "other\r\n\x1b[1mli\x1b[0mne 3"], "line")
+    found = job_view.search(["line 1\nLINE 2\n", "other\r\n\x1b[1mli\x1b[0mne 3"], "line")
     assert [(line.part, line.number) for line in found.lines] == [(0, 1), (0, 2), (1, 2)]
     assert (found.total, found.left_out) == (4, 0)
-    assert log_view.search(["same\n" * 400] * 3, "same").left_out == 1200 - log_view.FOUND
+    assert job_view.search(["same\n" * 400] * 3, "same").left_out == 1200 - job_view.FOUND
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\x1b[m", "\x1b[999999999999m", "x" * 100_000, "\x1b[31" * 1000, "\udcff"])
 def test_odd_logs_are_shown(text: str) -> None:
     for start in (0, 1, 10**9):
-        log_view.page(text, start=start)
+        job_view.page(text, start=start)
 
 
 # --- history --------------------------------------------------------------------------------------------------------
@@ -422,12 +431,12 @@ def test_the_history_draws_the_limit_of_the_newest_gate_unless_it_is_far_away(
 
 def test_stages_without_the_error_are_folded() -> None:
     text = "x attempt 1\n== fetching ==\n" + "got\n" * 30 + "== compiling ==\n" + "pass\n" * 30 + "error: no\n"
-    found = log_view.stages(log_view.page(text))
+    found = job_view.stages(job_view.page(text))
     assert [(stage.name, len(stage.lines), stage.folded) for stage in found] == [
         ("", 1, False), ("fetching", 31, True), ("compiling", 32, False),
     ]  # fmt: skip
-    assert not any(stage.folded for stage in log_view.stages(log_view.page(text.replace("error: no", "fine"))))
-    assert log_view.stages(log_view.page("")) == []
+    assert not any(stage.folded for stage in job_view.stages(job_view.page(text.replace("error: no", "fine"))))
+    assert job_view.stages(job_view.page("")) == []
 
 
 # --- drawings and words ---------------------------------------------------------------------------------------------
@@ -445,8 +454,8 @@ def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
         drawing.timeline(attempts),
         drawing.timeline([]),
         drawing.spreads([(hostile, {"minimum": 1e-3, "median": 2e-3, "p90": 3e-3, "p99": 4e-3}), ("zero", zeros)]),
-        rendering.macro("drawings", "share")([("compiled", 3), ("failed", 0)], hostile),
-        rendering.macro("drawings", "share")([], "nothing"),
+        page_answers.macro("drawings", "share")([("compiled", 3), ("failed", 0)], hostile),
+        page_answers.macro("drawings", "share")([], "nothing"),
         drawing.past(past(*NOISE, None, 1.4, toolchain={9: hostile})),
         drawing.past(past(1.0)),
     ):
@@ -455,7 +464,7 @@ def test_drawings_are_whole_and_hold_no_foreign_markup() -> None:
 
 
 def test_what_is_to_be_typed_is_marked_and_foreign_text_is_not_markup() -> None:
-    page = rendering.render(
+    page = page_answers.render(
         "problem", title="Gone", detail="<b>`farm <i>` and `", hint="run `farm gc`", namespace="", base="/ui", home="",
         section="", signed_in=False, who="",
     )  # fmt: skip
@@ -482,16 +491,16 @@ def test_every_kind_of_program_has_its_ways() -> None:
             }
         )
 
-    onnx = {way.slug: way.text for way in usage.ways(made("a.onnx", "cpu"), "https://farm.example/")}
+    onnx = {way.slug: way.text for way in job_view.ways(made("a.onnx", "cpu"), "https://farm.example/")}
     assert list(onnx) == ["fetch", "curl", "python", "cpp", "triton"]
     assert "farm fetch net --target onnxruntime/cpu --precision fp32 --shape b1" in onnx["fetch"]
     assert "https://farm.example/v1/blobs/" in onnx["curl"] and "--output a.onnx" in onnx["curl"]
     compile(onnx["python"], "python", "exec")
     assert "dims: [ -1, 4 ]" in onnx["triton"] and r'name: "x\"\n"' in onnx["triton"]
-    card = {way.slug: way.text for way in usage.ways(made("a.onnx", "sm_90:h200"), "https://farm.example")}
+    card = {way.slug: way.text for way in job_view.ways(made("a.onnx", "sm_90:h200"), "https://farm.example")}
     compile(card["python"], "python", "exec")
     assert "('CUDAExecutionProvider', {'use_tf32': '0'})" in card["python"], "as it was verified"
     assert 'keys[] = {"use_tf32"}, *values[] = {"0"}' in card["cpp"] and "ORT_ENABLE_ALL" in card["cpp"]
-    mxr = {way.slug: way.text for way in usage.ways(made("a.mxr", "gfx942"), "https://farm.example")}
+    mxr = {way.slug: way.text for way in job_view.ways(made("a.mxr", "gfx942"), "https://farm.example")}
     assert list(mxr) == ["fetch", "curl", "python", "cpp", "driver", "triton", "onnxruntime"]
     compile(mxr["python"], "python", "exec")

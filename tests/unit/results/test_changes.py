@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.pages.build_view import ShownBuild
-from farm.pages.comparison import compare
+from farm.pages.build_view import ShownBuild, compare
 from farm.results.gates import GateRow
 from farm.results.lines import SAME, CellChange, CellEnd, CellLine, change
 
