@@ -114,8 +114,6 @@ TOGETHER = {
     "tests/acceptance/test_reproduce.py": "quickstart",
     "tests/acceptance/test_tuning.py": "quickstart",
     "tests/integration/local/test_rights.py": "rights",
-    # Each process would make all of ONNX's cases: 3 s.
-    "tests/unit/runner/test_onnx_forms.py": "forms",
 }
 """Files whose tests run in one process, in order: by file what they share."""
 
