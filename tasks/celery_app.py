@@ -18,7 +18,7 @@ from typing import Any
 
 from celery import bootsteps, shared_task, signals
 from celery.exceptions import CPendingDeprecationWarning, Reject
-from celery.worker import consumer
+from celery.worker import consumer, state
 from celery.worker.consumer.tasks import Tasks
 
 from farm.app import Farm
@@ -74,7 +74,7 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         """Ask before each message, as Celery itself does for `worker_disable_prefetch`."""
         attempts, channel = Attempts.current, parent.task_consumer.channel
         has_room = channel.qos.can_consume
-        channel.qos.can_consume = lambda: attempts.may_consume and has_room()
+        channel.qos.can_consume = lambda: attempts.may_consume(len(state.reserved_requests)) and has_room()
         # The event loop checks again after an event, or after some seconds.
         attempts.when_resumed = lambda: parent.hub.call_soon(_nothing)
         channel.handlers["BRPOP"] = partial(_read, channel.handlers["BRPOP"])

@@ -68,6 +68,8 @@ class Attempt:
     on_away: Callable[[bool], None] = field(default=lambda kept: None, compare=False)
     """To be called, from any thread, whenever object storage is found away; says whether the finished program is kept
     on the node's disk, so that it outlives this attempt."""
+    leave: Callable[[], None] = field(default=lambda: None, compare=False)
+    """To be called when it needs its slot no more: another attempt takes it while this one publishes."""
     tail: LogTail = field(default_factory=LogTail, compare=False)
     clock: Clock = field(default_factory=Clock, compare=False)
     """Stands still while the attempt is paused."""

@@ -92,6 +92,7 @@ class FreeSlots:
         self._free = list(slots)
         self._held: list[Slot] = []
         self._waiting = 0
+        self._left = 0
         self._lent: dict[Slot, float] = {}
         """When a slot was last given back by its borrower."""
         self._folder = lock_folder(folder)
@@ -113,6 +114,30 @@ class FreeSlots:
         finally:
             if taken:
                 self._give_back(*taken)
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Count an attempt that has left its slot and still publishes, while the block runs."""
+        with self._change:
+            self._left += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._left -= 1
+                self._change.notify_all()
+
+    def has_room(self, attempts: int) -> bool:
+        """Whether another attempt finds a slot next to so many of this process."""
+        return attempts < len(self._slots) + self._left
+
+    def until_quiet(self, cancelled: threading.Event) -> float:
+        """Wait for the attempts that have left their slots, since they would disturb who measures; return seconds."""
+        began = time.monotonic()
+        with self._change:
+            while self._left and not cancelled.is_set():
+                self._change.wait(LOOK_SECONDS)
+        return time.monotonic() - began
 
     def others(self, slot: Slot) -> list[Slot]:
         """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -130,10 +130,9 @@ class Attempts:
         self._draining.set()
         self._leases.cancel_all()
 
-    @property
-    def may_consume(self) -> bool:
-        """Whether the supervisor wants messages to be taken."""
-        return self._may_consume.is_set()
+    def may_consume(self, running: int) -> bool:
+        """Whether the supervisor wants messages to be taken, and one more than so many attempts finds a slot."""
+        return self._may_consume.is_set() and self._free.has_room(running)
 
     def obey(self, lifeline: int) -> None:
         """Wait until the supervisor allows to consume, on `lifeline`; then pause, resume and release as it says.
@@ -169,12 +168,20 @@ class Attempts:
 
     def _execute(self, attempt: Attempt, lease: Lease) -> Outcome:
         try:
-            with self._free.one(lease.cancelled) as slot:
+            with ExitStack() as publishing, ExitStack() as holding:
+                slot = holding.enter_context(self._free.one(lease.cancelled))
+
+                def leave() -> None:
+                    holding.close()
+                    publishing.enter_context(self._free.left())
+                    self.when_resumed()
+
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
                     self._look_for_others()
-                    attempt = replace(attempt, slot=slot, free=self._free, on_away=partial(self._away, lease))
+                    away = partial(self._away, lease)
+                    attempt = replace(attempt, slot=slot, free=self._free, on_away=away, leave=leave)
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
         except Exception as error:
             log.exception("executor failed")

@@ -394,11 +394,12 @@ class _AttemptRun:
 
     @contextmanager
     def _measuring(self) -> Iterator[Contention]:
-        """Measure when the upload of the references has ended; for a GPU, look for other attempts on the node.
+        """Measure when the worker's uploads have ended; for a GPU, look for other attempts on the node.
 
         On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
         """
         self.references.finish()
+        self.children.began += self.attempt.free.until_quiet(self.children.cancelled)
         with self.work.contention() if self.children.slot.gpu else alone() as contention:
             yield contention
 
@@ -424,6 +425,8 @@ class _AttemptRun:
         if self.children.cancelled.is_set():
             raise StepEnded(None)
         with self._parcel(sidecar) as parcel:
+            if self.order.get("limit") is None:
+                self.attempt.leave()
             self.parcel, published, stopped = parcel, False, False
             try:
                 outcome = parcel.publish(self.artifacts)

@@ -551,7 +551,8 @@ class CeleryProcess:
         options = {
             "quiet": True,
             "pool_cls": "threads",
-            "concurrency": len(slots),
+            # An attempt that publishes has left its slot to the next one.
+            "concurrency": 2 * len(slots),
             "queues": list(queues),
             "without_gossip": True,
             "without_mingle": True,

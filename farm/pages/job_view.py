@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -397,11 +398,19 @@ class AttemptSpan(NamedTuple):
     start: float
     waited: float
     """How long it was queued before: its job's first attempt, since the job is there; another one, since the last."""
+    next: float = math.inf
+    """When the next attempt began in its slot, which an attempt leaves before it publishes."""
 
     @property
     def end(self) -> float:
-        """When it ended; of one that runs, now."""
-        return self.start + (self.attempt.seconds or 0.0)
+        """When it ended; of one that runs, now. No later than the next one in its slot began."""
+        return min(self.start + (self.attempt.seconds or 0.0), self.next)
+
+    @property
+    def left(self) -> float:
+        """When it left its slot: at its end, or in the seconds before for which it published."""
+        published = self.attempt.row["phases"].get(Phase.UPLOADING)
+        return self.end - published - self.attempt.rest if published else self.end
 
     def parts(self) -> Iterator[AttemptPart]:
         """Yield its phases, none beyond its end: clocks of two machines may disagree about it."""
@@ -424,9 +433,11 @@ def tracks(spans: Iterable[AttemptSpan]) -> list[SlotTrack]:
     for span in sorted(spans, key=lambda span: span.start):
         worker = span.attempt.row["worker"] or "unknown"
         slots = found.setdefault(worker, [])
-        free = next((slot for slot in slots if slot.spans[-1].end <= span.start), None)
+        free = next((slot for slot in slots if slot.spans[-1].left <= span.start), None)
         if free is None:
             slots.append(free := SlotTrack(worker, len(slots) + 1, []))
+        else:
+            free.spans[-1] = free.spans[-1]._replace(next=span.start)
         free.spans.append(span)
     return [track for worker in sorted(found, key=by_number) for track in found[worker]]
 

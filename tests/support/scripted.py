@@ -6,6 +6,7 @@ A work order's `script` is a list of steps, one for each attempt (the last one r
     fail                it fails with `kind` and `message`
     fail-on             it fails with `kind` on the node that is named `node`, and succeeds on others
     wait                it succeeds once the file `until` exists
+    publish             as wait, but it leaves its slot before
     last                it succeeds after `seconds`
     hang                it goes on until it is cancelled
     child               as hang, with a guarded child process; `pid` names a file for its process id
@@ -49,6 +50,11 @@ class ScriptedExecutor:
             if cancelled.wait(0.01):
                 return Outcome.cancelled()
         return Outcome.success({"attempt": attempt.number})
+
+    def do_publish(self, step: dict[str, Any], attempt: Attempt, on_phase: Any, cancelled: threading.Event) -> Outcome:
+        on_phase(Phase.UPLOADING, None, "")
+        attempt.leave()
+        return self.do_wait(step, attempt, lambda *_: None, cancelled)
 
     def do_last(self, step: dict[str, Any], _: Any, __: Any, cancelled: threading.Event) -> Outcome:
         return Outcome.cancelled() if cancelled.wait(step["seconds"]) else Outcome.success({})

@@ -21,6 +21,7 @@ from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import sidecar_key
 from farm.compiling.attempt import Attempt
+from farm.compiling.slots import FreeSlots
 from farm.errors import StorageUnavailable
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
@@ -123,6 +124,31 @@ def stopped(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
         cancelled.set()
     assert [one.end for one in outcomes] == [AttemptEnd.CANCELLED]
     return attempt, outage
+
+
+def test_an_attempt_leaves_its_slot_for_its_publication_and_measures_when_no_other_publishes(
+    farm: Farm, tmp_path: Path
+) -> None:
+    phases: list[str] = []
+    seen: list[tuple[str, int, int]] = []
+
+    class Noted(FreeSlots):
+        def until_quiet(self, cancelled: threading.Event) -> float:
+            seen.append(("quiet", len(phases), -1))
+            return super().until_quiet(cancelled)
+
+    def leave() -> None:
+        published = len(list(farm.artifacts.list_objects("ns/main/artifacts/")))
+        seen.append(("left", published, len(list((farm.settings.data_dir / "outbox").iterdir()))))
+
+    attempt = replace(claimed(farm, tmp_path), free=Noted(), leave=leave)
+    outcome = farm.executor.execute(
+        attempt, on_phase=lambda phase, *_: phases.append(phase), cancelled=threading.Event()
+    )
+    assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
+    assert [what for what, *_ in seen] == ["quiet", "left"]
+    assert phases[: seen[0][1]][-1] == "compiling", "it asked before it measured"
+    assert seen[1][1:] == (0, 1), "its program lay in the outbox, and not in storage yet"
 
 
 def job_of(farm: Farm, attempt: Attempt) -> dict[str, Any]:

@@ -139,6 +139,26 @@ def test_a_job_that_is_tried_again_goes_ahead_of_what_the_broker_has(
     assert sorted(started, key=started.__getitem__).index(first) == 1, "after the one that ran meanwhile"
 
 
+def test_while_an_attempt_publishes_the_next_one_has_its_slot(
+    store: Store, reports: Reports, worker: Worker, tmp_path: Path
+) -> None:
+    """One only, for each slot: the others publish, too, before one more could start."""
+    done = [tmp_path / str(number) for number in range(5)]
+    cells = [new_cell(script=[{"do": "publish", "until": str(path)}], priority=-n) for n, path in enumerate(done)]
+    build_id = submit(store, *cells)
+
+    def states() -> list[str]:
+        return [cell["state"] for cell in store.builds.cells(build_id)]
+
+    wait_until(lambda: states().count("running") == 4)
+    assert states() == ["running"] * 4 + ["queued"]
+    done[1].touch()
+    wait_until(lambda: states() == ["running", "succeeded", *["running"] * 3])
+    for path in done:
+        path.touch()
+    assert reports.wait(build_id)["counts"]["succeeded"] == 5
+
+
 def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     build_id = submit(store, new_cell(script=[{"do": "child", "pid": str(pid_file)}]))
@@ -285,7 +305,7 @@ attempts.obey(int(sys.argv[1]))
 with default_socket_timeout(5):  # As Celery does while it shuts down, or lets go of a broker.
     attempts._say(AWAY)
 for line in sys.stdin:
-    print(attempts.may_consume, flush=True)
+    print(attempts.may_consume(-1), flush=True)
 """
 
 

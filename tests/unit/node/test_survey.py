@@ -354,6 +354,28 @@ def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
         assert again != last
 
 
+def test_who_measures_waits_for_those_that_have_left_their_slots() -> None:
+    free, publishes, done = FreeSlots([Slot()]), threading.Event(), threading.Event()
+
+    def publish() -> None:
+        with free.left():
+            publishes.set()
+            done.wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        ended = threads.submit(publish)
+        publishes.wait()
+        assert [free.has_room(running) for running in (0, 1, 2)] == [True, True, False]
+        waits = threads.submit(free.until_quiet, NEVER)
+        wait_until(lambda: free._change._waiters)  # type: ignore[attr-defined]
+        assert not waits.done()
+        done.set()
+        assert waits.result(30) >= 0
+        ended.result(30)
+    assert [free.has_room(running) for running in (0, 1)] == [True, False]
+    assert free.until_quiet(NEVER) < 1
+
+
 def test_a_gpu_is_lent_only_while_nobody_waits_for_it(tmp_path: Path) -> None:
     """A worker in another process looks for a free one now and then; it finds one that was lent before it is again."""
     slots = [Slot(f"GPU-{index}", f"GPU-{index}") for index in range(2)]

@@ -40,6 +40,15 @@ def test_attempts_lie_in_slots_one_after_the_other() -> None:
     assert waits == [("a", 1.0), ("c", 6.0), ("b", 2.0), ("b", 2.0)]
 
 
+def test_an_attempt_that_publishes_has_left_its_slot_to_the_next() -> None:
+    jobs = [job("a", 100.0, ("w1", 101.0, 106.0, "succeeded")), job("b", 100.0, ("w1", 105.5, 110.0, "succeeded"))]
+    assert [len(track.spans) for track in timeline(jobs, 120.0).tracks] == [1, 1]
+    jobs[0]["attempts"][0]["phases"] = {"compiling": 4.2, "uploading": 0.7}
+    (track,) = timeline(jobs, 120.0).tracks
+    assert [(span.start, span.end) for span in track.spans] == [(1.0, 5.5), (5.5, 10.0)]
+    assert [(each.name, each.start + each.seconds) for each in track.spans[0].parts()][-1][1] <= 4.5
+
+
 def test_the_queue_counts_what_waits_also_between_two_attempts() -> None:
     assert FOUND.queue == [(0.0, 3), (1.0, 2), (2.0, 1), (4.0, 2), (6.0, 1), (8.0, 2), (10.0, 1)]
     assert FOUND.seconds == 20.0
