@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from farm.artifacts.refs import RefCommit, Refs, RefView, SnapshotCell
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
-    from farm.builds.admission import Admission
-    from farm.builds.build_index import BuildIndex
     from farm.builds.finishing import BuildFinisher
     from farm.builds.job_views import JobViews
     from farm.builds.known_failures import AcknowledgedFailures, RefusedPrograms
+    from farm.builds.past_builds import BuildIndex
     from farm.builds.planner import KnownArtifacts
     from farm.builds.reading import BuildReader
-    from farm.builds.service import BuildService
+    from farm.builds.service import Admission, BuildService
     from farm.extension import Extension
     from farm.node.executor import Executor
     from farm.store import Store
@@ -148,7 +147,7 @@ class Farm:
     @cached_property
     def admission(self) -> Admission:
         """Accepts planned builds, and restores those that the store has lost."""
-        from farm.builds.admission import Admission
+        from farm.builds.service import Admission
 
         return Admission(self.store, self.artifacts, self.settings, reader=self.build_reader, known=self.known)
 
@@ -195,7 +194,7 @@ class Farm:
     @cached_property
     def build_index(self) -> BuildIndex:
         """The index of finished builds."""
-        from farm.builds.build_index import BuildIndex
+        from farm.builds.past_builds import BuildIndex
 
         return BuildIndex(self.settings.data_dir / "builds.sqlite3", self.store, self.artifacts)
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Body, Header, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
+from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
-from farm.artifacts.ownership import lacking
+from farm.artifacts.inventory import lacking
 from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3 import client_parts
 from farm.artifacts.storage import Missing, SignedSidecar, Upload, at_once, blob_key, sidecar_key

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
+from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts.tokens import Token
 from farm.builds.reading import BuildChanges

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import Admin, FarmDep, ReaderCaller, Submitter
+from farm.api.gate import Admin, FarmDep, ReaderCaller, Submitter
 from farm.builds.known_failures import Acknowledged
 from farm.errors import StoreUnavailable
 from farm.jobs.rows import JobView, Listed, ReproductionDocument

@@ -11,10 +11,9 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response, StreamingResponse
 
 from farm.api import schemas
-from farm.api.auth import Admin, FarmDep, ReaderCaller, may_monitor
-from farm.api.gate import Change, read_changes
+from farm.api.gate import Admin, Change, FarmDep, ReaderCaller, may_monitor, read_changes
 from farm.app import Farm
-from farm.artifacts.ownership import Collected, collect
+from farm.artifacts.inventory import Collected, collect
 from farm.artifacts.tokens import Role, Secret, TokenDocument
 from farm.builds.troubles import troubles
 from farm.control.audit import Auditor

@@ -11,7 +11,7 @@ import anyio
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
+from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.jobs.rows import Listed

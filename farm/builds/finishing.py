@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key
-from farm.builds.admission import Admission
-from farm.builds.build_index import BuildIndex
 from farm.builds.known_failures import RefusedPrograms
+from farm.builds.past_builds import BuildIndex
 from farm.builds.plan import background_cells, plan_follow_up
 from farm.builds.planner import KnownArtifacts
 from farm.builds.reading import BuildReader
+from farm.builds.service import Admission
 from farm.errors import Conflict, FarmError, FarmFault, NotFound, UsageError
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument

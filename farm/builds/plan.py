@@ -35,7 +35,7 @@ FIRST = "first compile"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a submission would do. Nothing says yet what its cells are compared with (`farm.builds.baselines`)."""
+    """What a submission would do. Nothing says yet what its cells are compared with (`farm.builds.past_builds`)."""
 
     cells: list[CellPlan]
     warnings: tuple[str, ...]

@@ -15,8 +15,8 @@ from pydantic_core import from_json
 
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key
-from farm.builds.build_index import BuildIndex, EndedCells
 from farm.builds.job_views import JobViews
+from farm.builds.past_builds import BuildIndex, EndedCells
 from farm.builds.plan import EstimatedCell, outlook
 from farm.compiling.attempt import Attempt
 from farm.errors import FarmFault, NotFound, StoreUnavailable, UsageError

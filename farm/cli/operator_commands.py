@@ -435,7 +435,7 @@ def _storage(settings: Settings, *, fix: bool) -> Check:
 def _bucket(settings: Settings) -> Check:
     """Check that the bucket's own rules delete nothing that the farm keeps."""
     from farm.app import Farm
-    from farm.artifacts.bucket_rules import rules
+    from farm.artifacts.s3 import rules
 
     try:
         found = list(rules(Farm(settings).artifacts.with_patience(0)))

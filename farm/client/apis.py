@@ -16,7 +16,7 @@ from farm.units import by_number
 from farm.wire.checking import read
 
 if TYPE_CHECKING:
-    from farm.artifacts.ownership import Collected
+    from farm.artifacts.inventory import Collected
     from farm.settings import Settings
 
 AUDIT_SILENCE = 600.0
@@ -196,7 +196,7 @@ class UpkeepApi(Api):
         Returns how many `blobs` and `bytes` were deleted and how many are `marked`; with `dry_run`, of all that nothing
         names.
         """
-        from farm.artifacts.ownership import Collected
+        from farm.artifacts.inventory import Collected
 
         return self._transport.post("/v1/gc", Collected, params={"dry_run": dry_run}, timeout=AUDIT_SILENCE)
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.ownership import orphans
+from farm.artifacts.inventory import orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import AT_ONCE, BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key

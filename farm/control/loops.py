@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from farm.app import Farm
-from farm.artifacts.index import rebuild
-from farm.artifacts.ownership import collect
+from farm.artifacts.inventory import collect, rebuild
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, FarmError, FarmFault
 from farm.extension import Loop

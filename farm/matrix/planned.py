@@ -82,7 +82,7 @@ class Baseline(TypedDict):
     """What a cell is compared with, as it was found when the build was planned.
 
     `ref` is the tag that named it, `key` its cache key (empty if the tag has no such cell). `by_node` has the
-    numbers of this cell that stand in for it on other nodes (`farm.builds.build_index`); `unread` says how many reports
+    numbers of this cell that stand in for it on other nodes (`farm.builds.past_builds`); `unread` says how many reports
     were read, if there may be more of them. `runs_as` as in `ArtifactFacts`. Of a hit, `turns` is how it compared when
     it was last measured, and `unmeasured` why this build does not measure it.
     """

@@ -18,12 +18,12 @@ from farm.api.build_routes import streamed
 from farm.api.gate import read_changes
 from farm.api.schemas import BUILD_REFERENCE
 from farm.api.tuning_routes import described
-from farm.artifacts.ownership import collect
+from farm.artifacts.inventory import collect
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.sidecar import facts
 from farm.artifacts.tokens import Role
-from farm.builds.build_index import DayOfBuilds
 from farm.builds.known_failures import today
+from farm.builds.past_builds import DayOfBuilds
 from farm.builds.reading import is_aside
 from farm.builds.troubles import troubles
 from farm.errors import NotFound

@@ -13,14 +13,14 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from farm.api.auth import FarmDep, ReaderCaller
 from farm.api.build_routes import BuildReference
+from farm.api.gate import FarmDep, ReaderCaller
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Token
-from farm.builds.build_index import KEPT
 from farm.builds.job_views import JobLog
 from farm.builds.known_failures import LONGEST, today
+from farm.builds.past_builds import KEPT
 from farm.errors import ArtifactGone, NotFound, QuotaExceeded, UsageError
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import State, policy_of

@@ -23,7 +23,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api import schemas
-from farm.api.auth import COOKIES, FarmDep, Unauthenticated, authenticate, cookie_name, get_farm, shown_token, with_role
+from farm.api.gate import COOKIES, FarmDep, Unauthenticated, authenticate, cookie_name, get_farm, shown_token, with_role
 from farm.app import Farm
 from farm.artifacts.tokens import Role, Token
 from farm.errors import NotAllowed

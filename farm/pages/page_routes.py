@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from farm.api.auth import FarmDep, Unauthenticated, get_farm
+from farm.api.gate import FarmDep, Unauthenticated, get_farm
 from farm.app import Farm
 from farm.errors import FarmError, NotFound
 from farm.extension import Extension

@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from farm.api.auth import is_loopback
+from farm.api.gate import is_loopback
 from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import UsageError

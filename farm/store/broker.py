@@ -18,8 +18,7 @@ from kombu.transport.redis import SentinelChannel
 
 from farm.errors import FarmFault, StoreUnavailable
 from farm.settings import Settings
-from farm.store import sentinel
-from farm.store.link import SOCKET_TIMEOUT
+from farm.store.link import SOCKET_TIMEOUT, sentinels_of, spelt
 
 TASK = "tasks.compile"
 
@@ -37,7 +36,7 @@ def make_celery(settings: Settings) -> Celery:
     """Return the Celery application for the broker at `redis_url`. Does not connect."""
     url = settings.redis_url.get_secret_value()
     app = Celery("farm", broker=_broker_url(url), set_as_current=True)
-    sentinels = sentinel.read(url)
+    sentinels = sentinels_of(url)
     app.conf.update(
         broker_use_ssl=sentinels.certificates if sentinels else None,
         accept_content=["json"],
@@ -139,8 +138,8 @@ def _address(app: Celery) -> str:
 
 def _broker_url(url: str) -> str:
     """Kombu's spelling of an address: redis-py writes sockets as `unix://`, and checks certificates unasked."""
-    if found := sentinel.read(url):
-        return ";".join(f"sentinel://{found.who}{sentinel.spelt(*place)}{found.path}" for place in found.places)
+    if found := sentinels_of(url):
+        return ";".join(f"sentinel://{found.who}{spelt(*place)}{found.path}" for place in found.places)
     parts = urlsplit(url.replace("unix://", "redis+socket://", 1))
     query = parts.query
     if parts.scheme == "rediss" and "ssl_cert_reqs=" not in query:

@@ -1,4 +1,10 @@
-"""Link: the only connection to the server. Sends commands and Lua scripts; raises the farm's errors if it is away."""
+"""Link: the only connection to the server. Sends commands and Lua scripts; raises the farm's errors if it is away.
+
+Where several servers are, one is the primary, and Sentinels say which one it is now. Their address is
+`sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/0?master=NAME` with the Sentinels' places; `sentinels://` is the same with
+TLS, also to the Sentinels. `sentinel_username` and `sentinel_password` are for these.
+
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,12 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import redis
 from redis.backoff import ExponentialBackoff
 from redis.client import NEVER_DECODE
+from redis.connection import SSLConnection, parse_url
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -27,10 +36,102 @@ from redis.exceptions import (
     TimeoutError,
 )
 from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelManagedConnection
 
 from farm.errors import StoreUnavailable, UsageError
 from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
-from farm.store import sentinel
+
+ASK_SECONDS = 1.0
+"""A Sentinel that is silent for so long is passed over: its host may have vanished with the primary."""
+
+
+_ADDRESS = re.compile(r"(sentinels?)://([^/?#]*@)?([^/?#]*)([^?#]*)\??([^#\s]*)")
+"""Scheme, user, places, path, query. The `urlsplit` of newer Pythons refuses lists of places with an IPv6 address."""
+
+
+class Sentinels:
+    """What an address with Sentinels says: their places, the primary's name, and options as redis-py has them."""
+
+    def __init__(self, scheme: str, who: str, hosts: str, path: str, query_text: str) -> None:
+        """Takes the parts of `_ADDRESS`. Raises ValueError for a wrong address."""
+        self.who = who
+        self.path = path
+        self.places = [_place(host) for host in hosts.split(",")]
+        query = dict(parse_qsl(query_text))
+        self.master = query.pop("master", "")
+        if not self.master:
+            raise ValueError("`?master=NAME` is missing, with the name that `sentinel monitor` gives the primary")
+        own = {name: query.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        self.tls = scheme == "sentinels"
+        address = f"redis{'s' * self.tls}://{who}{path}?{urlencode(query)}"
+        self.primary: dict[str, Any] = parse_url(address)  # type: ignore[no-untyped-call]
+        """Options of connections to the primary: user, database, certificates."""
+        self.primary.pop("connection_class", None)
+        certificates = {name: value for name, value in self.primary.items() if name.startswith("ssl_")}
+        self.certificates = {"ssl_cert_reqs": "required", **certificates} if self.tls else {}
+        self.sentinel = {
+            **own,
+            **self.certificates,
+            "ssl": self.tls,
+            "socket_timeout": ASK_SECONDS,
+            "socket_connect_timeout": ASK_SECONDS,
+        }
+        """Options of connections to a Sentinel."""
+
+    def connect(self, **options: Any) -> Any:
+        """Return a client of the primary, whichever it is; connects at its first use."""
+        asked: Any = Sentinel(self.places, sentinel_kwargs=self.sentinel)  # type: ignore[no-untyped-call]
+        connection = _PrimaryByTls if self.tls else _Primary
+        return asked.master_for(self.master, connection_class=connection, **self.primary, **options)
+
+
+def sentinels_of(url: str) -> Sentinels | None:
+    """Return what an address with Sentinels says; None if it is the address of a server. Raises ValueError."""
+    found = _ADDRESS.match(url)
+    return Sentinels(*found.groups("")) if found else None
+
+
+def connected(url: str, **options: Any) -> Any:
+    """Return a client of redis-py for an address of either kind; connects at its first use. Raises ValueError."""
+    if found := sentinels_of(url):
+        return found.connect(**options)
+    return redis.Redis.from_url(url.replace("redis+socket://", "unix://"), **options)
+
+
+class _Primary(SentinelManagedConnection):
+    """A connection that closes when an answer does not come.
+
+    redis-py's own stays open: to a vanished host for ever, and the next command gets the answer that came late.
+    """
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Return the next answer."""
+        return super().read_response(*arguments, **{"disconnect_on_error": True, **options})
+
+
+class _PrimaryByTls(_Primary, SSLConnection):
+    """The same, by TLS."""
+
+
+def place_of(url: str) -> str:
+    """Return where an address leads, for messages: without user and password."""
+    if found := sentinels_of(url):
+        return f"{found.master} ({', '.join(spelt(*place) for place in found.places)})"
+    parts = urlsplit(url)
+    return spelt(parts.hostname, parts.port or 6379) if parts.hostname else parts.path
+
+
+def spelt(host: str, port: int) -> str:
+    """Return a place as addresses have it: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _place(host: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname:
+        raise ValueError("the place of a Sentinel is empty")
+    return parts.hostname, parts.port or 26379
+
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
 _SHARED = ("_builds", "_jobs", "_workers")
@@ -153,7 +254,7 @@ class Link:
     def __init__(self, url: str, constants: str) -> None:
         try:
             # redis-py has no types for these calls.
-            self._redis: Any = sentinel.connect(
+            self._redis: Any = connected(
                 url,
                 decode_responses=True,
                 encoding_errors="replace",
@@ -167,7 +268,7 @@ class Link:
         except ValueError as error:
             hint = "write it as redis://:password@host:6379/0, or sentinel://:password@host,host/0?master=name"
             raise UsageError(f"redis_url: {error}", hint=hint) from None
-        self.address = sentinel.place_of(url)
+        self.address = place_of(url)
         self._scripts = load_scripts(constants)
 
     def ask(self, *command: Any) -> Any:

@@ -20,7 +20,7 @@ from redis.sentinel import Sentinel
 from farm.client.client import FarmClient
 from farm.local import servers
 from farm.local.servers import Server
-from farm.store import sentinel
+from farm.store.link import connected, sentinels_of
 from tests.chaos.conftest import Rigs
 from tests.chaos.network import Network
 from tests.chaos.pace import Pace
@@ -235,16 +235,16 @@ def start(hosts: Network, rig: Rigs, config: Path, command: list[str], settings:
 
 def primary(hosts: Network, url: str) -> str:
     """The host of the server that Sentinels call the primary."""
-    address, _ = sentinel.connect(url).connection_pool.get_master_address()
+    address, _ = connected(url).connection_pool.get_master_address()
     return next(name for name, each in hosts.addresses.items() if each == address)
 
 
 def has_a_replica(url: str) -> bool:
     """Whether the primary has a replica that follows it, and each Sentinel has heard of it (they ask every 10 s)."""
-    found = sentinel.read(url)
+    found = sentinels_of(url)
     assert found
     try:
-        if sentinel.connect(url).info("replication").get("slave0", {}).get("state") != "online":
+        if connected(url).info("replication").get("slave0", {}).get("state") != "online":
             return False
         asked: Any = Sentinel(found.places, sentinel_kwargs=found.sentinel)  # type: ignore[no-untyped-call]
         known = [each.sentinel_slaves(found.master) for each in asked.sentinels]

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from farm.artifacts import ownership
+from farm.artifacts import inventory
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.s3_bucket import PART
 from farm.artifacts.storage import QUARANTINE, blob_key, sidecar_key
@@ -167,15 +167,15 @@ def test_killed_between_blobs_and_sidecar(
         else:
             none += 1
         assert bool(found) == (step == 4), STEPS[step]
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     kept = timedelta(days=1)
-    orphans = ownership.collect(farm.artifacts, plans_kept=kept, dry_run=True)["blobs"]
+    orphans = inventory.collect(farm.artifacts, plans_kept=kept, dry_run=True)["blobs"]
 
     def left_over() -> int:
         """The server may tell times in whole seconds, and spares what it was brought in that of its mark."""
-        ownership.collect(farm.artifacts, plans_kept=kept)
-        return ownership.collect(farm.artifacts, plans_kept=kept, dry_run=True)["blobs"]
+        inventory.collect(farm.artifacts, plans_kept=kept)
+        return inventory.collect(farm.artifacts, plans_kept=kept, dry_run=True)["blobs"]
 
     wait_until(lambda: not left_over(), message="all orphans are collected")
     left = left_over()

@@ -16,8 +16,7 @@ from unittest.mock import MagicMock
 
 from farm import __file__ as FARM
 from farm.app import Farm
-from farm.artifacts.index import rebuild
-from farm.artifacts.ownership import MARKS, documents
+from farm.artifacts.inventory import MARKS, documents, rebuild
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import (
     BLOBS,

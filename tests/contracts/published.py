@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from farm import errors
-from farm.api.auth import Unauthenticated
+from farm.api.gate import Unauthenticated
 from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
 from farm.client.fetching import family_schema

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from pydantic import SecretStr
 
 from farm.app import Farm
-from farm.artifacts import ownership
+from farm.artifacts import inventory
 from farm.artifacts.refs import Refs as ArtifactRefs
 from farm.artifacts.refs import ShownRef
 from farm.builds.known_failures import today
@@ -622,9 +622,9 @@ class RefMachine(RuleBasedStateMachine):
     def collect(self) -> None:
         """Garbage goes: what refs name stays."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ownership, "GRACE", timedelta(0))
+            patch.setattr(inventory, "GRACE", timedelta(0))
             for _ in range(2):
-                ownership.collect(self.farm.artifacts, plans_kept=timedelta(days=30))
+                inventory.collect(self.farm.artifacts, plans_kept=timedelta(days=30))
 
     # --- readers ------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.app import Farm
-from farm.artifacts.index import rebuild
-from farm.builds.build_index import BuildIndex
+from farm.artifacts.inventory import rebuild
+from farm.builds.past_builds import BuildIndex
 from farm.builds.reading import BuildChanges
 from farm.errors import FarmError
 from farm.results.lines import CellEnd, CellLine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from farm.api.auth import FarmDep, ReaderCaller
 from farm.api.build_routes import BuildReference
+from farm.api.gate import FarmDep, ReaderCaller
 from farm.extras.ci.junit import render
 
 router = APIRouter(tags=["builds"])

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from farm.api import schemas
 from farm.api.artifact_routes import Generation
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
 from farm.api.build_routes import BuildReference
+from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.artifacts.refs import RefView
 from farm.extras.radar.radar import RadarCell, RadarDocument
 from farm.extras.radar.toolchains import ShadowBuild, Toolchains

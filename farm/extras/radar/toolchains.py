@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from farm.artifacts.refs import Cells, RefView, SnapshotCell
 from farm.artifacts.sidecar import facts as facts_of
 from farm.artifacts.storage import at_once, readable
-from farm.builds.baselines import Baselines
+from farm.builds.past_builds import Baselines
 from farm.builds.plan import is_unfinished, plan_digest
 from farm.client.fetching import read_work_order
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded, UsageError

@@ -7,7 +7,7 @@ import json
 from fastapi import APIRouter
 
 from farm.api import schemas
-from farm.api.auth import Admin, FarmDep, ReaderCaller
+from farm.api.gate import Admin, FarmDep, ReaderCaller
 from farm.errors import NotFound
 from farm.extras.signing.signed_refs import publish, published, withdraw
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from farm.api import schemas
-from farm.api.auth import FarmDep, ReaderCaller, Submitter
+from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.artifacts.tokens import Role
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.extras.triggers.triggers import BuildWish, ShownManifest, StoredManifest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NotRequired
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.ownership import lacking
+from farm.artifacts.inventory import lacking
 from farm.artifacts.storage import Object, folder_name, rewrite
 from farm.artifacts.tokens import PERSON, Token
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotAllowed, NotFound, UsageError

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.api import schemas
-from farm.api.auth import Admin, FarmDep
+from farm.api.gate import Admin, FarmDep
 from farm.extras.webhooks.hooks import DeliveryView, NewWebhookView, Webhooks, WebhookView
 from farm.jobs.rows import Listed
 

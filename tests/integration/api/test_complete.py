@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from farm.api import gate
-from farm.api.auth import COOKIES
+from farm.api.gate import COOKIES
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen

@@ -33,8 +33,7 @@ from botocore.exceptions import (
 )
 from prometheus_client import REGISTRY
 
-from farm.artifacts.bucket_rules import rules
-from farm.artifacts.s3 import S3Store
+from farm.artifacts.s3 import S3Store, rules
 from farm.artifacts.s3_bucket import PART
 from farm.artifacts.storage import ListedObject, Published, blob_key, readable, rewrite, sidecar_key
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError

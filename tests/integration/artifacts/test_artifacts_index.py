@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import index
+from farm.artifacts import inventory
 from farm.artifacts import sidecar as sidecars
-from farm.artifacts.index import rebuild
+from farm.artifacts.inventory import rebuild
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import blob_key, sidecar_key
 
@@ -63,12 +63,12 @@ def test_an_empty_namespace_has_an_empty_index(store: CountingStore) -> None:
     assert list(rebuild(store, "main")) == []
 
 
-@pytest.mark.parametrize("few", [index.FEW, 0], ids=["blobs asked for", "blobs listed"])
+@pytest.mark.parametrize("few", [inventory.FEW, 0], ids=["blobs asked for", "blobs listed"])
 def test_it_has_the_facts_of_every_whole_artifact(
     store: CountingStore, published: list[dict[str, Any]], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the blobs are looked for: one without them, or with half of them, is not whole."""
-    monkeypatch.setattr(index, "FEW", few)
+    monkeypatch.setattr(inventory, "FEW", few)
     publish(store, 200, namespace="pr-7")
     store.delete_object(blob_key(published[3]["blobs"]["program"]["digest"]))
     store.put_object(blob_key(published[4]["blobs"]["program"]["digest"]), b"half")
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_unpacks_without_end_is_read_as_none(
     store: CountingStore, published: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(rebuild(store, "main"))
-    monkeypatch.setattr(index, "LARGEST_CHECKPOINT", 100)
+    monkeypatch.setattr(inventory, "LARGEST_CHECKPOINT", 100)
     store.read = 0
     assert dict(rebuild(store, "main")) == before
     assert store.read == COUNT
@@ -148,7 +148,7 @@ def test_what_is_not_a_sidecar_of_its_place_is_in_no_index_and_of_another_schema
     assert there
     store.put_object(sidecar_key("main", key_of(91)), there.data)
     assert dict(rebuild(store, "main")) == whole
-    monkeypatch.setattr(index, "SCHEMA", 99)
+    monkeypatch.setattr(inventory, "SCHEMA", 99)
     store.read = 0
     assert dict(rebuild(store, "main")) == whole
     assert store.read == COUNT + 2, "the checkpoint is of another release"
@@ -165,5 +165,5 @@ def test_of_few_and_of_many_programs_those_that_are_gone_are_named(
     store.delete_object(blob_key(gone["digest"]))
     store.put_object(blob_key(other["digest"]), b"of another size")
     for few in (500, COUNT - 1):
-        monkeypatch.setattr(index, "FEW", few)
-        assert sorted(index.without_program(store, facts)) == ["n0", "n1"]
+        monkeypatch.setattr(inventory, "FEW", few)
+        assert sorted(inventory.without_program(store, facts)) == ["n0", "n1"]

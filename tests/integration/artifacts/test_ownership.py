@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts import ownership
-from farm.artifacts.ownership import MARKS, Collected, collect, lacking
+from farm.artifacts import inventory
+from farm.artifacts.inventory import MARKS, Collected, collect, lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import blob_key
@@ -24,12 +24,12 @@ DAY = timedelta(days=1)
 def store(s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A store in which every blob counts as old."""
     names = ("endpoint", "bucket", "access_key", "secret_key")
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(0))
     return S3Store(**{name: s3_settings[f"s3_{name}"] for name in names})
 
 
 def found(store: S3Store, monkeypatch: pytest.MonkeyPatch, *, grace: timedelta) -> Collected:
-    monkeypatch.setattr(ownership, "GRACE", grace)
+    monkeypatch.setattr(inventory, "GRACE", grace)
     return collect(store, plans_kept=KEPT)
 
 
@@ -88,11 +88,11 @@ def test_what_is_named_between_the_look_and_the_deletion_stays(
     store.put_object("ns/main/open/b-1", b"{}")
     if "b-2" not in key:
         store.put_object(key, b"{}")
-    mark = ownership._mark
+    mark = inventory._mark
 
     def marked() -> bool:
         found(store, monkeypatch, grace=DAY)
-        return ownership._is_doomed(store, blob_key(digest))
+        return inventory._is_doomed(store, blob_key(digest))
 
     def named_meanwhile(artifacts: S3Store, entries: Any) -> Any:
         store.put_object(key, json.dumps({"snapshot": digest}).encode())
@@ -100,7 +100,7 @@ def test_what_is_named_between_the_look_and_the_deletion_stays(
 
     next_second()
     wait_until(marked, message="it is marked")
-    monkeypatch.setattr(ownership, "_mark", named_meanwhile)
+    monkeypatch.setattr(inventory, "_mark", named_meanwhile)
     assert found(store, monkeypatch, grace=timedelta(0))["blobs"] == 0
     assert store.has_blob(digest)
 
@@ -135,7 +135,7 @@ def test_the_plan_of_a_build_that_was_reported_long_ago_owns_its_models_no_more(
     old_plan(store, "b-1", done, reported=True)
     old_plan(store, "b-2", goes_on, reported=False)
     assert found(store, monkeypatch, grace=DAY)["marked"] == 0
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     next_second()
     assert wait_until(lambda: collect(store, plans_kept=timedelta(0))["blobs"], message="something is deleted") == 1
     assert not store.has_blob(done)
@@ -180,7 +180,7 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
     names = ("endpoint", "bucket", "access_key", "secret_key")
     refs = Refs(S3Store(**{name: s3_settings[f"s3_{name}"] for name in names}))
     monkeypatch.setattr("farm.artifacts.storage.AT_ONCE", 1)
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     wanted, others = {"w": cell("w")}, ({"o": cell("o")}, {"p": cell("p")})
 
     def orphaned() -> str:
@@ -192,10 +192,10 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
 
         def marked() -> bool:
             found(store, monkeypatch, grace=DAY)
-            return ownership._is_doomed(store, blob_key(digest))
+            return inventory._is_doomed(store, blob_key(digest))
 
         wait_until(marked, message="it is marked")
-        monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+        monkeypatch.setattr(inventory, "GRACE", timedelta(0))
         return digest
 
     def steps() -> Iterator[int]:

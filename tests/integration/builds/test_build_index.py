@@ -15,8 +15,8 @@ from fastapi import FastAPI
 
 from farm.app import Farm
 from farm.artifacts.storage import build_key
-from farm.builds import build_index
-from farm.builds.build_index import BuildIndex
+from farm.builds import past_builds
+from farm.builds.past_builds import BuildIndex
 from farm.client.client import FarmClient
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
@@ -176,7 +176,7 @@ def test_the_file_may_be_lost_or_damaged_at_any_time(
 def test_cells_of_the_newest_builds_are_kept_and_others_read_again(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_index, "KEPT", 2)
+    monkeypatch.setattr(past_builds, "KEPT", 2)
     many_reports(farm, failed, 3)
     elsewhere.fill()
     assert [each["build"] for each in elsewhere.of("main", CELL)[1:]] == [f"b-{number:016x}" for number in (2, 1)]
@@ -191,7 +191,7 @@ def test_what_was_saved_counts_builds_of_which_no_cells_are_kept(
     farm: Farm, elsewhere: BuildIndex, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it asks for no cell: a month may have two million."""
-    monkeypatch.setattr(build_index, "KEPT", 1)
+    monkeypatch.setattr(past_builds, "KEPT", 1)
     report = client.report(finished(farm, client, freeze_manifest(tmp_path, ONE, batch="N"), succeed(farm)))
     (cell,) = report["cells"]
     assert cell["facts"]
@@ -220,7 +220,7 @@ def test_a_report_that_cannot_be_read_stops_nothing(farm: Farm, elsewhere: Build
 def test_a_question_reads_a_bounded_number_of_reports(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_index, "AT_ONCE", 3)
+    monkeypatch.setattr(past_builds, "AT_ONCE", 3)
     many_reports(farm, failed, 10)
     assert str(elsewhere.catch_up("main")) == "the index is at 27 %"
     assert not elsewhere.catch_up("main", ["demo"]).is_whole
@@ -231,7 +231,7 @@ def test_a_question_reads_a_bounded_number_of_reports(
 def test_a_report_that_comes_by_itself_is_not_looked_for(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    monkeypatch.setattr(past_builds, "AT_ONCE", 0)
     many_reports(farm, failed, 1)
     assert str(elsewhere.catch_up("main")) == "the index is at 50 %", "the store knows the other one"
     farm.artifacts.put_object(build_key("team", f"b-{0:016x}", "report.json"), b"{}")
@@ -266,12 +266,12 @@ def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(
 def test_a_report_that_storage_lost_leaves_nothing_undecided(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    monkeypatch.setattr(past_builds, "AT_ONCE", 0)
     farm.artifacts.delete_object(build_key("main", failed["build"]["id"], "report.json"))
     assert not elsewhere.catch_up("main", ["demo"]).is_whole
-    monkeypatch.setattr(build_index, "AT_ONCE", 1)
+    monkeypatch.setattr(past_builds, "AT_ONCE", 1)
     assert elsewhere.catch_up("main", ["demo"]).is_whole
-    monkeypatch.setattr(build_index, "AT_ONCE", 0)
+    monkeypatch.setattr(past_builds, "AT_ONCE", 0)
     assert elsewhere.catch_up("main", ["demo"]).is_whole, "it is not looked for again"
 
 

@@ -20,11 +20,10 @@ from onnx import TensorProto, helper
 from prometheus_client import REGISTRY
 
 from farm.app import Farm
-from farm.artifacts.index import rebuild
-from farm.artifacts.ownership import collect
+from farm.artifacts.inventory import collect, rebuild
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import blob_key, open_key
-from farm.builds import bucket_models, reading
+from farm.builds import planner, reading
 from farm.builds.planner import kept_as
 from farm.builds.reading import BuildChanges
 from farm.client.client import FarmClient, Frozen, freeze, new_build_id
@@ -860,14 +859,14 @@ def test_external_data_is_read_from_next_to_the_model_in_its_bucket(
         (whole - 1, "nets/parts/more/b.bin has more than 15 bytes"),
         (whole - 17, "nets/a.bin has more than"),
     ):
-        monkeypatch.setattr(bucket_models, "SIZE_LIMIT", limit)
+        monkeypatch.setattr(planner, "SIZE_LIMIT", limit)
         with pytest.raises(ManifestError, match=said):
             Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: other\n"))
-    monkeypatch.setattr(bucket_models, "SIZE_LIMIT", whole)
-    monkeypatch.setattr(bucket_models, "MAX_PARTS", 1)
+    monkeypatch.setattr(planner, "SIZE_LIMIT", whole)
+    monkeypatch.setattr(planner, "MAX_PARTS", 1)
     with pytest.raises(ManifestError, match="has external data in more than 1 files"):
         Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: other\n"))
-    monkeypatch.setattr(bucket_models, "MAX_PARTS", 2)
+    monkeypatch.setattr(planner, "MAX_PARTS", 2)
     Farm(open_farm.settings).builds.plan("main", from_bucket(f"{text}salt: another\n"))
     (tmp_path / "a.bin").write_bytes(bytes(16))
     (tmp_path / "parts" / "more").mkdir(parents=True)

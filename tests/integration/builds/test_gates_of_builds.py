@@ -13,7 +13,7 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import sidecar_key
-from farm.builds.build_index import BuildIndex
+from farm.builds.past_builds import BuildIndex
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from pydantic import SecretStr
 
 from farm.app import Farm
-from farm.artifacts import ownership
+from farm.artifacts import inventory
 from farm.cli.main import main
 from farm.client.storage_client import StorageClient
 from farm.errors import ExitCode
@@ -184,7 +184,7 @@ def test_a_team_ships_its_models(
     # Garbage goes, and nothing that a reader may ask for.
     garbage, size = farm.artifacts.put_blob_bytes(b"the input of a build that was never submitted")
     for name in ("ORPHAN_AGE", "GRACE"):
-        monkeypatch.setattr(ownership, name, timedelta(seconds=-2))  # Not a day: storage has whole seconds.
+        monkeypatch.setattr(inventory, name, timedelta(seconds=-2))  # Not a day: storage has whole seconds.
     # A blob is doomed once its mark is of a later second than its upload.
     wait_until(lambda: run("gc") and not farm.artifacts.has_blob(garbage, size), message="the garbage to go")
     assert fetched(reader, trust, out) == OLD.toolchain

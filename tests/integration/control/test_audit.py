@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from farm.app import Farm
-from farm.artifacts import ownership
+from farm.artifacts import inventory
 from farm.client.client import FarmClient, Frozen
 from farm.control.audit import Auditor
 from tests.support.api_farm import POOL, finished
@@ -168,12 +168,12 @@ def test_what_nobody_names_is_collected_and_nothing_else(
     finished(farm, client, frozen)
     orphan, _ = farm.artifacts.put_blob_bytes(b"brought, and never submitted")
     assert client.upkeep.gc()["blobs"] == 0, "it is younger than a day"
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(days=-1))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(days=-1))
     assert [finding["problem"] for finding in findings(farm)] == ["nothing names this blob"]
     assert client.upkeep.gc(dry_run=True) == {"blobs": 1, "bytes": 28, "marked": 0}
     assert client.upkeep.gc() == {"blobs": 0, "bytes": 0, "marked": 1}
     assert farm.artifacts.has_blob(orphan), "it goes a day after its mark"
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     assert wait_until(lambda: (found := client.upkeep.gc())["blobs"] and found) == {
         "blobs": 1,
         "bytes": 28,
@@ -194,5 +194,5 @@ def test_a_snapshot_keeps_what_was_made_again_since(
             program={**sidecar["blobs"]["program"], "digest": farm.artifacts.put_blob_bytes(b"again")[0], "size": 5}
         ),
     )
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(days=-1))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(days=-1))
     assert client.upkeep.gc()["blobs"] == 0

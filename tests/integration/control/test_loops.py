@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.artifacts import ownership
-from farm.artifacts.ownership import MARKS
+from farm.artifacts import inventory
+from farm.artifacts.inventory import MARKS
 from farm.control import loops
 from farm.control.loops import ControlPlane, job_loops, send_strays
 from farm.errors import StorageUnavailable
@@ -70,14 +70,14 @@ def test_garbage_is_collected_by_itself_only_where_that_is_switched_on(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is only reported: nothing is changed, not even marked."""
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     monkeypatch.setattr(loops, "FIRST_COLLECTION", 0.0)
     monkeypatch.setattr(loops, "SWEEP_SECONDS", 0.01)
     monkeypatch.setattr(loops, "COLLECTIONS", 0.05)
     digest, _ = farm.artifacts.put_blob_bytes(b"nobody's")
     looked: list[bool] = []
-    collect = ownership.collect
+    collect = inventory.collect
 
     def noted(*args: Any, **options: Any) -> Any:
         looked.append(True)

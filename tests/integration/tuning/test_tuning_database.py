@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farm.artifacts.ownership import owned
+from farm.artifacts.inventory import owned
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device

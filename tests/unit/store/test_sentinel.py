@@ -12,7 +12,8 @@ from redis.exceptions import TimeoutError
 
 from farm.errors import FarmFault, UsageError
 from farm.settings import load_settings
-from farm.store import Store, broker, sentinel
+from farm.store import Store, broker
+from farm.store.link import connected, place_of, sentinels_of
 
 URL = "sentinels://farm-worker:a%40b@s1:26380,[fd00::2],s3/2?master=farm&ssl_ca_certs=/ca.pem&sentinel_password=ask"
 
@@ -71,17 +72,17 @@ def test_sentinels_may_have_ipv6_addresses_at_any_place_of_the_list(who: str, ho
 
 @pytest.mark.parametrize(("url", "tls"), [(URL, True), ("sentinel://s1/2?master=farm", False)])
 def test_the_primary_is_reached_as_its_sentinels_are(url: str, tls: bool) -> None:
-    pool = sentinel.connect(url).connection_pool
+    pool = connected(url).connection_pool
     assert issubclass(pool.connection_class, SSLConnection) is tls
     assert (pool.service_name, pool.connection_kwargs["db"]) == ("farm", 2)
     with pytest.raises(ValueError, match="Sentinel is empty"):
-        sentinel.read("sentinel://,s1/0?master=farm")
+        sentinels_of("sentinel://,s1/0?master=farm")
 
 
 def test_a_message_names_the_places_and_no_password() -> None:
     assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, [fd00::2]:26379, s3:26379)"
-    assert sentinel.place_of("redis://u:p@[::1]/0") == "[::1]:6379"
-    assert sentinel.place_of("unix:///run/redis.sock") == "/run/redis.sock"
+    assert place_of("redis://u:p@[::1]/0") == "[::1]:6379"
+    assert place_of("unix:///run/redis.sock") == "/run/redis.sock"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_messages_name_the_place_of_the_broker_without_its_password(url: str, pl
 
 def test_a_connection_to_a_primary_that_does_not_answer_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        pool = sentinel.connect("sentinel://s1/0?master=farm", socket_timeout=0.05, protocol=2, driver_info=None)
+        pool = connected("sentinel://s1/0?master=farm", socket_timeout=0.05, protocol=2, driver_info=None)
         connection = pool.connection_pool.make_connection()
         connection.connect_to(silent.getsockname())
         assert connection.is_connected

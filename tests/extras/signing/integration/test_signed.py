@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from farm.app import Farm
-from farm.artifacts.ownership import documents
+from farm.artifacts.inventory import documents
 from farm.artifacts.storage import artifacts_prefix, sidecar_key, statements_key
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen

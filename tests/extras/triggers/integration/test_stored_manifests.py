@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from farm.app import Farm
-from farm.artifacts import ownership
-from farm.artifacts.ownership import collect
+from farm.artifacts import inventory
+from farm.artifacts.inventory import collect
 from farm.artifacts.tokens import Role, Token
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen
@@ -135,8 +135,8 @@ def test_what_cannot_be_stored_is_refused(farm: Farm, frozen: Frozen) -> None:
 def test_a_stored_manifest_survives_redis_and_garbage_collection(
     farm: Farm, client: FarmClient, frozen: Frozen, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "ORPHAN_AGE", timedelta(0))
-    monkeypatch.setattr(ownership, "GRACE", timedelta(0))
+    monkeypatch.setattr(inventory, "ORPHAN_AGE", timedelta(0))
+    monkeypatch.setattr(inventory, "GRACE", timedelta(0))
     client.manifests.push(frozen)
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
