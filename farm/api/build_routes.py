@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -28,6 +29,15 @@ router = APIRouter(tags=["builds"])
 
 EVENT_WAIT = 2.0
 """Seconds that one read of a build's events waits in the store."""
+
+AT_ONCE, SECONDS_APART = 16.0, 0.25
+"""So many reads of a build's events follow one another at once; from then on news of so long travels together.
+
+Each read costs the same however few events it finds. A build of one cell ends within the first ones.
+"""
+
+MANY = 100
+"""Who gets so many events at once lags behind, and does not wait."""
 
 LOOK_EVERY = 8
 """Waits without news between two looks at the build itself, which cost more than its events."""
@@ -238,13 +248,14 @@ async def _events(
     """Yield a build's events in the wire format, and something at least every few seconds."""
     in_thread = partial(anyio.to_thread.run_sync, limiter=watchers, abandon_on_cancel=True)
     ended, idle = False, 0
+    spare, then = AT_ONCE, time.monotonic()
     while not ended:
         items: Sequence[BuildEvent | BuildChange]
         if changes:
             items = await in_thread(lambda: list(changes.after(EVENT_WAIT)))
         else:
-            read = await in_thread(partial(farm.build_reader.events, namespace, build_id, position, EVENT_WAIT))
-            items = read["items"]
+            wait = round(EVENT_WAIT * 1000)
+            items = (await in_thread(partial(farm.store.events.read, build_id, position, wait)))["items"]
         for item in items:
             position = item.get("id") or position
             ended = item["type"] == "build" and item.get("state") == "reported"
@@ -260,6 +271,10 @@ async def _events(
             if ended:
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"
         idle += not items
+        then, since = time.monotonic(), then
+        spare = min(AT_ONCE, spare + (then - since) / SECONDS_APART) - 1
+        if spare < 0 and len(items) < MANY and not ended:
+            await anyio.sleep(-spare * SECONDS_APART)
 
 
 def _page_of_rows(rows: Sequence[Row], name: Callable[[Row], str], after: str, limit: int) -> Listed[Row]:

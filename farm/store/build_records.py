@@ -315,7 +315,10 @@ class EventStreams:
         An unknown id counts as an id of another epoch.
         """
         stream = ("build", build_id, "events")
-        epoch, edges = self._link.ask_many([["HGET", ("epoch",), "epoch"], ["XINFO STREAM", stream]], tolerant=True)
+        position = _position(after, (after or "").partition(".")[0])
+        found = ["XRANGE", stream, f"({position}" if position else "+", "+", "COUNT", EVENTS_AT_ONCE]
+        asked: list[list[Any]] = [["HGET", ("epoch",), "epoch"], ["XINFO STREAM", stream], found]
+        epoch, edges, entries = self._link.ask_many(asked, tolerant=True)
         epoch = epoch or self._new_epoch()
         first, last, trimmed = _edges(edges)
         position = _position(after, epoch)
@@ -327,7 +330,8 @@ class EventStreams:
                 "build": build_id,
             }
             return {"items": [item], "reset": True}
-        entries = self._link.ask("XRANGE", stream, f"({position}", "+", "COUNT", EVENTS_AT_ONCE)
+        if isinstance(entries, Exception):
+            entries = self._link.ask(*found)
         if not entries and block_ms:
             entries = self._wait(stream, position, block_ms)
         return {"items": [_item(build_id, epoch, *entry) for entry in entries], "reset": False}

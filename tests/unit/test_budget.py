@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1846,
+    "api": 1861,
     "artifacts": 2424,
     "builds": 3192,
     "cli": 5195,
@@ -44,7 +44,7 @@ LINES = {
     "results": 2198,
     "runner": 7130,
     "serving": 468,
-    "store": 1889,
+    "store": 1893,
     "targets": 1166,
     "tasks": 182,
     "tuning": 2598,

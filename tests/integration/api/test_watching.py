@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from farm.api import build_routes
 from farm.app import Farm
 from farm.cli import progress
 from farm.client.client import FarmClient
-from tests.support.api_farm import Cutting, freeze_manifest, work
+from tests.support.api_farm import POOL, Cutting, freeze_manifest, work
 from tests.support.helpers import wait_until
 
 CELLS = 400
@@ -171,3 +173,35 @@ def test_a_pause_is_sent_though_nothing_happens(farm: Farm, client: FarmClient, 
     assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == []
     client.pause(build_id)
     assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == [build_id]
+
+
+def test_events_that_come_one_after_the_other_soon_travel_together(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_routes, "SECONDS_APART", 0.05)
+    build_id = client.submit(freeze_manifest(tmp_path, many(60), batch="batch"))["id"]
+    read, reads, heard = farm.store.events.read, [0], list[str]()
+
+    def counted(*about: Any) -> Any:
+        found = read(*about)
+        reads[0] += 1
+        return found
+
+    def watch() -> None:
+        for event in client.watch(build_id):
+            heard.append(event.get("state", ""))
+            if heard.count("running") == 40:
+                return
+
+    monkeypatch.setattr(farm.store.events, "read", counted)
+    watcher = threading.Thread(target=watch)
+    began = time.monotonic()
+    watcher.start()
+    for number, (job_id, attempt) in enumerate(farm.store.jobs.hand_out(POOL.name, 20), 1):
+        farm.store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
+        if number < 30:  # Who reads at once reads each one.
+            wait_until(lambda number=number: heard.count("running") == number)
+    watcher.join(timeout=60)
+    assert not watcher.is_alive()
+    assert reads[0] <= build_routes.AT_ONCE + (time.monotonic() - began) / 0.05 + 1
+    assert heard.count("running") == 40
