@@ -38,7 +38,7 @@ from farm.extras.reproduce import reproduction
 from farm.local.servers import _quoted
 from farm.models.model import FrozenModel
 from farm.node.attempts import Attempts
-from farm.pages.job_pages import ways
+from farm.pages.job_view import ways
 from farm.runner.documents import SessionChoice
 from farm.settings import load_settings
 from farm.targets.compilers import compilers
