@@ -21,7 +21,7 @@ from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
 from farm.results import ref_rules
 from farm.results.ref_rules import LATEST, has_passed, is_proven, named_cell, submitted
 from farm.results.report import JudgedCell, Report
-from farm.results.sweeps import draw
+from farm.results.tradeoff import draw
 from farm.results.verdict import changes_of, judge_instead, verdict_of
 from farm.store import Store
 

@@ -34,9 +34,9 @@ from farm.jobs.state import State
 from farm.logging import get_logger
 from farm.matrix.planned import UNKNOWN, Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, runs_alike, turns_with, values_of
-from farm.results.lines import CellEnd, CellLine
 from farm.results.ref_rules import LATEST, given
 from farm.results.report import BuildView, JudgedCell, PastCell, Report
+from farm.results.verdict import CellEnd, CellLine
 from farm.store import Store
 from farm.store.link import lots
 from farm.wire.asked import ChosenGates

@@ -25,10 +25,9 @@ from farm.jobs.rows import AttemptView, BuildEvent, BuildRow, EventBatch, Reprod
 from farm.jobs.state import PAUSED, WAITS_FOR_STORAGE, WAITS_FOR_TURN, AttemptEnd, State
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
-from farm.results.lines import CellEnd, CellLine
 from farm.results.report import BuildChange, BuildView, JudgedCell, Report
-from farm.results.sweeps import sweeps_of
-from farm.results.verdict import changes_of, judge_cell, verdict_of
+from farm.results.tradeoff import sweeps_of
+from farm.results.verdict import CellEnd, CellLine, changes_of, judge_cell, verdict_of
 from farm.store import Store
 from farm.store.link import lots
 

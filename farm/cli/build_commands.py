@@ -584,7 +584,7 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
 
 
 def _draw(report: Report, file: Path) -> None:
-    from farm.results.sweeps import draw
+    from farm.results.tradeoff import draw
 
     build = report["build"]
     if not report.get("sweeps"):

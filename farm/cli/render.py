@@ -546,7 +546,7 @@ def legend(cells: Sequence[JudgedCell]) -> list[str]:
 
 def sweeps(swept: Iterable[SweepResult]) -> list[str]:
     """Return a table for every batch sweep, with the best batch marked."""
-    from farm.results.sweeps import title
+    from farm.results.tradeoff import title
 
     lines: list[str] = []
     for found in swept:

@@ -355,7 +355,7 @@ class FarmClient:
 
     def diff(self, left: str, right: str) -> Differences:
         """Return in what two builds differ."""
-        from farm.results.lines import differences
+        from farm.results.verdict import differences
 
         return differences(self.report(left), self.report(right), self.artifacts.get)
 

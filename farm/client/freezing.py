@@ -28,8 +28,7 @@ from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
 from farm.manifest.values import Data, EnvFile, Source
-from farm.matrix.combinations import Combinations
-from farm.matrix.lookup import data_key
+from farm.matrix.combinations import Combinations, data_key
 from farm.models import data as reading_data
 from farm.models.data import FrozenData, freeze_data
 from farm.models.model import FrozenModel, ModelCheck, check_here, file_reference, read_model

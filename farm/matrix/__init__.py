@@ -1,5 +1,5 @@
 """The matrix: a manifest's entries multiplied out to cells, each with its fully resolved spec. Pure.
 
-`combinations` lists the cells and merges the settings of each, `lookup` finds what they name, `checks` says what is not
-possible, and `cells` makes the finished cells of them.
+`combinations` lists the cells and finds what they name, `cells` merges their settings, says what is not possible, and
+makes the finished cells; `planned` has the documents.
 """

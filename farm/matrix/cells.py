@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
 from farm.jobs.state import AttemptLimits
-from farm.manifest.entries import CellSettings, Tuning, Verify
+from farm.manifest.entries import Budgets, CellSettings, Gates, Manifest, Tuning, Verify
+from farm.manifest.values import Entry
 from farm.matrix.combinations import (
     Combination,
     Combinations,
     Complaints,
+    Lookup,
     Path,
-    gates_of,
-    settings_of,
-    tolerances,
+    Recipe,
+    Shape,
 )
-from farm.matrix.lookup import Lookup, PoolChoice, Recipe, Shape
-from farm.matrix.planned import CellGates, ExpectedFailure, SoughtBatch
+from farm.matrix.planned import AskedGates, CellGates, ExpectedFailure, SoughtBatch
 from farm.models.data import FrozenData
 from farm.models.model import FrozenModel, lowered
 from farm.models.shapes import Input, Span, plain_size
@@ -38,8 +40,8 @@ from farm.spec import (
     canonical_fields,
     key_of_fields,
 )
-from farm.targets.compilers import OFF, TUNING_MODES, Compiler, DeviceKind
-from farm.targets.pools import Choice, Pool, Target
+from farm.targets.compilers import OFF, TUNING_MODES, Compiler, DeviceKind, default_tolerance
+from farm.targets.pools import Choice, NoPool, Pool, Target, choose_pools
 from farm.wire.asked import BlobSize
 
 
@@ -73,7 +75,9 @@ class Work(NamedTuple):
     texts: Mapping[str, str]
 
 
-def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> Resolved | None:
+def resolve(
+    lookup: Lookup, known: PoolChoice | None, combination: Combination, limits: AttemptLimits
+) -> Resolved | None:
     """Resolve a combination; None, with a complaint, if its device does not have the precision.
 
     `limits` are for what the manifest does not limit.
@@ -86,7 +90,7 @@ def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> 
         check_model(lookup, combination, model)
     settings = settings_of(matrix.manifest, combination)
     recipe = lookup.recipe(combination, kind, settings)
-    pools = _pools(lookup, combination, kind, settings, recipe)
+    pools = _pools(lookup, known, combination, kind, settings, recipe) if known else []
     check_background(lookup, combination, settings)
     return Resolved(
         data=recipe.data,
@@ -102,15 +106,18 @@ def resolve(lookup: Lookup, combination: Combination, limits: AttemptLimits) -> 
 
 
 def _pools(
-    lookup: Lookup, combination: Combination, kind: DeviceKind, settings: CellSettings, recipe: Recipe
+    lookup: Lookup,
+    known: PoolChoice,
+    combination: Combination,
+    kind: DeviceKind,
+    settings: CellSettings,
+    recipe: Recipe,
 ) -> list[Pool]:
-    """Return the pools that serve a combination, all with the same key; none if that is a problem, or none is known."""
-    if not lookup.pools:
-        return []
+    """Return the pools that serve a combination, all with the same key; none if that is a problem."""
     compiler, choice, tuning = combination.compiler, combination.choice, settings.tuning
     modes = {_tuning(tuning, compiler, kind, choice, mode)["mode"] for mode in (tuning.mode, tuning.background)}
     bound = any(compiler.family_bound(recipe.options, mode) for mode in modes)
-    pools = lookup.pools.serving(combination, family_bound=bound)
+    pools = known.serving(combination, family_bound=bound)
     for pool in pools[:1]:
         check_pool(lookup, combination, pool, settings, {**recipe.options, **recipe.quantization})
     return pools
@@ -314,7 +321,7 @@ def expand(
     """
     complaints = Complaints(matrix.manifest, matrix.problems)
     choice = PoolChoice(matrix, pools, known or pools, slots or {}, complaints)
-    cells = list(_cells(Lookup(matrix, models, data, files or {}, choice, complaints), limits))
+    cells = list(_cells(Lookup(matrix, models, data, files or {}, complaints, is_all=True), choice, limits))
     if complaints.problems:
         raise ManifestError(complaints.found())
     return cells
@@ -323,26 +330,27 @@ def expand(
 def check(matrix: Combinations, models: Mapping[str, FrozenModel], data: Mapping[str, FrozenData]) -> list[Problem]:
     """Return all problems that show without knowing any pool; models and data that are not given are skipped."""
     complaints = Complaints(matrix.manifest, matrix.problems)
-    list(_cells(Lookup(matrix, models, data, {}, None, complaints), DEFAULT_LIMITS))
+    list(_cells(Lookup(matrix, models, data, {}, complaints, is_all=False), None, DEFAULT_LIMITS))
     return complaints.found()
 
 
-def _cells(lookup: Lookup, limits: AttemptLimits) -> Iterator[Cell]:
+def _cells(lookup: Lookup, pools: PoolChoice | None, limits: AttemptLimits) -> Iterator[Cell]:
     """Yield the cells that are possible; combinations that differ in their shape alone are resolved once."""
     known: dict[tuple[object, ...], Resolved | None] = {}
     for combination in lookup.matrix.combinations:
         alike = combination.without_shape
         if alike not in known:
-            known[alike] = resolve(lookup, combination, limits)
+            known[alike] = resolve(lookup, pools, combination, limits)
         resolved, shape = known[alike], lookup.inputs.at(combination)
-        cell = _cell(lookup, combination, resolved, shape) if resolved and shape else None
-        if cell:
+        if resolved and shape and (cell := _cell(lookup, pools, combination, resolved, shape)):
             yield cell
 
 
-def _cell(lookup: Lookup, combination: Combination, resolved: Resolved, shape: Shape) -> Cell | None:
+def _cell(
+    lookup: Lookup, pools: PoolChoice | None, combination: Combination, resolved: Resolved, shape: Shape
+) -> Cell | None:
     """Return the cell of a shape; None if its inputs do not fit, with a complaint, or if no pools are known."""
-    work, choice, pools = resolved.work, combination.choice, lookup.pools
+    work, choice = resolved.work, combination.choice
     if not all(lookup.inputs.fits(combination, use, frozen, shape) for use, frozen in resolved.data.items()):
         return None
     if work is None or pools is None or (warnings := _warnings(lookup, combination, work, shape)) is None:
@@ -491,6 +499,125 @@ def _unpacked(lookup: Lookup, combination: Combination) -> Iterator[str]:
     lost = [layout for layout in asked if compiler.pack_options or layout == "onnxruntime-cache"]
     if lost and not compiler.packable(combination.choice.served.device):
         yield f"no pack for {', '.join(lost)}: only programs of MIGraphX for AMD GPUs fit there"
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+class PoolChoice:
+    """The pools to plan for, and which of them serve a combination."""
+
+    def __init__(
+        self,
+        matrix: Combinations,
+        pools: Sequence[Pool],
+        known: Sequence[Pool],
+        slots: Mapping[str, int],
+        complaints: Complaints,
+    ) -> None:
+        """Choose of `pools`, or of all that are `known` if the manifest names a toolchain; `slots` are by pool."""
+        self._matrix = matrix
+        self._pools = pools
+        self._known = known
+        self._slots = slots
+        self._complain = complaints.complain
+        self._chosen: dict[tuple[object, ...], list[Pool]] = {}
+
+    def serving(self, combination: Combination, *, family_bound: bool) -> list[Pool]:
+        """Return the pools that serve a target with a toolchain, all with the same key; none if that is a problem."""
+        slug, toolchain = combination.slug, combination.toolchain
+        libraries = combination.compiler.libraries_of(combination.precision)
+        asked = slug, toolchain, family_bound, libraries
+        if asked not in self._chosen:
+            self._chosen[asked] = []
+            try:
+                self._chosen[asked] = choose_pools(
+                    combination.choice,
+                    toolchain,
+                    in_use=self._pools,
+                    known=self._known,
+                    family_bound=family_bound,
+                    libraries=libraries,
+                )
+            except NoPool as error:
+                place = combination.places["toolchain" if toolchain else "target"]
+                self._complain(str(error), place, error.hint)
+        return self._chosen[asked]
+
+    def spread(self, identifier: str, pools: Sequence[str]) -> str:
+        """Return the pool for a cell, of those that serve it alike: each has a share by slots, and keeps its cells.
+
+        One that takes no jobs now gets none, unless none of them does: nobody may come to take them.
+        """
+
+        def score(pool: str) -> float:
+            chance = int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest(), 16) / 16**64
+            return -math.log(chance) / (self._slots.get(pool) or 1)
+
+        if len(pools) == 1:
+            return pools[0]
+        return min([pool for pool in pools if self._slots.get(pool)] or pools, key=score)
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
+    """Return the settings of a cell: the manifest's, with its model's, those of `include` and `overrides` on top."""
+    names = CellSettings.model_fields
+    layers = combination.layers(manifest)
+    given = [{name: getattr(layer, name) for name in names if name in layer.model_fields_set} for layer in layers]
+    return CellSettings.model_construct(**_merged(given))
+
+
+def _merged(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return mappings laid over each other: of what several name, the last one counts, with what is only in others."""
+    names = dict.fromkeys(name for each in mappings for name in each)
+    return {name: _laid_over([each[name] for each in mappings if name in each]) for name in names}
+
+
+def _laid_over(values: Sequence[Any]) -> Any:
+    last = values[-1]
+    if isinstance(last, Entry):
+        entries = [value for value in values if isinstance(value, Entry)]
+        given = [{name: getattr(entry, name) for name in entry.model_fields_set} for entry in entries]
+        return type(last).model_construct(**_merged(given))
+    return _merged([value for value in values if isinstance(value, dict)]) if isinstance(last, dict) else last
+
+
+def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[str, float]:
+    """Return the tolerance of each output that has its own, and of all others (`*`).
+
+    A precision that is not named has the default. A pair that is not named has the larger tolerance of its halves.
+    """
+    halves = [precision] if precision in verify.tolerance else precision.split("-")
+    given = [
+        {"*": default_tolerance(half), **verify.tolerance.get(half, verify.tolerance.get("*", {}))} for half in halves
+    ]
+    found = {name: max(_tolerance(half, name) for half in given) for name in outputs}
+    most = max(half["*"] for half in given)
+    named = {pattern for half in given for pattern in half if pattern != "*"}
+    return {"*": most, **{name: found[name] for name in outputs if any(fnmatchcase(name, each) for each in named)}}
+
+
+def _tolerance(given: Mapping[str, float], output: str) -> float:
+    own = [number for pattern, number in given.items() if pattern != "*" and fnmatchcase(output, pattern)]
+    return max(own, default=given["*"])
+
+
+def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
+    """Return the limits and budgets that are asked for, as a plan has them."""
+    numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
+    limits = {name: getattr(gates, name) for name in numbers}
+    most = {name: value for name, value in budgets.model_dump().items() if value is not None}
+    asked = AskedGates()
+    if limits:
+        asked.update({"limits": limits, "baseline": gates.baseline, "hits": gates.hits})
+    if most:
+        asked["budgets"] = most
+    if asked:
+        asked["undecided"] = gates.undecided
+    return asked
 
 
 # --- dynamic dimensions ------------------------------------------------------------------------------------------

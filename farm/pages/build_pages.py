@@ -48,11 +48,10 @@ from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, EventHub, StillReading
 from farm.pages.quantities import duration, moment, part, plural
-from farm.results.gates import Movement, moved_latency
-from farm.results.lines import BAND, CellLine, Look
+from farm.results.gates import Movement, between, moved_latency
 from farm.results.report import BuildView
-from farm.results.surroundings import between
 from farm.results.tradeoff import choices
+from farm.results.verdict import BAND, CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
 from farm.units import by_number, named, together

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 
 from farm.pages import quantities
 from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
-from farm.results.lines import BAND, SAME, CellChange, CellEnd, CellLine, Effect, Look, change, is_quiet
 from farm.results.report import BuildView, PastCell
 from farm.results.tradeoff import Contender, weighed
+from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Effect, Look, change, is_quiet
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),

@@ -18,10 +18,9 @@ from farm.pages.build_view import CellPast
 from farm.pages.job_view import AttemptLine
 from farm.pages.page_answers import macro
 from farm.pages.quantities import digits, duration, error, latency, size
-from farm.results.lines import CellLine
 from farm.results.report import SweepResult
-from farm.results.sweeps import joined, title
-from farm.results.tradeoff import Contender, advise, by_place, weighed
+from farm.results.tradeoff import Contender, advise, by_place, joined, title, weighed
+from farm.results.verdict import CellLine
 from farm.runner.documents import Latency
 
 TALL = 280

@@ -44,7 +44,7 @@ from farm.pages.page_answers import (
 )
 from farm.pages.page_reading import PATIENCE
 from farm.pages.quantities import duration
-from farm.results.lines import CellLine, look_of
+from farm.results.verdict import CellLine, look_of
 from farm.units import by_number
 from farm.wire.program import Sidecar
 

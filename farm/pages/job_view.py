@@ -22,7 +22,7 @@ from farm.artifacts.sidecar import serving_of
 from farm.inert import inert
 from farm.jobs.rows import AttemptView, JobView
 from farm.jobs.state import Phase
-from farm.results.lines import CellLine
+from farm.results.verdict import CellLine
 from farm.runner.documents import Latency
 from farm.units import by_number
 from farm.wire.program import Sidecar

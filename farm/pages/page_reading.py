@@ -23,8 +23,8 @@ from farm.inert import one_line
 from farm.logging import get_logger
 from farm.pages.build_view import Across, ComparedBuilds, ShownBuild, across, compare, said
 from farm.pages.quantities import duration
-from farm.results.lines import CellLine
 from farm.results.report import BuildView
+from farm.results.verdict import CellLine
 
 KEPT_CELLS = 400_000
 """Cells of the builds that are kept in memory, a few hundred bytes each."""

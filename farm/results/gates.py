@@ -16,7 +16,7 @@ Only a number whose whole interval is beyond the limit fails its cell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -24,13 +24,13 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import FailureKind, State, is_gate
 from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
-from farm.results.surroundings import between
 from farm.runner.documents import Evidence
 from farm.units import duration, rate, size
 from farm.wire.program import Against
 
 if TYPE_CHECKING:
     from farm.results.report import JudgedCell
+
 
 SHORT = 0.25
 """Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
@@ -663,3 +663,18 @@ def written_rule(name: str, limit: float) -> str:
     if sort == "tolerance":
         return f"tolerance {'' if rest == OTHERS else f'{rest}='}{limit:g}"
     return written(sort, rest.partition(" ")[0], limit) if rest else f"{sort}: fail"
+
+
+CLOCK_BAND = 0.05
+"""Relative difference of two clocks below which nothing is said: they are never quite the same."""
+
+
+def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two measurements, as the facts or values of their programs tell."""
+    names = ("toolchain", "card", "driver", "cpu", "node")
+    both = [(name, before.get(name), after.get(name)) for name in names]
+    then, now = before.get("clocks") or {}, after.get("clocks") or {}
+    clocks = [(label, then[label], now[label]) for label in then if label in now]
+    return [f"{name} {old} -> {new}" for name, old, new in both if old and new and old != new] + [
+        f"clock {label} {old:.0f} -> {new:.0f} MHz" for label, old, new in clocks if abs(new - old) > CLOCK_BAND * old
+    ]

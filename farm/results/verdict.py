@@ -1,33 +1,332 @@
-"""The verdict: a build's cells judged by its own gates and expectations, what the build changed, and the one exit code.
+"""The verdict: cells in short, what changed between two builds, and a build's cells judged by its own gates. Pure.
 
 A job's success is a program that was compiled, loaded back and measured; whether it is good enough is each build's own
-question, so it is asked when a build is read (`docs/decisions/0002-judged-at-read.md`). Pure.
-"""
+question, so it is asked when a build is read (`docs/decisions/0002-judged-at-read.md`)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from farm.errors import ExitCode
+from farm.errors import ArtifactGone, ExitCode, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State, is_gate, policy_of
 from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
 from farm.results.gates import (
+    GateRow,
+    between,
     improvements,
     judge_program,
     judge_unverified,
+    left_out,
+    moved,
     new,
     rules_of,
     undecided,
 )
-from farm.results.lines import CellChange, CellEnd, Look, change, look_of
 from farm.results.report import Changes, JudgedCell, Remark
-from farm.targets.compilers import default_equal_share
+from farm.results.tradeoff import Contender, error_of, marks_of, part_of
+from farm.spec import changes
+
+if TYPE_CHECKING:
+    from farm.results.report import CellDifference, Differences, Report
+    from farm.wire.program import Sidecar
+
+
+Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
+"""How a cell looks: its state, split further by what people look for."""
+
+
+class CellLine(NamedTuple):
+    """One cell of a build, as far as lists show it. Times in seconds, sizes in bytes."""
+
+    identifier: str
+    model: str
+    target: str
+    precision: str
+    shape: str
+    look: Look
+    kind: str = ""
+    by_farm: bool = False
+    message: str = ""
+    detail: str = ""
+    advice: str = ""
+    phase: str = ""
+    worker: str = ""
+    elapsed: float | None = None
+    waiting: str = ""
+    warning: str = ""
+    job: str = ""
+    key: str = ""
+    published: bool = False
+    size: int | None = None
+    latency: float | None = None
+    shared: bool = False
+    device: str = ""
+    expected_reason: str = ""
+    expected_link: str = ""
+    reason: str = ""
+    """Why its plan said that it has to be compiled."""
+    rules: str = "{}"
+    """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gates`), as JSON."""
+    p99: float | None = None
+    throughput: float | None = None
+    """Samples a second."""
+    error: float | None = None
+    """The largest one of an output."""
+    marks: str = ""
+    """What makes its numbers weak (`farm.results.tradeoff`), in words."""
+    baseline: float | None = None
+    """The latency of the program that a gate compares it with."""
+    sweep: str = ""
+    """Its part of a sweep (`farm.results.tradeoff`), as JSON; empty without one."""
+    moved: str = "[]"
+    """How it compares with a gate's baseline: each number in words (`farm.results.gates.Movement`), as JSON."""
+    around: str = "[]"
+    """What else differs from there, as JSON."""
+
+    @classmethod
+    def of(cls, cell: JudgedCell) -> CellLine:
+        """Return the line of a judged cell."""
+        facts = cell["facts"]
+        return cls(
+            identifier=cell["identifier"],
+            model=cell["model"],
+            target=cell["target"],
+            precision=cell["precision"],
+            shape=cell["shape"],
+            look=look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"]),
+            kind=cell["kind"] or "",
+            by_farm=cell["fault"] == "farm",
+            message=cell["message"],
+            detail=cell["detail"],
+            advice=cell["advice"],
+            phase=cell["phase"] or "",
+            worker=cell["worker"] or "",
+            elapsed=cell["elapsed"],
+            waiting=cell["waiting"],
+            warning=cell["warning"] or cell.get("held", ""),
+            job=cell["job"] or "",
+            key=facts["key"] if facts else cell["key"],
+            published=facts is not None,
+            size=facts["program"]["size"] if facts else None,
+            latency=facts["latency"] if facts else None,
+            shared=bool(facts and facts["shared"]),
+            device=facts["device"] if facts else "",
+            expected_reason=cell.get("expected_reason", ""),
+            expected_link=cell.get("expected_link", ""),
+            reason=cell.get("reason", ""),
+            rules=json.dumps(rules_of(cell)),
+            p99=facts.get("p99") if facts else None,
+            throughput=facts.get("throughput") if facts else None,
+            error=error_of(facts) if facts else None,
+            marks=" ".join(marks_of(facts)) if facts else "",
+            baseline=next((row["base"] for row in cell.get("compared") or () if row["measure"] == "latency"), None),
+            sweep=json.dumps(part) if (part := part_of(cell)) else "",
+            moved=json.dumps([said for row in cell.get("compared") or () if row["against"] and (said := moved(row))]),
+            around=json.dumps(cell.get("around") or []),
+        )
+
+    @classmethod
+    def planned(cls, cell: CellPlan, state: str) -> CellLine:
+        """Return the line of a cell in a state, before anything is judged.
+
+        What its gates will refuse counts as compiled, and nothing has a speed.
+        """
+        look = look_of(state, hit=cell["state"] == "hit")
+        place = (cell["identifier"], cell["model"], cell["target"], cell["precision"], cell["shape"])
+        return cls(*place, look, key=cell["key"], reason=cell.get("reason") or "")
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether its program is there, and a gate of the build refused it."""
+        return is_gate(self.kind)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its program is there and passed."""
+        return self.look in ("compiled", "hit")
+
+    @property
+    def contender(self) -> Contender:
+        """The cell as one of those that could be shipped."""
+        place = (self.identifier, self.target, self.precision, self.shape, self.succeeded)
+        numbers = (self.latency, self.p99, self.throughput, self.error, self.size or 0)
+        return Contender(*place, *numbers, self.marks.split())
+
+
+class CellEnd(NamedTuple):
+    """How a cell ended: what comparisons of builds need of it. The fields are as in its line."""
+
+    identifier: str
+    look: Look
+    kind: str = ""
+    phase: str = ""
+    key: str = ""
+    latency: float | None = None
+    shared: bool = False
+    device: str = ""
+    rules: str = "{}"
+
+    @classmethod
+    def of(cls, line: CellLine) -> CellEnd:
+        """Return the end of a line's cell."""
+        return cls._make(_END(line))
+
+
+_END = attrgetter(*CellEnd._fields)
+
+
+def look_of(state: str, *, hit: bool = False, expected: bool = False) -> Look:
+    """Return how a cell in a state looks; `expected`: its failure was."""
+    match State(state):
+        case State.SUCCEEDED:
+            return "hit" if hit else "compiled"
+        case State.FAILED:
+            return "expected" if expected else "failed"
+        case State.RUNNING:
+            return "running"
+        case State.QUEUED:
+            return "queued"
+        case State.CANCELLED:
+            return "cancelled"
+
+
+# --- what changed between two builds ---------------------------------------------------------------------------------
+
+
+Effect = Literal["open", "newly failed", "still failing", "fixed", "unjudged", "worse", "better", "same"]
+"""What happened to a cell. `open`: one of the two has not ended, or was cancelled. `unjudged`: a rule refused it, and
+the second build did not judge it by that."""
+
+BAND = 0.10
+"""Relative difference of two medians below which nothing is said: they were measured at different times, perhaps on
+different nodes. `farm bench` measures two programs in turns, and sees smaller ones."""
+
+SAME = "the program is the same"
+
+_PASSED = frozenset({"compiled", "hit"})
+_FAILED = frozenset({"failed", "expected"})
+
+
+class CellChange(NamedTuple):
+    """What changed in a cell from one build to another one.
+
+    `share` is how much longer a run takes now, as a share of before, if both can be compared; else `left_out` says why
+    they cannot. `other_end`: it passes and did not, or fails and did not, or fails in another way.
+    """
+
+    effect: Effect
+    other_end: bool = False
+    share: float | None = None
+    left_out: str = ""
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether it ended differently, or its speed changed by more than the noise."""
+        return self.other_end or self.effect in ("worse", "better")
+
+
+def is_quiet(before: CellEnd, after: CellEnd) -> bool:
+    """Whether `change` can notice nothing of a cell: it ends as before, at about the same speed. Much faster."""
+    if before.look != after.look or before.kind != after.kind:
+        return False
+    then, now = before.latency, after.latency
+    return not then or not now or abs(now - then) <= BAND * then
+
+
+def change(before: CellEnd | CellLine | None, after: CellEnd | CellLine, rows: Sequence[GateRow] = ()) -> CellChange:
+    """Return what changed in a cell; `before` is None for a new one, which counts as one that passed.
+
+    Two speeds are compared by their medians, unless `rows` has what a comparison in turns with `before` found.
+    """
+    passed = before is None or before.look in _PASSED
+    failed = before is not None and before.look in _FAILED
+    other_end = passed != (after.look in _PASSED) or (before is not None and before.kind != after.kind)
+    if after.look == "failed":
+        return CellChange("still failing" if failed else "newly failed", other_end)
+    if after.look not in _PASSED or not (passed or failed):
+        return CellChange("same" if after.look == "expected" else "open", other_end)
+    if before is None:
+        return CellChange("same", other_end)
+    if failed:
+        unjudged = left_out(json.loads(before.rules), json.loads(after.rules))
+        return CellChange("unjudged" if unjudged else "fixed", other_end, left_out="; ".join(unjudged))
+    return _speed(before, after, rows)
+
+
+def _speed(before: CellEnd | CellLine, after: CellEnd | CellLine, rows: Sequence[GateRow]) -> CellChange:
+    if rows:
+        outcomes = {row["outcome"] for row in rows}
+        effect: Effect = "worse" if "worse" in outcomes else "better" if "better" in outcomes else "same"
+        return CellChange(effect, left_out="; ".join(undecided(rows)))
+    if why := _unfair(before, after):
+        return CellChange("same", left_out=why)
+    assert before.latency and after.latency
+    share = after.latency / before.latency - 1
+    return CellChange("worse" if share > BAND else "better" if share < -BAND else "same", False, share)
+
+
+def _unfair(before: CellEnd | CellLine, after: CellEnd | CellLine) -> str:
+    """Return why two speeds cannot be compared; empty if they can."""
+    if before.key == after.key:
+        return SAME
+    if not before.latency or not after.latency:
+        return "not measured in both builds"
+    if before.shared or after.shared:
+        return "not measured alone"
+    if before.device != after.device:
+        return "measured on different devices"
+    return ""
+
+
+def differences(left: Report, right: Report, sidecar: Callable[[str], Sidecar]) -> Differences:
+    """Return in what two builds differ; `sidecar` returns that of a cache key."""
+    before, after = ({cell["identifier"]: cell for cell in report["cells"]} for report in (left, right))
+    found = [_difference(name, before.get(name), after.get(name), sidecar) for name in before | after]
+    return {
+        "left": left["build"],
+        "right": right["build"],
+        "same": found.count(None),
+        "cells": [each for each in found if each],
+        "left_out": {
+            "left": [name for name in before if name not in after],
+            "right": [name for name in after if name not in before],
+        },
+    }
+
+
+def _difference(
+    name: str, left: JudgedCell | None, right: JudgedCell | None, sidecar: Callable[[str], Sidecar]
+) -> CellDifference | None:
+    """Return in what a cell differs between two builds; None if nothing is worth a notice."""
+    found = change(CellEnd.of(CellLine.of(left)), CellEnd.of(CellLine.of(right))) if left and right else None
+    keys = [cell["facts"]["key"] if cell["facts"] else cell["key"] for cell in (left, right) if cell]
+    if found and not found.is_noticed and len(set(keys)) == 1:
+        return None
+    changed, around = list[str](), list[str]()
+    published = [cell["facts"] for cell in (left, right) if cell and cell["facts"]]
+    if len({facts["key"] for facts in published}) > 1:
+        around = between(*published)
+        with suppress(NotFound, ArtifactGone):
+            one, other = (sidecar(facts["key"])["spec"] for facts in published)
+            changed = changes(one, other)
+    effect, share = (found.effect, found.share) if found else (None, None)
+    return {
+        "identifier": name, "left": left, "right": right, "changes": changed, "around": around,
+        "effect": effect, "share": share,
+    }  # fmt: skip
+
+
+# --- judged cells, and the one exit code ------------------------------------------------------------------------------
+
 
 DAY = 86_400.0
 
@@ -158,6 +457,8 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
 
 def is_unverified(cell: JudgedCell) -> bool:
     """Whether a cell's program was to be compared with a reference and was not, or only some of its outputs."""
+    from farm.targets.compilers import default_equal_share  # Who lists builds needs no targets.
+
     facts, limits, share = cell.get("facts"), cell["gate"]["tolerance"], default_equal_share(cell["precision"])
     return bool(facts and judge_unverified(facts.get("unverified", ""), facts, limits, equal_share=share))
 

@@ -12,7 +12,7 @@ from farm.artifacts.inventory import rebuild
 from farm.builds.past_builds import BuildIndex
 from farm.builds.reading import BuildChanges
 from farm.errors import FarmError
-from farm.results.lines import CellEnd, CellLine
+from farm.results.verdict import CellEnd, CellLine
 
 MOVING = {"elapsed": None, "waiting": "", "detail": "", "phase": ""}
 """What is another one a moment later."""

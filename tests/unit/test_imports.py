@@ -478,7 +478,6 @@ PURE = [
     "jobs/state",
     "matrix/cells",
     "matrix/combinations",
-    "matrix/lookup",
     "models/shapes",
     "extras/packs/layouts",
     "extras/packs/starters",

@@ -14,8 +14,8 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, FailureKind, State
 from farm.matrix.planned import CellGates, CellPlan, NotShadowed, ShadowNotes
 from farm.results.gates import GateRow, sentence
-from farm.results.lines import CellEnd, CellLine, change
 from farm.results.report import JudgedCell, Report
+from farm.results.verdict import CellEnd, CellLine, change
 from farm.runner.documents import DeviceDocument
 from farm.spec import SpecDocument, cache_key
 from farm.targets.compilers import OFF, compilers

@@ -34,7 +34,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.pages import build_pages, job_pages, job_view, page_reading
 from farm.pages.page_reading import BuildPages, EventHub
 from farm.pages.quantities import size
-from farm.results.lines import CellLine
+from farm.results.verdict import CellLine
 from farm.serving.application import create_app
 from farm.settings import Settings
 from tests.support import shown

@@ -10,7 +10,7 @@ import pytest
 from farm.builds.plan import EXPLAINED, background_cells, make_plan, plan_follow_up, plan_retry, unsuccessful
 from farm.errors import UsageError
 from farm.matrix.cells import Cell
-from farm.results.lines import CellLine
+from farm.results.verdict import CellLine
 
 FACTS: Any = {"key": "published", "against": None}
 ESTIMATE: Any = {"low": 5.0, "expected": 10.0, "high": 20.0, "how": "x"}

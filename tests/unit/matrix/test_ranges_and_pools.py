@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from farm.matrix.cells import FULL_DYNAMIC, price, refusal
-from farm.matrix.lookup import PoolChoice, data_key
+from farm.matrix.cells import FULL_DYNAMIC, PoolChoice, price, refusal
+from farm.matrix.combinations import data_key
 from farm.models.shapes import Input, Span
 from farm.targets.pools import Target
 

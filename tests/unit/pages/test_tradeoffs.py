@@ -11,8 +11,8 @@ import pytest
 from farm.pages import drawing
 from farm.pages.drawing import PlotAxis, of_cells, of_programs, sweeps
 from farm.pages.quantities import latency
-from farm.results.lines import CellLine
 from farm.results.tradeoff import Contender, choices
+from farm.results.verdict import CellLine
 
 
 def line(precision: str, latency: float | None = None, error: float | None = None, **more: Any) -> CellLine:

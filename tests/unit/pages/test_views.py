@@ -24,7 +24,7 @@ from farm.pages.build_view import (
     said,
 )
 from farm.pages.job_view import AttemptLine, ingredients_of
-from farm.results.lines import CellEnd, CellLine
+from farm.results.verdict import CellEnd, CellLine
 
 
 def cell(identifier: str, state: str = "succeeded", **changes: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from farm.pages.build_view import ShownBuild, compare
 from farm.results.gates import GateRow
-from farm.results.lines import SAME, CellChange, CellEnd, CellLine, change
+from farm.results.verdict import SAME, CellChange, CellEnd, CellLine, change
 
 BEFORE = CellEnd("net/cpu/fp32/b1", "compiled", key="old", latency=1e-3, device="cpu")
 NOW = BEFORE._replace(key="new")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from farm.results.gates import joined, left_out, rules_of
-from farm.results.lines import CellEnd, CellLine, change
-from farm.results.verdict import changes_of, judge_cell
+from farm.results.verdict import CellEnd, CellLine, change, changes_of, judge_cell
 from tests.unit.results.test_gates import against, facts, planned
 from tests.unit.results.test_verdict import row as row_of
 

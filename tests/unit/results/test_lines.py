@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from farm.results.lines import CellEnd, CellLine, change, differences, is_quiet, look_of
-from farm.results.verdict import judge_cell
+from farm.results.verdict import CellEnd, CellLine, change, differences, is_quiet, judge_cell, look_of
 from tests.unit.results.test_verdict import FACTS, KEY, failed, planned, row, succeeded
 
 

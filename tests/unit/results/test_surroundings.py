@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.results.surroundings import between
+from farm.results.gates import between
 from farm.results.verdict import judge_cell
 from tests.unit.results.test_gates import facts, planned
 from tests.unit.results.test_verdict import row

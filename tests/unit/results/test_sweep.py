@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farm.cli import render
-from farm.results.sweeps import draw, sweeps_of
+from farm.results.tradeoff import draw, sweeps_of
 
 
 def cell(batch: int, latency: float | None, **more: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from farm.cli.compare_command import lines
-from farm.results.lines import BAND
 from farm.results.tradeoff import NOISY, advise, choices
+from farm.results.verdict import BAND
 
 
 def program(precision: str, latency: float | None, error: float | None, **more: Any) -> tuple[str, bool, Any]:
