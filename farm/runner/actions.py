@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .child import add_modules, find_module
-from .protocol import CannotRun, Messages, Program, RequestFailed, blamed_on_compiler
+from .protocol import CannotRun, Program, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TuneAnswer,
         Verification,
     )
+    from .launcher import Messages
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""

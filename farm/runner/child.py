@@ -22,7 +22,7 @@ PACKAGE = "farm.runner"
 def start(work: Callable[[Any, Any], Any] | None = None) -> int:
     """Run the request named on the command line below a launcher; return the launcher's exit code.
 
-    With a descriptor, and what a template is for, serve as one. `work` takes the request and a `protocol.Messages`, and
+    With a descriptor, and what a template is for, serve as one. `work` takes the request and a `launcher.Messages`, and
     returns the result; without it, `actions.py` does what the request asks for.
     """
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is imported later)

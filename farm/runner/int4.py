@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import drop_overridable_constants, graphs_of, save
-from .protocol import Messages, RequestFailed, blamed_on_compiler
+from .protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import PackAnswer, Request
+    from .launcher import Messages
 
 
 def pack_weights(request: Request, messages: Messages) -> PackAnswer:

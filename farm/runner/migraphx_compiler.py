@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import mxr
 from .migraphx_module import migraphx_module, probe, takes
 from .mxr import dtype_name
-from .protocol import CannotRun, Messages, Program, RequestFailed, blamed_on_compiler, keep_text
+from .protocol import CannotRun, Program, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Request,
         TuneAnswer,
     )
+    from .launcher import Messages
 
 
 __all__ = ["compile", "load", "load_reference", "probe", "tune"]

@@ -24,7 +24,7 @@ from .onnx_check import DTYPES
 from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
 from .onnxruntime_precisions import CONVERSIONS, DENSE
 from .onnxruntime_sessions import Candidate, providers_of
-from .protocol import Messages, Program, RequestFailed, blamed_on_compiler, first_line, keep_text
+from .protocol import Program, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Request,
         TuneAnswer,
     )
+    from .launcher import Messages
 
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
 RECIPE = 1

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .onnx_graph import LARGEST_FILE, graphs_of, nodes_of, save
-from .protocol import Messages, blamed_on_compiler, first_line
+from .protocol import blamed_on_compiler, first_line
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
     from .documents import Arrays, Options
+    from .launcher import Messages
     from .onnxruntime_compiler import RuntimeDevice
 
 MIN_WEIGHT = 64

@@ -19,11 +19,9 @@ A request is a JSON object, as is an answer: `documents.py` has the fields of bo
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,11 +37,6 @@ _PLACE = re.compile(
 
 PAUSE, CONTINUE, GO = b"p", b"c", b"g"
 """Let the child stand still, let it continue, and let it measure."""
-
-_LONGEST_DETAIL = 1000
-"""Characters with which a child says how far it is."""
-_KEPT = 20_000
-"""Characters of each end of an error's detail: the worker takes no message of more than 1 MiB."""
 
 
 class RequestFailed(Exception):
@@ -78,47 +71,6 @@ class Program(ABC):
     def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
         """Return what runs once without host copies, or None if that is the same."""
         return None
-
-
-class Messages:
-    """The child's end of the pipe to the worker."""
-
-    def __init__(self, descriptor: int, go: int | None = None) -> None:
-        """`go` is where the guard passes `GO` on; without it nobody is waited for."""
-        self.descriptor = descriptor
-        self.go = go
-
-    def send(self, message: Mapping[str, object]) -> None:
-        """Write one message; a worker that is gone is not an error here: the guard ends the child."""
-        line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        try:
-            while line:
-                line = line[os.write(self.descriptor, line) :]
-        except BrokenPipeError:
-            return
-
-    def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
-        """Report what is being done now, and how much of it is done (0 to 1, if known)."""
-        self.send({"phase": phase, "progress": progress, "detail": detail[:_LONGEST_DETAIL]})
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let nothing else of the farm run on the host while the block does; wait for that. Not to be nested."""
-        if self.go is None:
-            yield
-            return
-        self.send({"alone": True})
-        os.read(self.go, 1)
-        try:
-            yield
-        finally:
-            self.send({"alone": False})
-
-    def error(self, kind: str, message: str, detail: str = "") -> None:
-        """Report why there is no answer. A long detail is cut in the middle; the log has all of it."""
-        if len(detail) > 2 * _KEPT:
-            detail = f"{detail[:_KEPT]}\n[…]\n{detail[-_KEPT:]}"
-        self.send({"error": {"kind": kind, "message": message[:_KEPT], "detail": detail}})
 
 
 @contextmanager

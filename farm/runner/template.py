@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from . import launcher
 from .child import add_modules, find_module
-from .guard import drain, reap
+from .launcher import drain, reap
 
 if TYPE_CHECKING:
     from .documents import ChildRequest

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .protocol import Messages
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
     from .documents import Arrays, BenchProgram, Request, TimedProgram
+    from .launcher import Messages
 
 MAX_RUNS = 2_000
 """Runs of one program in one round at most."""

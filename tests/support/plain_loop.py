@@ -22,7 +22,8 @@ from farm.compiling.requests import compile_request, evaluate_request, reference
 from farm.compiling.slots import ANYWHERE, Slot
 from farm.runner.actions import run_action
 from farm.runner.child import add_modules
-from farm.runner.protocol import Messages, RequestFailed
+from farm.runner.launcher import Messages
+from farm.runner.protocol import RequestFailed
 from farm.spec import digest_of
 from farm.targets.compilers import child_modules, compilers
 from tests.support.places import ROOT

@@ -26,7 +26,8 @@ from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.runner import actions, samples
-from farm.runner.protocol import CannotRun, Messages, RequestFailed
+from farm.runner.launcher import Messages
+from farm.runner.protocol import CannotRun, RequestFailed
 from farm.spec import digest_of
 from farm.tuning.database import databases
 from farm.tuning.tuner import Tuner

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from farm.runner import onnxruntime_sessions
+from farm.runner.launcher import Messages
 from farm.runner.onnxruntime_sessions import Candidate, candidates, time_candidates
-from farm.runner.protocol import Messages
 
 
 def test_a_search_has_the_host_for_eight_candidates_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

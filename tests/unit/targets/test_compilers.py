@@ -221,13 +221,13 @@ def test_runner_is_python_3_10_and_imports_nothing_else_of_the_farm(path: Path) 
 def test_no_process_of_several_threads_waits_for_any_child() -> None:
     """In a worker that would take the end of another attempt's child from the thread that waits for it."""
     waiting = [path.name for path in (ROOT / "farm").rglob("*.py") if "waitpid(-1" in path.read_text()]
-    assert sorted(waiting) == ["guard.py", "server_guard.py"]
+    assert sorted(waiting) == ["launcher.py", "server_guard.py"]
     assert "reap" not in "".join(path.read_text() for path in (ROOT / "farm/compiling").glob("*.py"))
 
 
-def test_guard_imports_nothing_heavy() -> None:
+def test_the_launcher_imports_nothing_heavy() -> None:
     """The child forks before numpy or a compiler is imported."""
-    for name in ("child.py", "launcher.py", "guard.py", "seal.py", "protocol.py", "__init__.py"):
+    for name in ("child.py", "launcher.py", "seal.py", "protocol.py", "__init__.py"):
         tree = ast.parse((RUNNER / name).read_text())
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}

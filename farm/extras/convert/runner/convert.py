@@ -11,13 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.protocol import Messages, RequestFailed, blamed_on_compiler
+from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
 from . import torch_program
 
 if TYPE_CHECKING:
     from farm.extras.convert.conversion import ConvertRequest, LibrariesAnswer
     from farm.runner.documents import ChildRequest, ConvertedInput
+    from farm.runner.launcher import Messages
 
 load_reference = torch_program.load
 

@@ -16,10 +16,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.runner.protocol import Messages, RequestFailed
+from farm.runner.protocol import RequestFailed
 
 if TYPE_CHECKING:
     from farm.extras.packs.question import CacheNamesAnswer, CacheNamesRequest
+    from farm.runner.launcher import Messages
 
 PROVIDER = "MIGraphXExecutionProvider"
 _LIBRARY = "libonnxruntime_providers_migraphx.so"

@@ -19,8 +19,8 @@ from farm.cli import operator_commands
 from farm.extras.nvidia.runner import onnxruntime_cuda
 from farm.extras.nvidia.runner.onnxruntime_tensorrt import Tensorrt
 from farm.runner import child, onnxruntime_compiler, onnxruntime_sessions
+from farm.runner.launcher import Messages
 from farm.runner.onnxruntime_compiler import RuntimeDevice
-from farm.runner.protocol import Messages
 from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
 

@@ -26,7 +26,8 @@ from farm.runner import (
     onnxruntime_compiler,
     onnxruntime_sessions,
 )
-from farm.runner.protocol import Messages, RequestFailed
+from farm.runner.launcher import Messages
+from farm.runner.protocol import RequestFailed
 from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
 
