@@ -50,7 +50,7 @@ _HINT = "a compiled program is .mxr or .json (MIGraphX) or .onnx (ONNX Runtime);
 
 
 def _inspect_onnx(path: Path) -> ProgramContent:
-    from farm.runner.onnx_check import BadModel, check_onnx
+    from farm.runner.onnx_models import BadModel, check_onnx
 
     try:
         found = check_onnx(path)

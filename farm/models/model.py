@@ -82,7 +82,7 @@ def check_here(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
         from farm.runner.tf_check import check_tf
 
         return check_tf(path, outputs)
-    from farm.runner.onnx_check import check_onnx
+    from farm.runner.onnx_models import check_onnx
 
     return check_onnx(path)
 
@@ -102,7 +102,7 @@ def read_model(
 
     Raises UnreadableModel; its sentence names the tensor or node that is wrong.
     """
-    from farm.runner.onnx_check import BadModel
+    from farm.runner.onnx_models import BadModel
 
     try:
         found = check(path, format, outputs)

@@ -109,7 +109,7 @@ def compiler_module(request: Request) -> CompilerModule:
 
 def check_model(request: Request) -> CheckAnswer | None:
     """Check the request's model; None if this interpreter lacks onnx or protobuf (another child has checked it)."""
-    from .onnx_check import check_onnx
+    from .onnx_models import check_onnx
     from .tf_check import check_tf
 
     model = request["model"]
@@ -265,7 +265,7 @@ def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str
     import onnx
 
     from .onnx_evaluator import doubted_outputs
-    from .onnx_graph import output_ranks, random_outputs
+    from .onnx_models import output_ranks, random_outputs
 
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"], load_external_data=False)

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_graph import drop_overridable_constants, graphs_of, save
+from .onnx_models import drop_overridable_constants, graphs_of, save
 from .protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:

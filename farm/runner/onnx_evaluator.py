@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import onnx_graph
+from .onnx_models import outputs_behind
 from .protocol import Program, blamed_on_compiler
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def doubted_outputs(model: Any) -> dict[str, str]:
         form = " with ".join(filter(None, [node.op_type, ", ".join(unknown)]))
         return f"the onnx package's evaluator is not known to be right for {form}"
 
-    return onnx_graph.outputs_behind(model, why)
+    return outputs_behind(model, why)
 
 
 def versions_of(model: Any) -> dict[str, int]:

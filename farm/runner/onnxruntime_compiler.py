@@ -20,8 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import onnxruntime_sessions
 from .child import find_module
-from .onnx_check import DTYPES
-from .onnx_graph import LARGEST_FILE, at_least_opset, drop_overridable_constants, fix_shapes, graphs_of, nodes_of, save
+from .onnx_models import (
+    DTYPES,
+    LARGEST_FILE,
+    at_least_opset,
+    drop_overridable_constants,
+    fix_shapes,
+    graphs_of,
+    nodes_of,
+    save,
+)
 from .onnxruntime_precisions import CONVERSIONS, DENSE
 from .onnxruntime_sessions import Candidate, providers_of
 from .protocol import Program, RequestFailed, blamed_on_compiler, first_line, keep_text

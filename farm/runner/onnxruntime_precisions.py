@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_graph import LARGEST_FILE, graphs_of, nodes_of, save
+from .onnx_models import LARGEST_FILE, graphs_of, nodes_of, save
 from .protocol import blamed_on_compiler, first_line
 from .samples import make_samples, points_of
 

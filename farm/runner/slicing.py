@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_check import DTYPES
-from .onnx_graph import RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save
+from .onnx_models import DTYPES, RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save
 
 if TYPE_CHECKING:
     from .documents import InputSpec, SliceAnswer, SlicedModel

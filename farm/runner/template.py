@@ -35,7 +35,7 @@ READY = b"r"
 FORK = b"f"
 LONGEST = 1 << 17
 """Bytes of what a fork reads: paths and variables."""
-_COMMON = ("numpy", "onnx", ".actions", ".onnx_check", ".tf_check", ".samples", ".evidence", ".turns")
+_COMMON = ("numpy", "onnx", ".actions", ".onnx_models", ".tf_check", ".samples", ".evidence", ".turns")
 _IMPORTED = {
     "onnxruntime": (*_COMMON, "onnxruntime", ".onnxruntime_compiler"),
     "migraphx": (*_COMMON, "migraphx", ".migraphx_compiler"),

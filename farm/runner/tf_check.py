@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .onnx_check import MAX_ELEMENTS, MAX_NODES, BadModel, check_file
+from .onnx_models import MAX_ELEMENTS, MAX_NODES, BadModel, check_file
 
 if TYPE_CHECKING:
     from .documents import CheckAnswer

@@ -19,7 +19,7 @@ import pytest
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
 from farm.jobs.state import FailureKind
-from farm.runner.onnx_check import BadModel, check_onnx
+from farm.runner.onnx_models import BadModel, check_onnx
 from farm.targets.compilers import compilers, filled
 from tests.chaos.report import Fault
 from tests.fuzz.readers import READERS

@@ -40,7 +40,7 @@ from farm.models.model import FrozenModel
 from farm.node.gpu_reports import of_amd_smi, of_rocminfo
 from farm.pages import job_view
 from farm.results.report import BuildChange
-from farm.runner.onnx_check import BadModel, check_onnx
+from farm.runner.onnx_models import BadModel, check_onnx
 from farm.runner.protocol import RequestFailed
 from farm.runner.samples import make_samples
 from farm.runner.tf_check import check_tf

@@ -23,7 +23,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from farm.runner.onnx_evaluator import LIST, form_of, versions_of
-from farm.runner.onnx_graph import nodes_of
+from farm.runner.onnx_models import nodes_of
 
 
 def main() -> int:

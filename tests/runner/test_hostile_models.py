@@ -14,7 +14,7 @@ from farm.client.client import freeze
 from farm.client.inspection import inspect_program
 from farm.errors import ManifestError, UsageError
 from farm.runner import migraphx_compiler
-from farm.runner.onnx_check import BadModel, check_onnx
+from farm.runner.onnx_models import BadModel, check_onnx
 from farm.runner.protocol import RequestFailed
 from tests.support.hostile_models import CANARY, ESCAPES, escape, malformed, malformed_programs
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from farm.jobs.state import FailureKind
-from farm.runner.onnx_check import BadModel, check_onnx
+from farm.runner.onnx_models import BadModel, check_onnx
 from farm.runner.tf_check import check_tf
 from tests.support.compiling import PNET, Case, Refused, inputs_of
 from tests.support.hostile_models import model

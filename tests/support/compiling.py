@@ -16,7 +16,7 @@ from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildEnd, ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.models.model import check_here
-from farm.runner.onnx_check import BadModel
+from farm.runner.onnx_models import BadModel
 from farm.targets.compilers import compilers, default_equal_share, default_tolerance, filled
 
 
@@ -55,7 +55,7 @@ def needs_target(device: str) -> None:
 
 def inputs_of(path: Path, **shapes: list[int]) -> dict[str, Any]:
     """Return the inputs of an ONNX model for a request; named shapes win, other open dimensions are 1."""
-    from farm.runner.onnx_check import check_onnx
+    from farm.runner.onnx_models import check_onnx
 
     return {
         value["name"]: {

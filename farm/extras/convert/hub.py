@@ -31,7 +31,7 @@ def from_hub(source: Source, cache: Path, *, onnx: bool) -> Path:
         hint = "if another file is meant, write its sha256"
         raise UsageError(f"{source.hf} {source.file} has the SHA-256 {found}, not {source.sha256}", hint=hint)
     if onnx:
-        from farm.runner.onnx_check import BadModel, check_onnx
+        from farm.runner.onnx_models import BadModel, check_onnx
 
         try:
             others = check_onnx(place, alone=True).get("external_files", ())

@@ -150,7 +150,7 @@ def fixed_model(source: Path, sidecar: Sidecar) -> bytes:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    from farm.runner.onnx_graph import drop_overridable_constants, fix_shapes
+    from farm.runner.onnx_models import drop_overridable_constants, fix_shapes
     from farm.runner.protocol import RequestFailed
 
     try:

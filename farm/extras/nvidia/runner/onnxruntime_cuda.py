@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.onnx_graph import nodes_of
+from farm.runner.onnx_models import nodes_of
 from farm.runner.onnxruntime_compiler import DeviceLibraries, RuntimeDevice, SessionProgram, described
 from farm.runner.onnxruntime_sessions import CUDA, ON_CARDS, Candidate, providers_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler

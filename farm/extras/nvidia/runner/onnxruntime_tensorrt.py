@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.onnx_graph import at_least_opset, graphs_of
+from farm.runner.onnx_models import at_least_opset, graphs_of
 from farm.runner.onnxruntime_compiler import DeviceLibraries, compute_dtypes
 from farm.runner.onnxruntime_sessions import TENSORRT, Candidate, environment_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler

@@ -20,13 +20,9 @@ from onnx import TensorProto, helper
 
 from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy, classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
-from farm.runner import (
-    child,
-    onnx_graph,
-    onnxruntime_compiler,
-    onnxruntime_sessions,
-)
+from farm.runner import child, onnxruntime_compiler, onnxruntime_sessions
 from farm.runner.launcher import Messages
+from farm.runner.onnx_models import at_least_opset
 from farm.runner.protocol import RequestFailed
 from farm.targets.compilers import child_modules
 from tests.support.compiling import RNET, inputs_of
@@ -171,7 +167,7 @@ def test_a_model_in_bf16_computes_in_it_throughout() -> None:
     """By ONNX's own types, which its checker compares, and its own evaluator."""
     from onnx.reference import ReferenceEvaluator
 
-    model = onnx_graph.at_least_opset(onnx.load_model(RNET), onnxruntime_tensorrt.BF16_OPSET)
+    model = at_least_opset(onnx.load_model(RNET), onnxruntime_tensorrt.BF16_OPSET)
     converted = onnxruntime_tensorrt.to_bf16(onnx.ModelProto.FromString(model.SerializeToString()))
     onnx.checker.check_model(converted, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(converted, strict_mode=True)
