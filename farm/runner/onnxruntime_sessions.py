@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .documents import SessionChoice, SlicePart
-    from .protocol import Messages
+    from .launcher import Messages
 
 
 RECORDS = "onnxruntime.json"
