@@ -31,7 +31,7 @@ from .onnx_models import (
     save,
 )
 from .onnxruntime_precisions import CONVERSIONS, DENSE
-from .onnxruntime_sessions import Candidate, providers_of
+from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
 from .protocol import Program, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
@@ -98,7 +98,7 @@ class RuntimeDevice:
 
         What tuning `found` best comes before the request's own options.
         """
-        return providers_of("cpu", "", {}, {})
+        return [(CPU, {})]
 
     def session(
         self,
@@ -115,12 +115,9 @@ class RuntimeDevice:
         import onnxruntime
 
         with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):
+            providers = self.providers(found or {})
             return onnxruntime.InferenceSession(
-                path,
-                options,
-                providers=self.providers(found or {}),
-                disabled_optimizers=disabled,
-                enable_fallback=0,
+                path, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
             )
 
     def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> SessionProgram:
@@ -147,7 +144,7 @@ class RuntimeDevice:
 
     def default(self, threads: int) -> Candidate:
         """Return how an untuned program is run."""
-        return onnxruntime_sessions.default(threads)
+        return Candidate("all", threads)
 
     def building(self, engine: Path | None, database: Path | None) -> dict[str, str]:
         """Return options of the provider for a session that builds what the device runs.
@@ -341,7 +338,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
 def _choice(request: Request, threads: int, *, graph: bool = True) -> Candidate | None:
     """Return how the tuning database says that this program is best run; None if it was not tuned."""
     slices = request["tuning"].get("slices")
-    return onnxruntime_sessions.choose(Path(request["database"]), slices, threads, graph=graph) if slices else None
+    return choose(Path(request["database"]), slices, threads, graph=graph) if slices else None
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
@@ -364,8 +361,8 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
         return lambda: loaded.run(feeds)
 
     tried = device.candidates(mode, threads)
-    seconds = onnxruntime_sessions.time_candidates(mode, tried, load, messages)
-    onnxruntime_sessions.add_record(Path(request["database"]), request["key"], seconds)
+    seconds = time_candidates(mode, tried, load, messages)
+    add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
 
 

@@ -90,11 +90,6 @@ class Candidate(NamedTuple):
         return found
 
 
-def default(threads: int) -> Candidate:
-    """Return how an untuned program is run."""
-    return Candidate("all", threads)
-
-
 def candidates(mode: str, threads: int) -> list[Candidate]:
     """Return what a mode tries with at most so many threads of a CPU."""
     counts = sorted({1, threads} if mode == "quick" else {*range(1, threads + 1)})
@@ -153,7 +148,7 @@ def add_record(folder: Path, key: str, seconds: Mapping[str, float]) -> None:
 def choose(folder: Path, slices: Sequence[SlicePart], threads: int, *, graph: bool = True) -> Candidate:
     """Return the best candidate for a program of these slices (`{key, count}`).
 
-    Only candidates measured on every known slice and for no more threads count; without any it is the default. `graph`
+    Only candidates measured on every known slice and for no more threads count; without any it is that of an untuned program. `graph`
     is whether the program can be replayed as a CUDA graph.
     """
     records = read_records(folder)
@@ -162,7 +157,7 @@ def choose(folder: Path, slices: Sequence[SlicePart], threads: int, *, graph: bo
     parsed = {text: Candidate.parse(text) for text in sorted(common)}
     fitting = [text for text, each in parsed.items() if each.threads <= threads and (graph or not each.graph)]
     totals = {text: sum(times[text] * count for times, count in known) for text in fitting}
-    return Candidate.parse(min(totals, key=totals.__getitem__)) if totals else default(threads)
+    return Candidate.parse(min(totals, key=totals.__getitem__)) if totals else Candidate("all", threads)
 
 
 CUDA = "CUDAExecutionProvider"
