@@ -193,7 +193,7 @@ def _libraries(request: ChildRequest) -> list[str]:
 
 @cache
 def _modules() -> dict[str, list[str]]:
-    """Return the modules that extensions add to children, as `farm.runner.child.add_modules` takes them."""
+    """Return the modules that extensions add to children, as `farm.runner.actions.add_modules` takes them."""
     others = entry_points.modules(entry_points.CHILDREN)
     return {**child_modules(), **{f"{name}/*": with_folder(module) for name, module in others.items()}}
 

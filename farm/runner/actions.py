@@ -6,15 +6,15 @@ import importlib
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .child import add_modules, find_module
-from .protocol import CannotRun, Program, RequestFailed, blamed_on_compiler
+from .child import add_package
+from .protocol import Program, RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import (
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
         CheckAnswer,
         CompileAnswer,
         EvaluateAnswer,
-        Evidence,
-        Latency,
-        MeasuredPoint,
         PackAnswer,
         ProbeAnswer,
         ReferenceAnswer,
@@ -35,15 +32,11 @@ if TYPE_CHECKING:
         SamplePoint,
         SliceAnswer,
         TuneAnswer,
-        Verification,
     )
     from .launcher import Messages
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""
-MAX_REPEATS = 10_000
-_MAX_RUNS = {"ref": 2}
-"""Runs that verification takes at most of a device on which one run can last minutes."""
 
 
 class CompilerModule(Protocol):
@@ -70,6 +63,26 @@ class CompilerModule(Protocol):
 
 _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler", "onnx": ".onnx_evaluator"}
 """The onnx package's evaluator is a reference, and compiles nothing."""
+
+
+_ADDED: dict[str, str] = {}
+"""Modules that extensions add, by target (`onnxruntime/cuda`, a pattern): compilers, and devices of ONNX Runtime."""
+
+
+def add_modules(modules: Mapping[str, Sequence[str]]) -> None:
+    """Make modules known: `{target: [name, folder of its package]}`. None of them is imported yet."""
+    for target, (name, folder) in modules.items():
+        package = name.rpartition(".")[0]
+        if package and package not in sys.modules:
+            add_package(package, folder)
+        _ADDED[target] = name
+
+
+def find_module(compiler: str, device: str) -> Any:
+    """Import the module that an extension adds for a compiler's device; None if there is none."""
+    asked = f"{compiler}/{device}"
+    name = next((name for target, name in _ADDED.items() if fnmatchcase(asked, target)), None)
+    return importlib.import_module(name) if name else None
 
 
 def run_action(request: Request, messages: Messages) -> Answer:
@@ -138,7 +151,7 @@ def _check(request: Request, messages: Messages) -> CheckAnswer:
 
 
 def _pack(request: Request, messages: Messages) -> PackAnswer:
-    from .int4 import pack_weights
+    from .precisions import pack_weights
 
     check_model(request)
     return pack_weights(request, messages)
@@ -285,146 +298,13 @@ def _blamed_on_reference() -> Iterator[None]:
 
 
 def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:
-    from .samples import load_runs
+    from .measuring import evaluate
 
-    runs, references, meta = load_runs(request["reference"])
-    messages.phase("verifying", 0.0)
-    module = compiler_module(request)
-    with messages.alone():
-        return _verified_and_measured(request, messages, module, runs, references, meta)
-
-
-def _verified_and_measured(
-    request: Request,
-    messages: Messages,
-    module: CompilerModule,
-    runs: Sequence[Arrays],
-    references: Sequence[Arrays],
-    meta: RunsHeader,
-) -> EvaluateAnswer:
-    """Load the program, compare its outputs and measure it; its first runs and its loading are figures too."""
-    from . import evidence
-
-    points = meta["points"]
-    parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
-    total = sum(len(part) for part in parts)
-    started = time.perf_counter()
-    program = module.load(request)
-    load = time.perf_counter() - started
-    times: list[list[float]] = []
-    found = []
-    try:
-        for point, part in zip(points, parts, strict=True):
-            outputs = []
-            times.append([])
-            for index in part:
-                messages.phase("verifying", sum(map(len, times)) / total)
-                values, seconds = _timed(program, runs[index])
-                times[-1].append(seconds)
-                outputs.append(values)
-            found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
-    except RequestFailed as failure:
-        # Samples that no reference accepts prove nothing against the program.
-        if not (isinstance(failure, CannotRun) or (meta.get("refused") and not references[0])):
-            raise
-        print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
-        if request.get("sample"):
-            _save_sample(request["sample"], runs[0], references[0])
-        return {
-            "verification": _not_run(program, failure.message),
-            "measurements": {"load": load},
-            "peak_memory": _peak_memory(),
-        }
-    samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
-    messages.phase("measuring", 0.0)
-    budget = float(request.get("measure_seconds") or 0) / len(points)
-    measured: list[MeasuredPoint] = []
-    for point, part, verifying in zip(points, parts, times, strict=True):
-        repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
-        verifying.extend(repeats)
-        latency, shapes = _latency(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
-        throughput = point["batch"] / latency["median"] if latency["median"] else None
-        measured.append({"batch": point["batch"], "shapes": shapes, "latency": latency, "throughput": throughput})
-    if request.get("sample"):
-        _save_sample(request["sample"], runs[0], references[0])
-    return {
-        "verification": {
-            **evidence.worst(found),
-            "samples": samples,
-            "runs": total,
-            "origin": meta["origin"],
-            "unverified": meta.get("unverified", {}),
-            "doubted": meta.get("doubted", {}),
-        },
-        # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
-        "measurements": {
-            "load": load,
-            "first_run_cold": times[0][0],
-            "first_run_warm": times[0][1],
-            "latency": latency,
-            "device_latency": _latency(on_device) if on_device else None,
-            "throughput": throughput,
-            "points": measured if len(measured) > 1 else [],
-        },
-        "peak_memory": _peak_memory(),
-    }
-
-
-def _not_run(program: Program, why: str) -> Verification:
-    """Return the verification of a program that could be loaded and not be run."""
-    return {
-        "errors": {},
-        "rms": {},
-        "equal": {},
-        "spread": {},
-        "origin": {},
-        "nonfinite": [],
-        "weak": False,
-        "samples": 0,
-        "runs": 0,
-        "unverified": dict.fromkeys(program.outputs, why),
-    }
-
-
-def _timed(program: Program, feeds: Arrays) -> tuple[Arrays, float]:
-    """Return the outputs of one run by name, and its seconds."""
-    prepared = program.prepare(feeds)
-    started = time.perf_counter()
-    values = program.run(prepared)
-    return dict(zip(program.outputs, values, strict=True)), time.perf_counter() - started
-
-
-def _compare(
-    request: Request,
-    point: SamplePoint,
-    minimum: int,
-    references: Sequence[Arrays],
-    outputs: Sequence[Arrays],
-) -> Evidence:
-    """Compare the runs of one point with the reference; few samples make the evidence weak."""
-    from . import evidence
-
-    missing = [name for name in references[0] if name not in outputs[0]]
-    if missing:
-        raise RequestFailed("compiler_error", f"the program has no output '{missing[0]}'")
-    compared = evidence.compare(
-        references, outputs, batch=point["batch"], tolerance=request["tolerance"], equal_share=request["equal"]
-    )
-    ran = len(outputs) * point["batch"]
-    few = min(point["samples"], ran) < min(minimum, ran)
-    return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
-
-
-def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
-    """Yield the indexes of each point's runs, at most so many."""
-    start = 0
-    for point in points:
-        yield range(start, start + min(most, point["runs"]))
-        start += point["runs"]
+    return {**evaluate(request, messages, compiler_module(request).load), "peak_memory": _peak_memory()}
 
 
 def _bench(request: Request, messages: Messages) -> BenchAnswer:
-    from .turns import bench
+    from .measuring import bench
 
     _refuse_other_toolchain(request)
     return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
@@ -438,49 +318,6 @@ def _load_any(request: Request) -> Program:
     if request["compiler"] in _MODULES:
         check_model(request)
     return module.load_reference(request)
-
-
-def _measure(
-    program: Program, feeds: Arrays, last: float, budget: float, messages: Messages
-) -> tuple[list[float], list[float]]:
-    """Return the seconds of runs, one after another for `budget` seconds, and of runs without host copies, if any.
-
-    Verification was the warm-up. If its `last` run took longer than the whole budget, that is the only one.
-    """
-    prepared = program.prepare(feeds)
-    seconds = _repeat(lambda: program.run(prepared), budget, messages) if last < budget else [last]
-    device = program.run_on_device(prepared)
-    on_device = _repeat(device, budget, messages) if device and last < budget else []
-    return seconds, on_device
-
-
-def _latency(seconds: Sequence[float]) -> Latency:
-    import numpy as np
-
-    median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
-    return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}
-
-
-def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:
-    """Return the seconds of each run, repeated until the budget is spent."""
-    seconds: list[float] = []
-    start = now = said = time.perf_counter()
-    while len(seconds) < MAX_REPEATS and (not seconds or now - start < budget):
-        run()
-        before, now = now, time.perf_counter()
-        seconds.append(now - before)
-        if now - said > 1:
-            said = now
-            messages.phase("measuring", min(1.0, (now - start) / budget))
-            now = time.perf_counter()
-    return seconds
-
-
-def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
-    """Write one set of inputs and its expected outputs, named as in the model."""
-    from .samples import plain, write_npz
-
-    write_npz(path, {name: plain(array) for name, array in {**reference, **feeds}.items()})
 
 
 def _peak_memory() -> int:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 PACKAGE = "farm.runner"
@@ -49,28 +49,6 @@ def add_package(name: str, folder: str) -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
     spec.loader.exec_module(package)
-
-
-_ADDED: dict[str, str] = {}
-"""Modules that extensions add, by target (`onnxruntime/cuda`, a pattern): compilers, and devices of ONNX Runtime."""
-
-
-def add_modules(modules: Mapping[str, Sequence[str]]) -> None:
-    """Make modules known: `{target: [name, folder of its package]}`. None of them is imported yet."""
-    for target, (name, folder) in modules.items():
-        package = name.rpartition(".")[0]
-        if package and package not in sys.modules:
-            add_package(package, folder)
-        _ADDED[target] = name
-
-
-def find_module(compiler: str, device: str) -> Any:
-    """Import the module that an extension adds for a compiler's device; None if there is none."""
-    from fnmatch import fnmatchcase
-
-    asked = f"{compiler}/{device}"
-    name = next((name for target, name in _ADDED.items() if fnmatchcase(asked, target)), None)
-    return importlib.import_module(name) if name else None
 
 
 if __name__ == "__main__":

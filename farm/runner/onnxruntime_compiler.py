@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import onnxruntime_sessions
-from .child import find_module
+from .actions import find_module
 from .onnx_models import (
     DTYPES,
     LARGEST_FILE,
@@ -30,8 +30,8 @@ from .onnx_models import (
     nodes_of,
     save,
 )
-from .onnxruntime_precisions import CONVERSIONS, DENSE
 from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
+from .precisions import CONVERSIONS, DENSE
 from .protocol import Program, RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 

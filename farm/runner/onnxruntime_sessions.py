@@ -148,8 +148,8 @@ def add_record(folder: Path, key: str, seconds: Mapping[str, float]) -> None:
 def choose(folder: Path, slices: Sequence[SlicePart], threads: int, *, graph: bool = True) -> Candidate:
     """Return the best candidate for a program of these slices (`{key, count}`).
 
-    Only candidates measured on every known slice and for no more threads count; without any it is that of an untuned program. `graph`
-    is whether the program can be replayed as a CUDA graph.
+    Only candidates measured on every known slice and for no more threads count; without any it is an untuned program's.
+    `graph` is whether the program can be replayed as a CUDA graph.
     """
     records = read_records(folder)
     known = [(records[piece["key"]], piece["count"]) for piece in slices if piece["key"] in records]

@@ -25,7 +25,6 @@ from importlib.util import find_spec, resolve_name
 from typing import TYPE_CHECKING
 
 from . import launcher
-from .child import add_modules, find_module
 from .launcher import drain, reap
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ READY = b"r"
 FORK = b"f"
 LONGEST = 1 << 17
 """Bytes of what a fork reads: paths and variables."""
-_COMMON = ("numpy", "onnx", ".actions", ".onnx_models", ".tf_check", ".samples", ".evidence", ".turns")
+_COMMON = ("numpy", "onnx", ".actions", ".onnx_models", ".tf_check", ".samples", ".measuring")
 _IMPORTED = {
     "onnxruntime": (*_COMMON, "onnxruntime", ".onnxruntime_compiler"),
     "migraphx": (*_COMMON, "migraphx", ".migraphx_compiler"),
@@ -101,6 +100,8 @@ def _import(wish: ChildRequest) -> None:
     for name in _named(wish):
         importlib.import_module(name)
     if wish.get("gpu"):
+        from .actions import add_modules, find_module
+
         add_modules(wish["modules"])
         # What sessions on the device load from files, such as CUDA's libraries.
         getattr(find_module(wish["compiler"], wish["device"]), "preload", lambda: None)()

@@ -613,7 +613,7 @@ def compilers() -> Mapping[str, Compiler]:
 
 @cache
 def child_modules() -> Mapping[str, list[str]]:
-    """Return the module of each added device with its package's folder: what `farm.runner.child` adds in children."""
+    """Return the module of each added device with its package's folder: what `farm.runner.actions` adds in children."""
     return {
         f"{compiler.name}/{kind.pattern}": with_folder(kind.module)
         for compiler in compilers().values()

@@ -53,7 +53,7 @@ def main() -> None:
 def measured(name: str) -> tuple[list[float], list[float]]:
     """Return the seconds of each round's fast runs of a model, and of the same model again."""
     from farm.results.speed import fast_runs
-    from farm.runner.turns import bench
+    from farm.runner.measuring import bench
 
     class Quiet:
         def phase(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.jobs.state import FailureKind
-from farm.runner import onnxruntime_compiler, onnxruntime_precisions
+from farm.runner import onnxruntime_compiler, precisions
 from farm.targets.compilers import ONNXRUNTIME
 from tests.support.compiling import MAGIKA, PNET, RNET, SWIFT_F0, Case, Refused, inputs_of
 
@@ -126,7 +126,7 @@ def test_a_cpu_whose_sums_of_8_bit_products_saturate_is_known(
     monkeypatch.setattr(onnxruntime_compiler, "cpu_family", lambda: family)
     defaults = {name: option.default for name, option in ONNXRUNTIME.quantization["int8"].items()}
     device = onnxruntime_compiler.RuntimeDevice()
-    assert onnxruntime_precisions.sums_saturate({**defaults, **options}, device) is saturates
+    assert precisions.sums_saturate({**defaults, **options}, device) is saturates
 
 
 def test_int4_weights(case: NewCase) -> None:

@@ -20,8 +20,7 @@ from farm.compiling.child_process import run_child
 from farm.compiling.failures import classify
 from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.compiling.slots import ANYWHERE, Slot
-from farm.runner.actions import run_action
-from farm.runner.child import add_modules
+from farm.runner.actions import add_modules, run_action
 from farm.runner.launcher import Messages
 from farm.runner.protocol import RequestFailed
 from farm.spec import digest_of

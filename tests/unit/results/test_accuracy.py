@@ -9,7 +9,7 @@ import pytest
 
 from farm.jobs.state import FailureKind
 from farm.results.gates import judge, judge_unverified, weak_outputs
-from farm.runner.evidence import compare
+from farm.runner.measuring import compare
 
 
 def facts(**changes: Any) -> dict[str, Any]:

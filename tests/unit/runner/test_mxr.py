@@ -20,9 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.client.inspection import disagreements, faults, inspect_program
-from farm.runner.elf import gpu_arches
 from farm.runner.migraphx_compiler import _refuse_broken, load
-from farm.runner.mxr import MIN_BYTES, Binary, MalformedProgram, ProgramTooLarge, _Msgpack, foreign_arches, read
+from farm.runner.mxr import (
+    MIN_BYTES,
+    Binary,
+    MalformedProgram,
+    ProgramTooLarge,
+    _Msgpack,
+    foreign_arches,
+    gpu_arches,
+    read,
+)
 from farm.runner.protocol import RequestFailed
 from tests.support.amd_code_objects import ARCHES
 from tests.support.gpu_programs import (

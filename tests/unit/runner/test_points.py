@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.runner.evidence import worst
+from farm.runner.measuring import worst
 from farm.runner.samples import points_of
 
 SEQ = {"min": 1, "max": 16, "optimals": [4]}

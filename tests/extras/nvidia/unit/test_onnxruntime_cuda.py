@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from farm.cli import operator_commands
 from farm.extras.nvidia.runner import onnxruntime_cuda
 from farm.extras.nvidia.runner.onnxruntime_tensorrt import Tensorrt
-from farm.runner import child, onnxruntime_compiler, onnxruntime_sessions
+from farm.runner import actions, onnxruntime_compiler, onnxruntime_sessions
 from farm.runner.launcher import Messages
 from farm.runner.onnxruntime_compiler import RuntimeDevice
 from farm.targets.compilers import child_modules
@@ -27,7 +27,7 @@ from tests.support.compiling import RNET, inputs_of
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    child.add_modules(child_modules())
+    actions.add_modules(child_modules())
 
 
 class StandInSession:

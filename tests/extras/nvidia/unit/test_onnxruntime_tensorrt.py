@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from farm.compiling.failures import ChildEnd, ChildLimits, EndedBy, classify
 from farm.extras.nvidia.runner import onnxruntime_cuda, onnxruntime_tensorrt
-from farm.runner import child, onnxruntime_compiler, onnxruntime_sessions
+from farm.runner import actions, onnxruntime_compiler, onnxruntime_sessions
 from farm.runner.launcher import Messages
 from farm.runner.onnx_models import at_least_opset
 from farm.runner.protocol import RequestFailed
@@ -32,7 +32,7 @@ _SESSION = onnxruntime.InferenceSession
 
 @pytest.fixture(autouse=True)
 def _modules_are_known_as_in_a_child() -> None:
-    child.add_modules(child_modules())
+    actions.add_modules(child_modules())
 
 
 class StandInOnTensorrt:

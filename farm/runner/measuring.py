@@ -1,0 +1,447 @@
+"""Programs that run: their outputs against the reference, their speed alone and in turns with others.
+
+*Evidence* says how far outputs are from the reference, and whether the samples could show it at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from .protocol import CannotRun, Program, RequestFailed
+from .samples import load_runs, make_samples, plain, points_of, write_npz
+
+if TYPE_CHECKING:
+    from .documents import (
+        Arrays,
+        BenchProgram,
+        EvaluateAnswer,
+        Evidence,
+        Latency,
+        MeasuredPoint,
+        Request,
+        RunsHeader,
+        SamplePoint,
+        TimedProgram,
+        Verification,
+    )
+    from .launcher import Messages
+
+MAX_RUNS = 2_000
+"""Runs of one program in one round at most."""
+MAX_TOLD = 40_000
+"""Runs of all programs in all rounds at most: so many fit into an answer."""
+FIRST_SECONDS = 60.0
+"""After so long no more first runs are begun: one run of a small net takes half a minute on MIGraphX's `ref`."""
+MAX_REPEATS = 10_000
+_MAX_RUNS = {"ref": 2}
+"""Runs that verification takes at most of a device on which one run can last minutes."""
+
+
+def evaluate(request: Request, messages: Messages, load: Callable[[Request], Program]) -> EvaluateAnswer:
+    """Load the program, compare its outputs with the reference's and measure it.
+
+    Its first runs and its loading are figures too. Nothing else of the farm runs on the host meanwhile.
+    """
+    runs, references, meta = load_runs(request["reference"])
+    messages.phase("verifying", 0.0)
+    with messages.alone():
+        return _verified_and_measured(request, messages, load, runs, references, meta)
+
+
+def _verified_and_measured(
+    request: Request,
+    messages: Messages,
+    load: Callable[[Request], Program],
+    runs: Sequence[Arrays],
+    references: Sequence[Arrays],
+    meta: RunsHeader,
+) -> EvaluateAnswer:
+    points = meta["points"]
+    parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
+    total = sum(len(part) for part in parts)
+    started = time.perf_counter()
+    program = load(request)
+    loading = time.perf_counter() - started
+    times: list[list[float]] = []
+    found = []
+    try:
+        for point, part in zip(points, parts, strict=True):
+            outputs = []
+            times.append([])
+            for index in part:
+                messages.phase("verifying", sum(map(len, times)) / total)
+                values, seconds = _timed(program, runs[index])
+                times[-1].append(seconds)
+                outputs.append(values)
+            found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
+    except RequestFailed as failure:
+        # Samples that no reference accepts prove nothing against the program.
+        if not (isinstance(failure, CannotRun) or (meta.get("refused") and not references[0])):
+            raise
+        print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
+        if request.get("sample"):
+            _save_sample(request["sample"], runs[0], references[0])
+        return {
+            "verification": _not_run(program, failure.message),
+            "measurements": {"load": loading},
+        }
+    samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
+    messages.phase("measuring", 0.0)
+    budget = float(request.get("measure_seconds") or 0) / len(points)
+    measured: list[MeasuredPoint] = []
+    for point, part, verifying in zip(points, parts, times, strict=True):
+        repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
+        verifying.extend(repeats)
+        latency, shapes = _latency(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
+        throughput = point["batch"] / latency["median"] if latency["median"] else None
+        measured.append({"batch": point["batch"], "shapes": shapes, "latency": latency, "throughput": throughput})
+    if request.get("sample"):
+        _save_sample(request["sample"], runs[0], references[0])
+    return {
+        "verification": {
+            **worst(found),
+            "samples": samples,
+            "runs": total,
+            "origin": meta["origin"],
+            "unverified": meta.get("unverified", {}),
+            "doubted": meta.get("doubted", {}),
+        },
+        # Of a dynamic program the figures are those of its largest sizes; all of them are in `points`.
+        "measurements": {
+            "load": loading,
+            "first_run_cold": times[0][0],
+            "first_run_warm": times[0][1],
+            "latency": latency,
+            "device_latency": _latency(on_device) if on_device else None,
+            "throughput": throughput,
+            "points": measured if len(measured) > 1 else [],
+        },
+    }
+
+
+def _not_run(program: Program, why: str) -> Verification:
+    """Return the verification of a program that could be loaded and not be run."""
+    return {
+        "errors": {},
+        "rms": {},
+        "equal": {},
+        "spread": {},
+        "origin": {},
+        "nonfinite": [],
+        "weak": False,
+        "samples": 0,
+        "runs": 0,
+        "unverified": dict.fromkeys(program.outputs, why),
+    }
+
+
+def _timed(program: Program, feeds: Arrays) -> tuple[Arrays, float]:
+    """Return the outputs of one run by name, and its seconds."""
+    prepared = program.prepare(feeds)
+    started = time.perf_counter()
+    values = program.run(prepared)
+    return dict(zip(program.outputs, values, strict=True)), time.perf_counter() - started
+
+
+def _compare(
+    request: Request,
+    point: SamplePoint,
+    minimum: int,
+    references: Sequence[Arrays],
+    outputs: Sequence[Arrays],
+) -> Evidence:
+    """Compare the runs of one point with the reference; few samples make the evidence weak."""
+    missing = [name for name in references[0] if name not in outputs[0]]
+    if missing:
+        raise RequestFailed("compiler_error", f"the program has no output '{missing[0]}'")
+    compared = compare(
+        references, outputs, batch=point["batch"], tolerance=request["tolerance"], equal_share=request["equal"]
+    )
+    ran = len(outputs) * point["batch"]
+    few = min(point["samples"], ran) < min(minimum, ran)
+    return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
+
+
+def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
+    """Yield the indexes of each point's runs, at most so many."""
+    start = 0
+    for point in points:
+        yield range(start, start + min(most, point["runs"]))
+        start += point["runs"]
+
+
+def _measure(
+    program: Program, feeds: Arrays, last: float, budget: float, messages: Messages
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of runs, one after another for `budget` seconds, and of runs without host copies, if any.
+
+    Verification was the warm-up. If its `last` run took longer than the whole budget, that is the only one.
+    """
+    prepared = program.prepare(feeds)
+    seconds = _repeat(lambda: program.run(prepared), budget, messages) if last < budget else [last]
+    device = program.run_on_device(prepared)
+    on_device = _repeat(device, budget, messages) if device and last < budget else []
+    return seconds, on_device
+
+
+def _latency(seconds: Sequence[float]) -> Latency:
+    median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
+    return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}
+
+
+def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:
+    """Return the seconds of each run, repeated until the budget is spent."""
+    seconds: list[float] = []
+    start = now = said = time.perf_counter()
+    while len(seconds) < MAX_REPEATS and (not seconds or now - start < budget):
+        run()
+        before, now = now, time.perf_counter()
+        seconds.append(now - before)
+        if now - said > 1:
+            said = now
+            messages.phase("measuring", min(1.0, (now - start) / budget))
+            now = time.perf_counter()
+    return seconds
+
+
+def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
+    """Write one set of inputs and its expected outputs, named as in the model."""
+    write_npz(path, {name: plain(array) for name, array in {**reference, **feeds}.items()})
+
+
+# --- turns --------------------------------------------------------------------------------------------------------
+
+
+class _Loaded(NamedTuple):
+    run: Callable[[], Any]
+    load: float
+    first: list[float]
+
+
+def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
+    """Load every program of the request, time its first runs, then let them take turns.
+
+    The order turns around with each round (ABBA), so that a drift of the machine meets all alike. `load` returns the
+    program that a part of the request describes.
+    """
+    with messages.alone():
+        return _bench(request, messages, load)
+
+
+def _bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
+    loaded = [_load(_joined(request, program), messages, load) for program in request["programs"]]
+    rounds, seconds = int(request["rounds"]), float(request["seconds"])
+    times: list[list[list[float]]] = [[] for _ in loaded]
+    most = max(1, min(MAX_RUNS, MAX_TOLD // max(1, rounds * len(loaded))))
+    for number in range(rounds):
+        messages.phase("measuring", number / rounds, "rounds")
+        turns = list(enumerate(loaded))
+        for place, program in reversed(turns) if number % 2 else turns:
+            times[place].append(_round(program, seconds / rounds, most))
+    return [
+        {"load": program.load, "first": program.first, "rounds": blocks}
+        for program, blocks in zip(loaded, times, strict=True)
+    ]
+
+
+def _joined(request: Request, program: BenchProgram) -> Request:
+    """Return the request of one program: its own fields, and those that all programs share."""
+    whole: Request = {**request, **program}  # type: ignore[typeddict-item]  # A model as it is has no program.
+    return whole
+
+
+def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
+    messages.phase("measuring", None, "loading")
+    feeds = _feeds(request)
+    started = time.perf_counter()
+    program = load(request)
+    seconds = time.perf_counter() - started
+    prepared = program.prepare(feeds)
+    first: list[float] = []
+    for number in range(int(request["first"])):
+        if sum(first) > FIRST_SECONDS:
+            break
+        messages.phase("measuring", None, f"run {number + 1}")
+        first.append(_seconds_of(lambda: program.run(prepared)))
+    return _Loaded(lambda: program.run(prepared), seconds, first)
+
+
+def _feeds(request: Request) -> Arrays:
+    """Return the arrays to run with: the first of the request's samples; of dynamic sizes the largest."""
+    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
+    samples = make_samples(request["samples"], inputs, batch, what="the sample")
+    feeds: Arrays = samples.runs[0]
+    return feeds
+
+
+def _round(program: _Loaded, seconds: float, most: int) -> list[float]:
+    """Return the seconds of each run until a round's time is spent; one run at least, and `most` at most."""
+    if program.first and program.first[-1] < seconds / 4:
+        program.run()  # the caches hold what ran before
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or (time.perf_counter() < end and len(times) < most):
+        times.append(_seconds_of(program.run))
+    return times
+
+
+def _seconds_of(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    # To a nanosecond: more digits have no meaning, and make the answer longer.
+    return round(time.perf_counter() - started, 9)
+
+
+# --- evidence -----------------------------------------------------------------------------------------------------
+
+
+def compare(
+    references: Sequence[Arrays],
+    outputs: Sequence[Arrays],
+    *,
+    batch: int = 1,
+    tolerance: float,
+    equal_share: float,
+) -> Evidence:
+    """Compare outputs with the reference, over all runs.
+
+    By output: `errors` (float outputs; rel_l2 = |y - r| / |r|, if r is all zero: |y|), `rms` (MIGraphX's
+    measure, |y - r| / (sqrt(n) max|.|)), `equal` (share of equal values of all others), `nonfinite` (outputs
+    with inf or NaN where the reference has something else), `spread` (|r - mean over samples| / |r|; of other
+    outputs 1 - the share that the best constant answer gets right). `weak` is whether a program that always
+    gives that mean would pass.
+    """
+    errors: dict[str, float] = {}
+    rms: dict[str, float] = {}
+    equal: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    nonfinite: list[str] = []
+    for name in references[0]:
+        pairs = [
+            (reference[name], _same_shape(name, output[name], reference[name]))
+            for reference, output in zip(references, outputs, strict=True)
+        ]
+        if pairs[0][0].dtype.kind in "fcV":
+            errors[name], rms[name], clean = _float_error(pairs)
+            if not clean:
+                nonfinite.append(name)
+            spread[name] = _float_spread([reference for reference, _ in pairs], batch)
+        else:
+            equal[name] = _equal_share(pairs)
+            spread[name] = _discrete_spread([reference for reference, _ in pairs], batch)
+    return {
+        "errors": errors,
+        "rms": rms,
+        "equal": equal,
+        "nonfinite": nonfinite,
+        "spread": spread,
+        "weak": is_weak(errors, spread, tolerance, equal_share),
+    }
+
+
+def worst(found: Sequence[Evidence]) -> Verification:
+    """Return the comparisons at several sizes of a dynamic program as one, which is not better than any of them."""
+
+    def by_output(
+        choose: Callable[[Iterator[float]], float], field: Literal["errors", "rms", "equal", "spread"]
+    ) -> dict[str, float]:
+        return {name: choose(each[field][name] for each in found) for name in found[0][field]}
+
+    return {
+        "errors": by_output(max, "errors"),
+        "rms": by_output(max, "rms"),
+        "equal": by_output(min, "equal"),
+        "nonfinite": list(dict.fromkeys(name for each in found for name in each["nonfinite"])),
+        "spread": by_output(min, "spread"),
+        "weak": any(each["weak"] for each in found),
+    }
+
+
+def is_weak(errors: Mapping[str, float], spreads: Mapping[str, float], tolerance: float, equal_share: float) -> bool:
+    """Whether some output's check could not fail: always giving the mean over the samples would pass.
+
+    An output that does not depend on the inputs (spread 0) is a constant by right, unless all are.
+    """
+    telling = {name: spread for name, spread in spreads.items() if spread > 1e-9}
+    if not telling:
+        return True
+    return any(spread <= (tolerance if name in errors else 1 - equal_share) for name, spread in telling.items())
+
+
+def _same_shape(name: str, output: Any, reference: Any) -> Any:
+    if output.shape == reference.shape:
+        return output
+    if output.size == reference.size:
+        return output.reshape(reference.shape)  # MIGraphX returns a scalar as one element
+    raise RequestFailed(
+        "compiler_error",
+        f"output '{name}' of the program has shape {list(output.shape)}, the reference {list(reference.shape)}",
+    )
+
+
+def _float_error(pairs: Sequence[tuple[Any, Any]]) -> tuple[float, float, bool]:
+    difference = total = largest = 0.0
+    count, clean = 0, True
+    for reference, output in pairs:
+        r, y = _wide(reference), _wide(output)
+        same = np.isfinite(r) & np.isfinite(y)
+        clean = clean and bool(np.array_equal(r[~same], y[~same], equal_nan=True))
+        r, y = r[same], y[same]
+        difference += float(np.sum(np.abs(y - r) ** 2))
+        total += float(np.sum(np.abs(r) ** 2))
+        largest = max(largest, float(np.max(np.abs(r), initial=0)), float(np.max(np.abs(y), initial=0)))
+        count += r.size
+    distance = math.sqrt(difference)
+    error = distance / math.sqrt(total) if total else distance
+    rms = distance / (math.sqrt(count) * largest) if count and largest else 0.0
+    return _finite(error), _finite(rms), clean
+
+
+def _equal_share(pairs: Sequence[tuple[Any, Any]]) -> float:
+    equal = sum(int(np.count_nonzero(output == reference)) for reference, output in pairs)
+    count = sum(int(reference.size) for reference, _ in pairs)
+    return equal / count if count else 1.0
+
+
+def _samples(arrays: Sequence[Any], batch: int) -> list[Any]:
+    """Cut the runs of an output into samples if its first axis is the batch; else each run is one sample."""
+    if batch > 1 and all(array.ndim and array.shape[0] == batch for array in arrays):
+        return [sample for array in arrays for sample in array]
+    return list(arrays)
+
+
+def _float_spread(references: Sequence[Any], batch: int) -> float:
+    samples = [np.nan_to_num(_wide(sample), posinf=0, neginf=0) for sample in _samples(references, batch)]
+    if len({sample.shape for sample in samples}) > 1:
+        return 1.0  # the shape itself depends on the input: no constant would pass
+    mean = sum(samples) / len(samples)
+    total = sum(float(np.sum(np.abs(sample) ** 2)) for sample in samples)
+    around = sum(float(np.sum(np.abs(sample - mean) ** 2)) for sample in samples)
+    return _finite(math.sqrt(around / total)) if total else 0.0
+
+
+def _discrete_spread(references: Sequence[Any], batch: int) -> float:
+    samples = _samples(references, batch)
+    if len({sample.shape for sample in samples}) > 1:
+        return 1.0
+    if not samples[0].size:
+        return 0.0
+
+    def agreement(candidate: Any) -> float:
+        return float(np.mean([np.mean(candidate == sample) for sample in samples]))
+
+    return 1.0 - max(agreement(candidate) for candidate in samples)
+
+
+def _wide(array: Any) -> Any:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity: the largest float stands for it."""
+    return value if math.isfinite(value) else 1.7e308
