@@ -22,7 +22,7 @@ from celery.worker import consumer, state
 from celery.worker.consumer.tasks import Tasks
 
 from farm.app import Farm
-from farm.compiling.slots import from_text
+from farm.compiling.attempt import from_text
 from farm.errors import FarmFault
 from farm.logging import configure, get_logger
 from farm.node.attempts import Attempts, Draining
@@ -48,7 +48,7 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     """Makes the slots that attempts run in, and ties the process to its supervisor.
 
     Of the options, `lifeline` is the file descriptor on which the supervisor speaks: its end ends the process. `worker`
-    is the id under which the supervisor registered it, on `node`; `slots` is as `farm/compiling/slots.py` writes them.
+    is the id under which the supervisor registered it, on `node`; `slots` is what `farm.compiling.attempt` wrote.
     """
 
     def __init__(self, parent: Any, lifeline: int, worker: str, node: str, slots: str, **options: Any) -> None:

@@ -17,7 +17,7 @@ from farm.results.speed import ComparisonDocument, MeasuredDocument
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.compiling.children import OnPhase
+    from farm.compiling.pipeline import OnPhase
     from farm.local.bench import Contestant, Measured
     from farm.node.gpu_usage import Usage
     from farm.node.survey import Findings
@@ -284,7 +284,7 @@ def _measure(
     import threading
 
     from farm.client.inspection import inspect_if_small, wrong_card
-    from farm.compiling.children import Children, StepSettings
+    from farm.compiling.pipeline import Children, StepSettings
     from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
     from farm.node.gpu_usage import watch

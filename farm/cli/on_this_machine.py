@@ -14,7 +14,7 @@ from farm.errors import CompileFailed, FarmFault
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.compiling.children import OnPhase
+    from farm.compiling.pipeline import OnPhase
     from farm.jobs.state import Phase
     from farm.results.speed import ComparisonDocument, MeasuredDocument
     from farm.settings import Settings
@@ -26,7 +26,7 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
 
     A failed step becomes an error with its exit code; SIGTERM counts as Ctrl-C.
     """
-    from farm.compiling.children import StepEnded
+    from farm.compiling.pipeline import StepEnded
     from farm.jobs.state import Fault
     from farm.settings import load_settings
 

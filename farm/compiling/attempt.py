@@ -1,18 +1,271 @@
-"""Attempt: one try of a job, as the executor gets it."""
+"""Slots: the right to run one attempt on a node, on one GPU or on a few CPU cores, taken by one attempt at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import fcntl
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import farm
-from farm.compiling.alone import Clock
-from farm.compiling.slots import ANYWHERE, FreeSlots, Slot
+from farm.compiling.alone import Clock, lock_folder, open_lock
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import FailureDocument, ReproductionDocument
 from farm.jobs.state import AttemptLimits
 from farm.spec import FileReference
+from farm.targets.compilers import Maker
+from farm.wire.program import GpuFields
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
+
+# Messages between a supervisor and its Celery process, of one byte.
+CONSUME = b"g"
+"""Take jobs."""
+PAUSE = b"p"
+"""Take no jobs for now; attempts continue."""
+CONSUMING = b"c"
+"""Jobs are being taken."""
+RELEASE = b"r"
+"""Give the attempts back."""
+AWAY = b"a"
+"""Object storage is away."""
+MISMATCH = b"m"
+"""An attempt found the wrong toolchain."""
+FAULT = b"f"
+"""A GPU failed under an attempt; no job is taken until `CONSUME` comes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The right to run one attempt: the GPU that its children see, by its maker's variable (empty: none).
+
+    `lock` names the GPU among all workers of the node. `cpus` are the CPUs that children are bound to; none: all.
+    `bdf` is the GPU's PCI address, by which the kernel names it; NVML uses `gpu`.
+    """
+
+    gpu: str = ""
+    lock: str = ""
+    cpus: tuple[int, ...] = ()
+    bdf: str = ""
+    maker: Maker = "amd"
+    device: GpuFields = field(default_factory=GpuFields, compare=False)
+    """Further fields of the GPU for sidecars."""
+
+    def is_apart_from(self, other: Slot) -> bool:
+        """Whether what runs here is timed as if nothing ran in the other slot: on a GPU, or on CPUs of its own."""
+        return bool(self.gpu) or bool(self.cpus and other.cpus and not {*self.cpus} & {*other.cpus})
+
+
+ANYWHERE = Slot()
+
+
+def as_text(slots: Sequence[Slot]) -> str:
+    """Return slots as JSON, for a worker process's command line."""
+    return json.dumps([asdict(slot) for slot in slots])
+
+
+def from_text(text: str) -> list[Slot]:
+    """Read back what `as_text` wrote."""
+    return [Slot(**{**row, "cpus": tuple(row["cpus"])}) for row in json.loads(text)]
+
+
+class FreeSlots:
+    """The slots of one worker process. A lock file for each GPU keeps workers of the whole node apart.
+
+    An attempt that holds a slot may borrow others for one piece of work at a time, unless another attempt waits.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot] = (),
+        folder: str = "",
+        around: Callable[[Slot], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        """The lock files are in `folder`; empty: in the system's temporary one.
+
+        `around` makes a block that a slot is held in: when it ends, the slot is fit for others.
+        """
+        self._around = around
+        self._slots = tuple(slots)
+        self._free = list(slots)
+        self._held: list[Slot] = []
+        self._waiting = 0
+        self._left = 0
+        self._lent: dict[Slot, float] = {}
+        """When a slot was last given back by its borrower."""
+        self._folder = lock_folder(folder)
+        self._change = threading.Condition()
+
+    @contextmanager
+    def one(self, cancelled: threading.Event) -> Iterator[Slot | None]:
+        """Hold a slot while the block runs, and wait for a free one; yield None if `cancelled` is set in this time."""
+        with self._change:
+            self._waiting += 1
+        try:
+            taken = self._take(lambda: self._free, cancelled)
+        finally:
+            with self._change:
+                self._waiting -= 1
+        try:
+            with self._around(taken[0]) if taken else nullcontext():
+                yield taken[0] if taken else None
+        finally:
+            if taken:
+                self._give_back(*taken)
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Count an attempt that has left its slot and still publishes, while the block runs."""
+        with self._change:
+            self._left += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._left -= 1
+                self._change.notify_all()
+
+    def has_room(self, attempts: int) -> bool:
+        """Whether another attempt finds a slot next to so many of this process."""
+        return attempts < len(self._slots) + self._left
+
+    def until_quiet(self, cancelled: threading.Event) -> float:
+        """Wait for the attempts that have left their slots, since they would disturb who measures; return seconds."""
+        began = time.monotonic()
+        with self._change:
+            while self._left and not cancelled.is_set():
+                self._change.wait(LOOK_SECONDS)
+        return time.monotonic() - began
+
+    def others(self, slot: Slot) -> list[Slot]:
+        """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""
+        others = list(self._slots)
+        if slot in others:
+            others.remove(slot)
+        return [other for other in others if other.is_apart_from(slot)]
+
+    @contextmanager
+    def borrow(self, slot: Slot, ended: threading.Event) -> Iterator[bool]:
+        """Hold this slot while the block runs, once nobody else wants it; yield False if `ended` is set before.
+
+        Give it back soon: a new attempt has to wait for it.
+        """
+        taken = self._take(lambda: [slot] if self._is_spare(slot) else [], ended)
+        try:
+            with self._around(slot) if taken else nullcontext():
+                yield taken is not None
+        finally:
+            if taken:
+                with self._change:
+                    self._lent[slot] = time.monotonic()
+                self._give_back(*taken)
+
+    def _is_spare(self, slot: Slot) -> bool:
+        # Other processes look for a free GPU at intervals: leave it free long enough for them to find it.
+        rests = bool(slot.lock) and time.monotonic() - self._lent.get(slot, -math.inf) < 2 * LOOK_SECONDS
+        return (
+            not self._waiting
+            and not rests
+            and slot in self._free
+            and all(slot.is_apart_from(other) for other in self._held)
+        )
+
+    def _take(
+        self, candidates: Callable[[], Sequence[Slot]], cancelled: threading.Event
+    ) -> tuple[Slot, int | None] | None:
+        with self._change:
+            while not cancelled.is_set():
+                for slot in candidates():
+                    held, lock = _locked(slot, self._folder)
+                    if held:
+                        self._free.remove(slot)
+                        self._held.append(slot)
+                        return slot, lock
+                self._change.wait(LOOK_SECONDS)
+        return None
+
+    def _give_back(self, slot: Slot, lock: int | None) -> None:
+        with self._change:
+            if lock is not None:
+                os.close(lock)
+            self._held.remove(slot)
+            self._free.append(slot)
+            self._change.notify_all()
+
+
+def _locked(slot: Slot, folder: Path) -> tuple[bool, int | None]:
+    """Lock the lock file of a GPU; closing it releases the lock. A slot without a GPU needs none."""
+    if not slot.lock:
+        return True, None
+    lock = open_lock(folder / f"farm-{slot.lock}.lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False, None
+    return True, lock
+
+
+@contextmanager
+def unless_held(slot: Slot, folder: str) -> Iterator[bool]:
+    """Hold the GPU of a slot while the block runs, for a short look; yield False if somebody holds it already."""
+    held, lock = _locked(slot, lock_folder(folder))
+    try:
+        yield held
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+_ENTRY = re.compile(r"(?:(?P<toolchain>[a-z][a-z0-9._-]{0,99})=)?(?P<python>[^:]+)(?::(?P<folder>.+))?")
+
+
+class Installation(NamedTuple):
+    """The interpreter that imports a compiler (empty: this one), and the folder of MIGraphX's module if it is named."""
+
+    python: str
+    folder: str = ""
+
+
+class InstallationEntry(NamedTuple):
+    """An item of the setting `other_toolchains`; `toolchain` is empty until a worker has looked at it."""
+
+    toolchain: str
+    installation: Installation
+
+    def __str__(self) -> str:
+        python, folder = self.installation
+        return f"{f'{self.toolchain}=' if self.toolchain else ''}{python}{f':{folder}' if folder else ''}"
+
+    @classmethod
+    def of(cls, text: str) -> InstallationEntry:
+        """Read an item: `PYTHON`, `PYTHON:FOLDER`, and once a worker has looked at it `TOOLCHAIN=PYTHON:FOLDER`.
+
+        Raises ValueError if it names no interpreter.
+        """
+        if not (found := _ENTRY.fullmatch(text)):
+            raise ValueError(f"`{text}` names no interpreter")
+        return cls(found["toolchain"] or "", Installation(found["python"], found["folder"] or ""))
+
+
+def by_toolchain(entries: Iterable[str]) -> dict[str, Installation]:
+    """Return the installations that a worker has looked at, by the ids of their toolchains."""
+    return {entry.toolchain: entry.installation for entry in map(InstallationEntry.of, entries) if entry.toolchain}
+
+
+def is_same_build(toolchain: str, other: str) -> bool:
+    """Whether two ids name the same libraries: labels may have the version of an installation around them."""
+    return toolchain.rpartition("-")[2] == other.rpartition("-")[2]
+
 
 TAIL_BYTES = 64 * 1024
 """How much of a running attempt's log can be read while it runs."""

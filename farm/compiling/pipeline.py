@@ -1,26 +1,29 @@
 """Pipeline: takes one cell from its model to a measured program, and returns what is known about that program.
 
 The executor of a worker, `farm optimize`, the health probe and `farm reproduce` all use it. They differ in where the
-inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each
-step runs in a sealed child that reads its inputs and writes to a folder of its own. Knows no store.
+inputs come from and in what happens to the program; both stay outside. `Pipeline` calls `Steps` in order; each step
+runs in a sealed child (`Children`) that reads its inputs and writes to a folder of its own. Knows no store.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import farm
-from farm.compiling.children import Children, StepEnded
-from farm.compiling.failures import Failure
-from farm.compiling.installations import Installation
+from farm.compiling.alone import Clock, host_at
+from farm.compiling.attempt import ANYWHERE, Installation, Slot
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.requests import (
     EXPECTED,
     MadeProgram,
@@ -33,15 +36,16 @@ from farm.compiling.requests import (
     reference_request,
     references_of,
 )
-from farm.compiling.slots import Slot
+from farm.compiling.templates import Templates
+from farm.files import tree_size
 from farm.jobs.order import WorkOrder
-from farm.jobs.state import FailureKind, Phase
+from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.runner.documents import (
     BenchAnswer,
     CompileAnswer,
     DebugRequest,
     EvaluateAnswer,
-    InputSpec,
+    PhaseMessage,
     Request,
     TimedProgram,
     Verification,
@@ -49,6 +53,204 @@ from farm.runner.documents import (
 from farm.spec import program_name
 from farm.targets.compilers import compilers
 from farm.wire.program import Conditions, Measurements, Port, ProgramRecord
+
+OnPhase = Callable[[Phase, float | None, str], None]
+"""Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
+
+
+LARGEST = 1 << 62
+"""Largest size of a file without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """The settings of a machine that steps use; the farm's settings have the same names. 0 means no limit."""
+
+    threads_per_slot: int = 1
+    measure_seconds: float = 3.0
+    """How long a program is run again and again."""
+    lock_dir: str = ""
+    """Folder of the lock files by which what measures on a host is alone; empty: the system's temporary one."""
+    hang_seconds: float = 0.0
+    """How long a child may show no sign of life."""
+    disk_limit: int = 0
+    """Bytes that the children of an attempt may write together."""
+    process_limit: int = 0
+    """Processes and threads of a child."""
+    migraphx_path: str = ""
+    """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
+    migraphx_python: str = ""
+    """Interpreter for MIGraphX's children; empty: this one."""
+
+    @classmethod
+    def of(cls, settings: object) -> StepSettings:
+        """Return those of the farm's settings."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
+
+
+class StepEnded(Exception):
+    """A step did not finish: `failure` says why; None if it was cancelled."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}" if failure else "cancelled")
+        self.failure = failure
+
+
+@dataclass
+class Children:
+    """Runs requests in children, one after the other, in one folder; the time limit holds for all of them together.
+
+    They run in `slot`; `environment` is added to theirs. `in_slot` returns children that run in another slot.
+    """
+
+    folder: Path
+    settings: StepSettings
+    limits: AttemptLimits
+    on_phase: OnPhase
+    cancelled: threading.Event
+    slot: Slot = ANYWHERE
+    environment: Mapping[str, str] = field(default_factory=dict)
+    conditions: Callable[[], Conditions | None] = lambda: None
+    """Returns the state of the slot's GPU; `look` calls it."""
+    began: float = field(default_factory=time.monotonic)
+    """When it all began; later by the time for which it waited for object storage."""
+    clock: Clock = field(default_factory=Clock)
+    """Stands still while its child is paused."""
+    shared: bool = False
+    """Whether a child of this slot measured while others ran on the host, or may have."""
+    memory: list[int] = field(default_factory=list)
+    """Peaks in bytes, of every child."""
+    written: set[Path] = field(default_factory=set)
+    """The folders in which children wrote."""
+    within: Path | None = None
+    """The folder in which all children of the attempt write; None: `folder`."""
+    templates: Templates | None = None
+    """What children are forked from; None: they start cold."""
+
+    def __post_init__(self) -> None:
+        self.within = self.within or self.folder
+        self.log_path = self.folder / "log.txt"
+        self.phases: dict[str, float] = {}
+        self.started_at = datetime.now(UTC)
+        self.log_path.touch()
+
+    def in_slot(self, slot: Slot, folder: Path) -> Children:
+        """Return children of the same attempt that run in another slot at the same time, with a log of their own.
+
+        The time limit holds for all of them together, the memory limit for each.
+        """
+        folder.mkdir()
+        return replace(self, slot=slot, folder=folder, clock=Clock(self.clock.lost))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it all began, without those in which its children were paused."""
+        return round(time.monotonic() - self.began - self.clock.lost, 3)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a file that a child may have made."""
+        return self.settings.disk_limit or LARGEST
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that a child took, in bytes."""
+        return max(self.memory, default=0)
+
+    def look(self, when: str) -> Conditions | None:
+        """Return the state of the slot's GPU while no child runs; log that others use it, at the moment `when`."""
+        found = self.conditions()
+        processes = found["processes"] if found else None
+        if processes and processes["count"]:
+            with self.log_path.open("a") as log:
+                held = f"processes: {processes['count']}, memory: {processes['memory'] / 1e6:.0f} MB"
+                log.write(f"{when}: others use the GPU ({held}); times are rough, measure again when it is idle\n")
+        return found
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Report that a phase begins, and measure its time."""
+        if self.cancelled.is_set():
+            raise StepEnded(None)
+        self.on_phase(phase, None, "")
+        with self.log_path.open("a") as log:
+            log.write(f"== {phase} ==\n")
+        start = self.seconds
+        try:
+            yield
+        finally:
+            with self.log_path.open("a") as log:
+                log.write(f"-- {phase}: {self.seconds - start:.2f} s --\n")
+            self.phases[phase] = round(self.phases.get(phase, 0) + self.seconds - start, 3)
+
+    def ask(
+        self,
+        request: Request,
+        *,
+        read: Sequence[Path] = (),
+        write: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
+        quiet: bool = False,
+        threads: int = 0,
+        installation: Installation | None = None,
+    ) -> Any:
+        """Run one request in a sealed child; return its answer: the document of the request's action, checked.
+
+        The child may read the files and folders in `read` and write to those in `write`, which are made if they are
+        missing. `environment` is added to that of all children. The child gets `seconds` at most (0: what is left) and
+        `threads` (0: those of a slot). With `quiet` its progress is not reported. `installation` is used
+        instead of the compiler's own. Raises StepEnded if there is no answer.
+        """
+        for folder in write:
+            folder.mkdir(parents=True, exist_ok=True)
+        others = sum(map(tree_size, self.written.difference(write)))
+        self.written.update(write)
+        left = max(self.limits["time"] - self.seconds, 0.001) if self.limits["time"] else seconds
+        left = min(left, seconds) if seconds else left
+        settings = self.settings
+        own = (settings.migraphx_python, settings.migraphx_path) if request["compiler"] == "migraphx" else ("", "")
+        chosen = installation or Installation(*own)
+        whole: Request = {
+            **request,
+            "threads": threads or settings.threads_per_slot,
+            "gpu": self.slot.gpu,
+            "maker": self.slot.maker,
+            "cpus": self.slot.cpus,
+            "search": [chosen.folder] if chosen.folder else [],
+        }
+        end = run_child(
+            whole,
+            log_path=self.log_path,
+            python=chosen.python,
+            environment={**self.environment, **(environment or {})},
+            limits=ChildLimits(
+                time=left,
+                whole=0.0 if left == seconds else self.limits["time"],
+                memory=self.limits["memory"],
+                hang=settings.hang_seconds,
+                waiting=1.0 if self.slot.gpu else 0.0,
+                disk=settings.disk_limit,
+                written=others,
+                processes=settings.process_limit,
+            ),
+            folder=self.folder,
+            on_message=None if quiet else self._report,
+            cancelled=self.cancelled,
+            seal=Seal(read=read, write=write, within=self.within),
+            host=host_at(settings.lock_dir),
+            clock=self.clock,
+            templates=self.templates,
+        )
+        self.shared = self.shared or end.shared
+        self.memory.append(end.memory)
+        if end.result is not None and end.ok:
+            return end.result
+        raise StepEnded(classify(end))
+
+    def _report(self, message: PhaseMessage) -> None:
+        self.on_phase(Phase(message["phase"]), message["progress"], message["detail"])
+
 
 FALLBACK_SECONDS = 600.0
 """Time limit of a reference that the manifest does not name; it also gets at most half of the time that is left."""
@@ -92,7 +294,7 @@ class Steps:
         extension = self.compiler.program_extension(spec["options"])
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
-        self.texts = texts_next_to(self.program)
+        self.texts = {when: self.program.parent / f"program-{when}.txt" for when in ("before", "after")}
         """The program's text before and after compilation; `compile` writes it if `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Paths of the files that environment variables of the spec name."""
@@ -204,8 +406,7 @@ class Steps:
         """Quantize, compile and save the program."""
         model = self.prepare(model)
         request = compile_request(self.order, model, calibration, self.program)
-        answer: CompileAnswer = self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent])
-        return answer
+        return cast("CompileAnswer", self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent]))
 
     def evaluate(
         self,
@@ -267,10 +468,11 @@ class Steps:
             request = {**request, "expected": expected_of(self.order["spec"])}
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
-            texts = texts_next_to(Path(request["program"])) if debug.get("print") else {}
             wish: DebugRequest = {"level": debug.get("log_level", "")}
-            if texts:
-                wish |= {"before": str(texts["before"]), "after": str(texts["after"])}
+            if debug.get("print"):
+                program = Path(request["program"])
+                before, after = (str(program.with_name(text.name)) for text in self.texts.values())
+                wish |= {"before": before, "after": after}
             request = {**request, "debug": wish}
         start = self.children.log_path.stat().st_size if debug else 0
         debugging = self.compiler.debugging.environment(debug)
@@ -294,6 +496,7 @@ class Steps:
         `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
         """
         spec = self.order["spec"]
+        axes = {name: each.get("batch_axis") for name, each in spec["inputs"].items()}
         shared = shared or self.children.shared or any(map(is_shared, self.conditions))
         speed = cast("Measurements", dict(evaluated["measurements"]) if evaluated else {})
         speed |= {"shared": shared, "conditions": self.conditions}
@@ -316,10 +519,7 @@ class Steps:
                 "compute_units": spec["device"]["compute_units"],
                 **self.children.slot.device,
             },
-            "inputs": [
-                {**port, "batch_axis": _batch_axis(spec["inputs"], port["name"]), "parameter": ""}
-                for port in compiled["inputs"]
-            ],
+            "inputs": [{**port, "batch_axis": axes.get(port["name"]), "parameter": ""} for port in compiled["inputs"]],
             "outputs": _outputs_of(compiled),
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
@@ -340,11 +540,6 @@ class Steps:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "farm_version": farm.__version__,
         }
-
-
-def texts_next_to(program: Path) -> dict[str, Path]:
-    """Return where a program's text is kept, by when: `before` and `after` its compilation."""
-    return {when: program.parent / f"program-{when}.txt" for when in ("before", "after")}
 
 
 def inputs_of(model: Path, data: Path | None) -> list[Path]:
@@ -385,10 +580,6 @@ def is_shared(found: Conditions) -> bool:
     """Whether others held memory of the GPU at one look."""
     processes = found["processes"]
     return bool(processes and processes["count"])
-
-
-def _batch_axis(inputs: Mapping[str, InputSpec], name: str) -> int | None:
-    return inputs[name].get("batch_axis") if name in inputs else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.children import Children, StepSettings
-from farm.compiling.installations import Installation
+from farm.compiling.attempt import Installation
+from farm.compiling.pipeline import Children, StepSettings
 from farm.compiling.requests import ONE_SAMPLE
 from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution

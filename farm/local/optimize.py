@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from farm.client.freezing import FrozenInputs
-from farm.compiling.children import LARGEST, Children, OnPhase, StepSettings
-from farm.compiling.pipeline import InputFiles, Pipeline, Steps
+from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
 from farm.errors import UsageError
 from farm.files import replacing, take
 from farm.jobs.order import WorkOrder

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.artifacts.storage import MAIN
 from farm.compiling.alone import host_at, lock_place
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, FreeSlots, Slot
+from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Attempt, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind

@@ -25,11 +25,20 @@ from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
-from farm.compiling.attempt import Attempt
-from farm.compiling.children import Children, OnPhase, StepEnded, StepSettings
+from farm.compiling.attempt import Attempt, by_toolchain
 from farm.compiling.failures import Failure
-from farm.compiling.installations import by_toolchain
-from farm.compiling.pipeline import Contention, InputFiles, Pipeline, Steps, alone, is_shared
+from farm.compiling.pipeline import (
+    Children,
+    Contention,
+    InputFiles,
+    OnPhase,
+    Pipeline,
+    StepEnded,
+    Steps,
+    StepSettings,
+    alone,
+    is_shared,
+)
 from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.templates import Templates
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, Untrusted, UsageError

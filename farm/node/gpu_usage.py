@@ -17,7 +17,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from farm.compiling.slots import Slot, unless_held
+from farm.compiling.attempt import Slot, unless_held
 from farm.logging import get_logger
 from farm.node import kfd
 from farm.node.gpu_reports import whole_card

@@ -18,10 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import cast
 
-from farm.compiling.children import Children, StepEnded, StepSettings
-from farm.compiling.installations import by_toolchain, is_same_build
-from farm.compiling.pipeline import InputFiles, Pipeline, Steps
-from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.attempt import FreeSlots, Slot, by_toolchain, is_same_build
+from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, Steps, StepSettings
 from farm.errors import FarmError
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.logging import get_logger

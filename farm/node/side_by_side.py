@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farm.compiling.installations import is_same_build
+from farm.compiling.attempt import is_same_build
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import MadeProgram
 from farm.jobs.state import Phase

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.attempt import FreeSlots, Slot
 from farm.node.gpus import Gpu
 from farm.node.machine import HERE, Machine
 from farm.settings import Settings

@@ -33,7 +33,7 @@ from typing import Any
 import farm
 from farm.compiling import cgroups
 from farm.compiling.alone import lock_place
-from farm.compiling.slots import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Slot, as_text
+from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Slot, as_text
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger

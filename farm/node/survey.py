@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
+from farm.compiling.attempt import Installation, InstallationEntry
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildLimits, classify
-from farm.compiling.installations import Installation, InstallationEntry
 from farm.node.amd_gpus import find_amd_gpus
 from farm.node.gpus import Gpu, Note, driver_of
 from farm.node.machine import HERE, Machine

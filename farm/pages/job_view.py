@@ -215,7 +215,7 @@ FOLDED = 12
 """Lines of a stage that is worth folding."""
 
 _STAGE = re.compile(r"== ([a-z]{3,20}) ==")
-"""How the farm begins a stage in the log of an attempt (`farm.compiling.children`)."""
+"""How the farm begins a stage in the log of an attempt (`farm.compiling.pipeline`)."""
 _STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 _WRONG = re.compile(
     r"^\s*(traceback \(most recent|terminate called|panic:|fatal\b|error\b|e\s{2,})"

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import ArtifactStore
-from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.attempt import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.tuning.records import RecordStore

@@ -18,8 +18,7 @@ import pytest
 
 from farm.app import Farm
 from farm.compiling import child_process as child
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import Slot
+from farm.compiling.attempt import Attempt, Slot
 from farm.jobs.state import AttemptEnd, AttemptLimits, FailureKind
 from farm.runner.seal import unsealable
 from farm.settings import Settings

@@ -20,9 +20,9 @@ from typing import Any
 
 from farm.artifacts.sidecar import validate
 from farm.client.client import FarmClient, freeze
+from farm.compiling.attempt import Slot
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
-from farm.compiling.slots import Slot
 from farm.extras.packs.starters import for_own_program
 from farm.local.embedded import EmbeddedFarm
 from farm.node.machine import Machine

@@ -13,7 +13,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.slots import ANYWHERE
+from farm.compiling.attempt import ANYWHERE
 from farm.control.loops import ControlPlane, job_loops
 from farm.jobs.state import Outcome
 from farm.logging import configure

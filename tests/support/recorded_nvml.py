@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from farm.compiling.slots import Slot
+from farm.compiling.attempt import Slot
 from farm.extras.nvidia.driver import find
 from farm.node.gpu_usage import conditions
 from farm.node.machine import Machine

@@ -21,9 +21,8 @@ import redis
 
 from farm.app import Farm
 from farm.artifacts.sidecar import facts
-from farm.compiling.attempt import Attempt
-from farm.compiling.children import OnPhase
-from farm.compiling.slots import ANYWHERE
+from farm.compiling.attempt import ANYWHERE, Attempt
+from farm.compiling.pipeline import OnPhase
 from farm.jobs.state import Outcome, Phase
 from farm.logging import configure
 from farm.metrics.instruments import STORAGE_SECONDS, STORE_SECONDS

@@ -17,9 +17,8 @@ from farm.builds.past_builds import BuildIndex
 from farm.cli import main
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.compiling.attempt import Attempt
-from farm.compiling.children import StepEnded
 from farm.compiling.failures import Failure
-from farm.compiling.pipeline import Steps
+from farm.compiling.pipeline import StepEnded, Steps
 from farm.control.loops import fail_unserved
 from farm.errors import ArtifactGone, ExitCode, UsageError
 from farm.jobs.state import FailureKind, Outcome

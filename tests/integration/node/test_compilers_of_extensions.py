@@ -69,7 +69,7 @@ SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
 from farm.extras.reproduce import reproduction
-from farm.compiling.children import StepSettings
+from farm.compiling.pipeline import StepSettings
 from farm.extras.reproduce.reproduction import rerun
 from tests.support.compiling import PNET, inputs_of
 

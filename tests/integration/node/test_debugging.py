@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from farm.compiling.children import Children, StepSettings
-from farm.compiling.pipeline import Steps
+from farm.compiling.pipeline import Children, Steps, StepSettings
 from farm.compiling.requests import slice_request
 from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison

@@ -16,12 +16,11 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.storage import reference_key
 from farm.client.fetching import place_kernels
-from farm.compiling.attempt import Attempt
+from farm.compiling.attempt import ANYWHERE, Attempt, Slot
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildEnd
 from farm.compiling.pipeline import Steps
 from farm.compiling.requests import reference_recipe
-from farm.compiling.slots import ANYWHERE, Slot
 from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
@@ -111,7 +110,7 @@ def test_a_tuned_program_has_the_threads_of_its_spec_whatever_the_slot_has(
         given.setdefault(request["action"], set()).add(request["threads"])
         return run_child(request, **options)
 
-    monkeypatch.setattr("farm.compiling.children.run_child", noted)
+    monkeypatch.setattr("farm.compiling.pipeline.run_child", noted)
     monkeypatch.setattr(type(farm.settings), "threads_per_slot", 2)
     outcome = run(farm, tmp_path, tuning="quick", options=options)
     assert outcome.end is AttemptEnd.SUCCEEDED, outcome.message
@@ -139,7 +138,7 @@ def test_after_a_crash_every_child_compiles_without_threads(
         given.append(options["environment"].get("MIGRAPHX_GPU_COMPILE_PARALLEL"))
         return run_child(request, **options)
 
-    monkeypatch.setattr("farm.compiling.children.run_child", noted)
+    monkeypatch.setattr("farm.compiling.pipeline.run_child", noted)
     monkeypatch.setattr(farm.executor, "templates", warm)
     monkeypatch.setattr(farm.executor, "settings", farm.settings.model_copy(update={"cold_children": cold}))
     assert run(farm, tmp_path, previous=previous).end is AttemptEnd.SUCCEEDED
@@ -162,7 +161,7 @@ def test_a_child_that_answers_with_names_of_its_own_fills_neither_store_nor_stor
         hostile = {"do": "say", "says": says, "fill": ["verification", "errors"], "count": 500}
         return run_child({**request, **hostile}, script=TESTS / "support" / "hostile_child.py", **options)
 
-    monkeypatch.setattr("farm.compiling.children.run_child", taken_over)
+    monkeypatch.setattr("farm.compiling.pipeline.run_child", taken_over)
     outcome = run(farm, tmp_path)
     assert outcome.kind is FailureKind.COMPILER_ERROR, outcome
     assert "an output that the model does not have" in outcome.message

@@ -19,8 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.app import Farm
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import ANYWHERE
+from farm.compiling.attempt import ANYWHERE, Attempt
 from farm.control.loops import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.models.model import read_model
@@ -472,7 +471,7 @@ def test_the_probe_compiles_and_runs_on_a_compiler_that_works(tmp_path: Path) ->
 def test_a_supervisor_that_probes_keeps_neither_onnx_nor_numpy_in_memory(tmp_path: Path) -> None:
     code = """
 import json, pathlib, sys
-from farm.compiling.slots import ANYWHERE
+from farm.compiling.attempt import ANYWHERE
 from farm.node.health_probe import probe
 from farm.node.slot_shares import SlotKind
 from farm.node.supervisor import Supervisor

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.compiling.attempt import Attempt
-from farm.compiling.installations import InstallationEntry, by_toolchain
-from farm.compiling.slots import ANYWHERE
+from farm.compiling.attempt import ANYWHERE, Attempt, InstallationEntry, by_toolchain
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.node import side_by_side
 from farm.node.health_probe import probe

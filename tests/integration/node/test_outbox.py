@@ -20,8 +20,7 @@ from botocore.exceptions import EndpointConnectionError
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import sidecar_key
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import FreeSlots
+from farm.compiling.attempt import Attempt, FreeSlots
 from farm.errors import StorageUnavailable
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
@@ -203,7 +202,7 @@ def test_waiting_does_not_count_against_the_time_limit(
     attempt.limits["time"] = 600.0
     outage = Outage(farm, monkeypatch, "")
     with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (_, outcomes):
-        for module in ("farm.compiling.children", "farm.node.executor"):
+        for module in ("farm.compiling.pipeline", "farm.node.executor"):
             monkeypatch.setattr(f"{module}.time", AnHourLater())
         tries = len(outage.said)
         wait_until(lambda: len(outage.said) > tries + 1)

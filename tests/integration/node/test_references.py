@@ -15,8 +15,7 @@ from onnx import TensorProto, helper
 
 from farm.app import Farm
 from farm.client.client import freeze
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import Slot
+from farm.compiling.attempt import Attempt, Slot
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.node.executor import Executor
 from farm.results.verdict import verdict_of

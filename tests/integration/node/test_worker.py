@@ -19,7 +19,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from farm.compiling.slots import AWAY, CONSUME, PAUSE
+from farm.compiling.attempt import AWAY, CONSUME, PAUSE
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.local import servers
@@ -294,7 +294,7 @@ def test_a_worker_that_is_stopped_before_it_can_give_back_costs_no_attempt(
 HEARS = """
 import socket, sys
 from celery.utils.threads import default_socket_timeout
-from farm.compiling.slots import AWAY
+from farm.compiling.attempt import AWAY
 from farm.node.attempts import Attempts
 from farm.settings import load_settings
 from farm.store import Store

@@ -19,8 +19,8 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.client.client import freeze
-from farm.compiling.children import StepEnded
-from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.attempt import FreeSlots, Slot
+from farm.compiling.pipeline import StepEnded
 from farm.jobs.state import Phase
 from farm.node.attempts import Attempts
 from farm.settings import Settings

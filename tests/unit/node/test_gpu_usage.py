@@ -12,8 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from farm.compiling.attempt import Attempt
-from farm.compiling.slots import FreeSlots, Slot, unless_held
+from farm.compiling.attempt import Attempt, FreeSlots, Slot, unless_held
 from farm.jobs.state import AttemptLimits, Outcome
 from farm.node.attempts import Attempts, Lease
 from farm.node.gpu_usage import conditions, foreign_users, until_forgotten, watch

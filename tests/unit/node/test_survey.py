@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farm.compiling.slots import FreeSlots, Slot, as_text, from_text
+from farm.compiling.attempt import FreeSlots, Slot, as_text, from_text
 from farm.node.amd_gpus import find_amd_gpus
 from farm.node.gpus import Gpu
 from farm.node.machine import Machine

@@ -7,7 +7,7 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from farm.compiling.slots import FreeSlots, Slot
+from farm.compiling.attempt import FreeSlots, Slot
 from farm.tuning.search import FanOut
 
 SLOTS = [Slot(f"GPU-{index}") for index in range(4)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farm.compiling.attempt import Slot, as_text, from_text
 from farm.compiling.child_process import child_environment
-from farm.compiling.slots import Slot, as_text, from_text
 from farm.extras.nvidia.driver import find, model_slug
 from farm.node import survey as node_survey
 from farm.node.gpu_usage import conditions, watch
