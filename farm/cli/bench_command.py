@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.compiling.pipeline import OnPhase
     from farm.local.bench import Contestant, Measured
-    from farm.node.gpu_usage import Usage
+    from farm.node.gpus import Usage
     from farm.node.survey import Findings
     from farm.settings import Settings
     from farm.wire.program import Sidecar
@@ -287,8 +287,8 @@ def _measure(
     from farm.compiling.pipeline import Children, StepSettings
     from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
-    from farm.node.gpu_usage import watch
-    from farm.node.slot_shares import one_slot
+    from farm.node.gpus import watch
+    from farm.node.survey import one_slot
 
     machine = replace(StepSettings.of(settings), migraphx_path=findings.migraphx_path)
     pools = []

@@ -148,10 +148,9 @@ def worker(
     """
     from farm.local.servers import own_data_folder
     from farm.logging import configure
-    from farm.node.machine import HERE
-    from farm.node.slot_shares import share_out
+    from farm.node.gpus import HERE
     from farm.node.supervisor import Supervisor
-    from farm.node.survey import survey, with_other_toolchains
+    from farm.node.survey import share_out, survey, with_other_toolchains
     from farm.settings import load_settings
 
     if only not in ("", "gpu", "cpu"):
@@ -333,9 +332,8 @@ def run_checks(*, fix: bool = False) -> list[Check]:
 
 def check_provider_cache(folder: Path) -> list[Check]:
     """Compare the programs in a cache of ONNX Runtime's MIGraphX provider with their sidecars and this machine."""
-    from farm.node.amd_gpus import find_amd_gpus
-    from farm.node.machine import HERE
-    from farm.node.rocm import find_rocm
+    from farm.node.amd_gpus import find_amd_gpus, find_rocm
+    from farm.node.gpus import HERE
 
     rocm = find_rocm(HERE)
     gpus, _ = find_amd_gpus(HERE, [f"{rocm.root}/bin"] if rocm else [])
@@ -457,9 +455,8 @@ def _embedded(name: str, server: str, package: str, program: str, setting: str) 
 
 def _node(settings: Settings) -> list[Check]:
     """Check this node: ROCm, each GPU, compilers, pools, what cannot be used, memory."""
-    from farm.node.machine import HERE
-    from farm.node.slot_shares import share_out
-    from farm.node.survey import survey
+    from farm.node.gpus import HERE
+    from farm.node.survey import share_out, survey
 
     try:
         found = survey(settings)
@@ -577,7 +574,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _disk(settings: Settings) -> Check:
-    from farm.node.health_probe import DiskWatch
+    from farm.node.health import DiskWatch
 
     there, free = _disk_place(settings)
     found = f"{free / 1e9:.0f} GB free at {settings.data_dir.absolute()}"

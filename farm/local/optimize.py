@@ -22,8 +22,8 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.local.single_cell import Planned, Wanted, title
-from farm.node.gpu_usage import Usage, conditions, watch
-from farm.node.slot_shares import one_slot
+from farm.node.gpus import Usage, conditions, watch
+from farm.node.survey import one_slot
 from farm.results.gates import Judgement, judge, judge_unverified, tolerance_of
 from farm.results.speed import compare
 from farm.runner.documents import Evidence, Verification

@@ -1,24 +1,20 @@
-"""AMD GPUs of a node: the reports of the kernel, rocminfo and amd-smi, joined. Some GPUs cannot be used."""
+"""AMD GPUs of a node and its ROCm: the reports of the kernel, rocminfo and amd-smi, joined. Some GPUs cannot be used.
+
+Each source knows different fields and names a GPU in its own way.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from farm.node import kfd
-from farm.node.gpu_reports import (
-    AMD_SMI,
-    SHORT_AMD_SMI,
-    GpuReport,
-    of_amd_smi,
-    of_rocminfo,
-    same_gpu,
-    whole_card,
-)
-from farm.node.gpus import Gpu, Note
-from farm.node.machine import Machine
+from farm.node.gpus import Gpu, GpuReport, Machine, Note, hidden_nodes, kernel_gpus, numa_node, pci_address, whole_card
 
 SPOOF = "HSA_OVERRIDE_GFX_VERSION"
 CHOICE = "ROCR_VISIBLE_DEVICES"
@@ -31,7 +27,7 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
     modes. If the kernel reports nothing, rocminfo's list counts, then amd-smi's.
     """
     sources = {
-        "the kernel": kfd.gpus(machine),
+        "the kernel": kernel_gpus(machine),
         "rocminfo": of_rocminfo(_ask(machine, "rocminfo", programs, ())),
     }
     if not all(gpu.model and gpu.partition for gpu in sources["rocminfo"]) or not sources["rocminfo"]:
@@ -74,7 +70,7 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
 def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
     """GPUs that the machine has and this process does not see."""
     notes = []
-    if nodes := kfd.hidden(machine):
+    if nodes := hidden_nodes(machine):
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
         notes.append(
             Note("GPUs", text, "give the container the device (--device /dev/dri/renderD…), if it should use it", False)
@@ -184,5 +180,151 @@ def _cpus(machine: Machine, report: GpuReport) -> str:
     near = machine.text(f"/sys/bus/pci/devices/{whole_card(report.bdf)}/local_cpulist") if report.bdf else ""
     if near or report.node is None:
         return near
-    node = kfd.numa_node(machine, report.node)
+    node = numa_node(machine, report.node)
     return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")
+
+
+AMD_SMI = ("static", "--asic", "--bus", "--vram", "--partition", "--json")
+SHORT_AMD_SMI = ("static", "--asic", "--json")
+"""For releases that do not know all of the other's switches."""
+
+
+def same_gpu(one: GpuReport, other: GpuReport) -> bool:
+    """Whether two sources speak of one GPU: by the first name that both know, and not by the order of lists."""
+    for name in ("node", "bdf", "uuid"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if mine not in (None, "") and theirs not in (None, ""):
+            return bool(mine == theirs)
+    return False
+
+
+def of_rocminfo(text: str) -> list[GpuReport]:
+    """Return the GPU agents of rocminfo's output: it alone knows the feature bits of an architecture.
+
+    `Node` is KFD's number; `BDFID` leaves the PCI domain out.
+    """
+    agents = re.split(r"^\*+[ \t]*\nAgent \d+[ \t]*\n\*+[ \t]*$", text, flags=re.MULTILINE)[1:]
+    return [_of_agent(agent) for agent in agents if re.search(r"^\s*Device Type:\s+GPU", agent, re.MULTILINE)]
+
+
+def _of_agent(agent: str) -> GpuReport:
+    node, bdf, units = (_number(agent, name) for name in ("Node", "BDFID", "Compute Unit"))
+    uuid, short = _value(agent, "Uuid"), _value(agent, "Name")
+    # An agent also lists the generic arch that it belongs to (gfx9-4-generic).
+    names = re.findall(r"Name:\s+amdgcn-amd-amdhsa--(gfx\S+)", agent)
+    memory = re.search(r"Segment:\s+GLOBAL; FLAGS: COARSE GRAINED\s+Size:\s+([0-9]{1,18})\(0x[0-9a-f]+\) KB", agent)
+    return GpuReport(
+        node=node,
+        bdf=pci_address(0, bdf) if bdf else "",
+        uuid=uuid if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid) else "",
+        arch=next((name for name in names if name.partition(":")[0] == short), short),
+        compute_units=units,
+        memory=int(memory[1]) * 1024 if memory else None,
+        model=_value(agent, "Marketing Name"),
+    )
+
+
+def _value(agent: str, name: str) -> str:
+    found = re.search(rf"^  {name}:[ \t]*(\S.*?)?[ \t]*$", agent, re.MULTILINE)
+    return (found[1] or "") if found else ""
+
+
+def _number(agent: str, name: str) -> int | None:
+    found = re.match(r"[0-9]{1,18}", _value(agent, name))
+    return int(found[0]) if found else None
+
+
+def of_amd_smi(text: str) -> list[GpuReport]:
+    """Return the GPUs of `amd-smi static`'s JSON: `{"gpu_data": [...]}`, and a bare list before ROCm 7.
+
+    It has model names and partition modes, even if rocminfo and the kernel's files are missing.
+
+    Fields without a value are `"N/A"`. Other text names no GPU.
+    """
+    start = re.search(r"^[\[{]", text, re.MULTILINE)  # Python's own warnings may come before it.
+    try:
+        document = json.loads(text[start.start() :]) if start else []
+    except (ValueError, RecursionError):
+        return []
+    rows = document.get("gpu_data") if isinstance(document, dict) else document
+    listed = rows if isinstance(rows, list) else []
+    return [_of_row(row) for row in listed if isinstance(row, dict) and isinstance(row.get("asic"), dict)]
+
+
+def _of_row(row: Mapping[str, Any]) -> GpuReport:
+    asic, bus, partition, vram = (_mapping(row.get(name)) for name in ("asic", "bus", "partition", "vram"))
+    serial = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", str(asic.get("asic_serial")))
+    units, size = asic.get("num_compute_units"), _mapping(vram.get("size"))
+    mode = str(partition.get("accelerator_partition") or partition.get("compute_partition") or "")
+    return GpuReport(
+        bdf=_known(bus.get("bdf")).lower(),
+        uuid=f"GPU-{serial[1].lower():0>16}" if serial else "",
+        arch=_known(asic.get("target_graphics_version")),
+        compute_units=units if isinstance(units, int) else None,
+        memory=size["value"] * 2**20 if isinstance(size.get("value"), int) and size.get("unit") == "MB" else None,
+        model=_known(asic.get("market_name")),
+        partition=mode if re.fullmatch("[STDQC]PX", mode) else "",
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _known(value: Any) -> str:
+    return "" if value in (None, "N/A") else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rocm:
+    """An installation: its root, why it was chosen, and the versions of ROCm and MIOpen (empty if not known)."""
+
+    root: str
+    because: str
+    version: str = ""
+    miopen: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        versions = [f"ROCm {self.version or 'of unknown version'}", f"MIOpen {self.miopen}" if self.miopen else ""]
+        return f"{', '.join(filter(None, versions))} at {self.root} ({self.because})"
+
+
+def find_rocm(machine: Machine, python: str = "") -> Rocm | None:
+    """Return the installation to use: ROCM_PATH, `rocm-sdk path --root`, /opt/rocm/core*, /opt/rocm; None without one.
+
+    `python` is the interpreter that imports MIGraphX; the wheels of ROCm put `rocm-sdk` next to it.
+    """
+    for root, because in _roots(machine, python):
+        folder = Path(root) if Path(root).is_relative_to(machine.root) else machine.path(root)
+        if folder.is_dir():
+            shown = f"/{folder.relative_to(machine.root)}"
+            return Rocm(shown, because, _version(machine, shown), _miopen(machine, shown))
+    return None
+
+
+def _roots(machine: Machine, python: str) -> list[tuple[str, str]]:
+    found = [(machine.environ.get("ROCM_PATH", ""), "ROCM_PATH names it")]
+    neighbours = [str(Path(python).parent)] if "/" in python else []
+    if sdk := machine.program("rocm-sdk", neighbours):
+        found.append((machine.ask(sdk, "path", "--root").strip(), f"{sdk} path --root names it"))
+    cores = [str(path) for path in machine.path("/opt/rocm").glob("core*") if path.is_dir()]
+    newest = sorted(cores, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+    found += [(root, "the newest /opt/rocm/core*") for root in newest[:1]]
+    found.append(("/opt/rocm", "the usual place"))
+    return [(root, because) for root, because in found if root]
+
+
+def _version(machine: Machine, root: str) -> str:
+    """`.info/version` has `7.2.4`, or `7.2.4-93` from packages."""
+    return machine.text(f"{root}/.info/version").partition("-")[0]
+
+
+def _miopen(machine: Machine, root: str) -> str:
+    header = machine.text(f"{root}/include/miopen/version.h")
+    parts = [re.search(rf"#define MIOPEN_VERSION_{part}\s+(\d+)", header) for part in ("MAJOR", "MINOR", "PATCH")]
+    numbers = [part[1] for part in parts if part]
+    if len(numbers) == len(parts):
+        return ".".join(numbers)
+    library = next(iter(sorted(machine.path(f"{root}/lib").glob("libMIOpen.so.*.*"))), None)
+    return library.name.removeprefix("libMIOpen.so.") if library else ""

@@ -22,7 +22,7 @@ from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
 from farm.metrics.instruments import ATTEMPT_HITS, ATTEMPTS, COMPILED_SECONDS, PHASE_SECONDS, count_tuning
-from farm.node.gpu_usage import until_forgotten
+from farm.node.gpus import until_forgotten
 from farm.settings import Settings
 from farm.store import Renewal, Renewed, Store
 

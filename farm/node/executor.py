@@ -25,7 +25,7 @@ from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
-from farm.compiling.attempt import Attempt, by_toolchain
+from farm.compiling.attempt import Attempt, by_toolchain, is_same_build
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import (
     Children,
@@ -47,18 +47,18 @@ from farm.files import NotPlain, open_plain
 from farm.jobs.order import keys_of
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import get_logger
-from farm.node.disk import NodeCache, WorkFolder
-from farm.node.gpu_usage import conditions
-from farm.node.outbox import Outbox, Parcel
-from farm.node.side_by_side import compare_with
+from farm.node.disk import NodeCache, Outbox, Parcel, WorkFolder
+from farm.node.gpus import conditions
+from farm.results.gates import is_suspicious
+from farm.results.speed import MIN_PAIRS, Comparison, compare_pairs
 from farm.settings import Settings
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
 from farm.tuning.search import Search
 from farm.tuning.text import pack
-from farm.tuning.tuner import Tuner
-from farm.wire.program import ProgramRecord, Sidecar
+from farm.tuning.tuner import Tuner, against
+from farm.wire.program import Against, ProgramRecord, Sidecar
 
 log = get_logger(__name__)
 
@@ -588,3 +588,75 @@ def _outcome_of(ended: StepEnded) -> Outcome:
         return Outcome.cancelled()
     outcome = Outcome.failure(failure.kind, failure.message, detail=failure.detail)
     return replace(outcome, fences=failure.message) if failure.fences else outcome
+
+
+ROUNDS = 20
+"""Rounds of the first comparison."""
+ROUNDS_AGAIN = 60
+"""Rounds if the program may be slower than its limit allows: what fails a build needs more proof."""
+PAIRS = 8
+"""Pairs of processes of the first comparison of two toolchains; each pair counts as one round."""
+PAIRS_AGAIN = 24
+"""Pairs of processes if the program may be slower than its limit allows."""
+LONGEST = 60.0
+"""Seconds that the runs of one comparison should take; slow programs get fewer rounds, down to `MIN_PAIRS`."""
+
+
+def compare_with(
+    steps: Steps,
+    theirs: Steps,
+    ours: MadeProgram,
+    latency: float,
+    samples: Path | None,
+    other: MadeProgram,
+    limit: float,
+    tuner: Tuner | None = None,
+) -> Against:
+    """Return how a program compares with another, as a sidecar says it (`measurements.against`).
+
+    `latency` is its median in seconds (0: unknown). `theirs` are the steps of the cell under the other program's
+    toolchain, `steps` under its own.
+
+    If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
+    loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
+    with which databases a tuned program is measured.
+
+    Raises StepEnded if one of the two does not run here (its toolchain is not installed, other inputs), or if the
+    attempt is over.
+    """
+    toolchain = steps.order["spec"]["toolchain"]
+    whole = steps.children.settings.measure_seconds
+
+    def in_turns(rounds: int, *, turned: bool) -> Comparison:
+        """Let both take turns in one process."""
+        programs = [other, ours] if turned else [ours, other]
+        # Each round as long as in the first comparison.
+        length = whole / ROUNDS
+        rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / max(length, latency))))
+        timed = steps.bench(programs, samples, rounds=rounds, seconds=length * rounds, tuner=tuner)
+        first, second = (each["rounds"] for each in timed)
+        return compare_pairs(second, first) if turned else compare_pairs(first, second)
+
+    def process_by_process(pairs: int) -> Comparison:
+        """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
+        sides = [(steps, ours, toolchain, tuner), (theirs, other, other.toolchain, None)]
+        length = max(whole / pairs, latency)
+        rounds: list[list[list[float]]] = [[], []]
+        for number in range(max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))):
+            turns = list(enumerate(sides))
+            for place, (side, program, made_by, own) in reversed(turns) if number % 2 else turns:
+                # Where a program lies in memory is a process's luck, so a process counts once.
+                timed = side.bench([program], samples, rounds=1, seconds=length, toolchain=made_by, tuner=own)
+                rounds[place] += map(list, timed[0]["rounds"])
+        return compare_pairs(*rounds)
+
+    def measured(rounds: int, pairs: int, *, turned: bool) -> Comparison:
+        with steps.children.phase(Phase.MEASURING):
+            apart = not is_same_build(other.toolchain, toolchain)
+            return process_by_process(pairs) if apart else in_turns(rounds, turned=turned)
+
+    found = measured(ROUNDS, PAIRS, turned=False)
+    if is_suspicious(found, limit):
+        log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
+        found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
+    return against(other.key, found)

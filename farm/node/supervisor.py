@@ -39,12 +39,11 @@ from farm.jobs.state import FailureKind
 from farm.logging import get_logger
 from farm.metrics.exposition import FOLDER_VARIABLE, GaugeValue, bounded, exposition
 from farm.metrics.instruments import LEASES_ENDED
-from farm.node import gpu_usage
-from farm.node.health_port import Health, serve_health
-from farm.node.health_probe import DiskWatch, Probes, lacks_room
-from farm.node.health_probe import probe as health_probe
-from farm.node.outbox import Deliveries
-from farm.node.slot_shares import SlotKind
+from farm.node.disk import Deliveries
+from farm.node.gpus import foreign_users, usage_now
+from farm.node.health import DiskWatch, Health, Probes, lacks_room, serve_health
+from farm.node.health import probe as health_probe
+from farm.node.survey import SlotKind
 from farm.settings import Settings, worker_environment
 from farm.store import Beat, Store
 
@@ -129,7 +128,7 @@ class Supervisor:
         readings = [reading for document in self._seen[1] for reading in _readings(document)]
         gpus = {slot.gpu: slot for worker in self._workers for slot in worker.slots if slot.gpu}
         for gpu, slot in gpus.items():
-            usage = gpu_usage.now(slot)
+            usage = usage_now(slot)
             for name, value in (("busy_ratio", usage["busy"]), ("memory_used_bytes", usage["memory"])):
                 if value is not None:
                     readings.append(GaugeValue(f"farm_gpu_{name}", value, (gpu,)))
@@ -375,7 +374,7 @@ class Worker:
     def _see_to_health(self, beat: Beat) -> None:
         """Check whether the node is fenced, its disk has room and its GPUs are free; probe it if that is due."""
         full = lacks_room(self._settings)
-        foreign = gpu_usage.foreign_users(self._kind.slots, self._settings.lock_dir)
+        foreign = foreign_users(self._kind.slots, self._settings.lock_dir)
         if self._probes.answer and full:
             self._probes.forget()  # A full disk is not the node's fault: it is probed again when there is room.
         self._see_to_doubts()

@@ -37,7 +37,7 @@ from farm.jobs.rows import BuildEvent
 from farm.manifest.parsing import read_manifest
 from farm.models.data import freeze_data
 from farm.models.model import FrozenModel
-from farm.node.gpu_reports import of_amd_smi, of_rocminfo
+from farm.node.amd_gpus import of_amd_smi, of_rocminfo
 from farm.pages import job_view
 from farm.results.report import BuildChange
 from farm.runner.onnx_models import BadModel, check_onnx

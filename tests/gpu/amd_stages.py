@@ -18,10 +18,7 @@ from typing import Any
 from farm.client.client import freeze
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
-from farm.node import kfd
-from farm.node.gpu_usage import FORGET_SECONDS
-from farm.node.gpus import Gpu
-from farm.node.machine import Machine
+from farm.node.gpus import FORGET_SECONDS, NODES, PROCESSES, Gpu, Machine, kernel_gpus
 from farm.node.survey import survey
 from farm.settings import load_settings
 from tests.gpu.card_sampler import KfdSampler
@@ -249,11 +246,11 @@ class PlayedKfd:
 
     def __init__(self) -> None:
         machine = Machine()
-        self.folder = machine.path(kfd.PROCESSES)
+        self.folder = machine.path(PROCESSES)
         self.folder.mkdir(exist_ok=True)
-        for node in machine.numbered(kfd.NODES):
-            machine.path(f"{kfd.NODES}/{node}/gpu_id").write_text(f"{1000 + node}\n")
-        self.first = next(gpu.node for gpu in kfd.gpus(machine))
+        for node in machine.numbered(NODES):
+            machine.path(f"{NODES}/{node}/gpu_id").write_text(f"{1000 + node}\n")
+        self.first = next(gpu.node for gpu in kernel_gpus(machine))
         threading.Thread(target=self._forget, daemon=True).start()
 
     def note(self, pid: int, size: int) -> None:

@@ -8,10 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from farm.extras.nvidia.driver import find, open_nvml
-from farm.node import kfd
 from farm.node.amd_gpus import find_amd_gpus
-from farm.node.gpus import Gpu
-from farm.node.machine import Machine
+from farm.node.gpus import Gpu, Machine, memory_held
 
 SAMPLE_SECONDS = 0.05
 
@@ -91,8 +89,8 @@ class KfdSampler(CardSampler):
 
     def processes(self, card: int) -> Iterable[int]:
         """Return the processes that hold memory of a card."""
-        return kfd.held(Machine(), self.gpus[card].bdf) or ()
+        return memory_held(Machine(), self.gpus[card].bdf) or ()
 
     def memory(self) -> list[int]:
         """Return the bytes of memory that processes hold on each card."""
-        return [sum((kfd.held(Machine(), gpu.bdf) or {}).values()) for gpu in self.gpus]
+        return [sum((memory_held(Machine(), gpu.bdf) or {}).values()) for gpu in self.gpus]

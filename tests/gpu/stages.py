@@ -25,9 +25,8 @@ from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
 from farm.extras.packs.starters import for_own_program
 from farm.local.embedded import EmbeddedFarm
-from farm.node.machine import Machine
-from farm.node.slot_shares import share_out
-from farm.node.survey import survey
+from farm.node.gpus import Machine
+from farm.node.survey import share_out, survey
 from farm.settings import Settings, load_settings
 from farm.targets.compilers import Maker, compilers, filled
 from tests.gpu.card_sampler import CardSampler, NvmlSampler

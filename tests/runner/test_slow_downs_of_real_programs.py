@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.node.side_by_side import PAIRS, PAIRS_AGAIN, ROUNDS, ROUNDS_AGAIN
+from farm.node.executor import PAIRS, PAIRS_AGAIN, ROUNDS, ROUNDS_AGAIN
 from farm.results.gates import is_suspicious
 from farm.results.speed import Comparison, Rounds, compare_pairs
 from tests.support.compiling import Case

@@ -27,7 +27,7 @@ from farm.app import Farm
 from farm.client.client import FarmClient, freeze
 from farm.client.inspection import disagreements, faults, inspect_program, wrong_card
 from farm.errors import UsageError
-from farm.node.machine import Machine
+from farm.node.gpus import Machine
 from farm.node.survey import survey
 from farm.runner.migraphx_compiler import load
 from farm.runner.protocol import RequestFailed

@@ -17,8 +17,8 @@ from farm.compiling.attempt import ANYWHERE
 from farm.control.loops import ControlPlane, job_loops
 from farm.jobs.state import Outcome
 from farm.logging import configure
-from farm.node.slot_shares import SlotKind
 from farm.node.supervisor import Supervisor
+from farm.node.survey import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Claim, Store, broker
 from tests.support.helpers import alive, in_a_thread, wait_until

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from farm.node.machine import Machine
+from farm.node.gpus import Machine
 
 NODES = Path(__file__).parent / "nodes"
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from farm.compiling.attempt import Slot
 from farm.extras.nvidia.driver import find
-from farm.node.gpu_usage import conditions
-from farm.node.machine import Machine
+from farm.node.gpus import Machine, conditions
 from tests.support.places import ROOT
 
 FOLDER = ROOT / "tests" / "support" / "nvml"

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from farm.node.gpus import Gpu, Note
-from farm.node.machine import Machine
+from farm.node.gpus import Gpu, Machine, Note
 from farm.wire.program import Conditions
 
 CHOICE = "CUDA_VISIBLE_DEVICES"

@@ -10,8 +10,8 @@ import farm
 from farm.builds.troubles import troubles
 from farm.control.loops import Presence
 from farm.errors import StorageAway
-from farm.node import health_probe
-from farm.node.health_probe import DiskWatch
+from farm.node import health
+from farm.node.health import DiskWatch
 from farm.settings import Settings
 from farm.store import Store
 from tests.support.helpers import in_a_thread, wait_until
@@ -51,7 +51,7 @@ def test_a_worker_of_another_release_and_one_with_a_slow_disk_are_named(
     store.workers.register({**document, "versions": {"farm": farm.__version__}}, ttl=60.0)
     assert of(store, farm_settings, "old") == []
     # The disk does not answer, as one that fails does.
-    monkeypatch.setattr(health_probe, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(health, "SLOW_SECONDS", 0.05)
     kept = threading.Event()
     disk = DiskWatch(farm_settings.data_dir, sync=lambda _: kept.wait(60))
     disk.start()

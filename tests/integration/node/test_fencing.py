@@ -23,8 +23,8 @@ from farm.compiling.attempt import ANYWHERE, Attempt
 from farm.control.loops import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
 from farm.models.model import read_model
-from farm.node.health_probe import CONTENT, MODEL, lacks_room, probe
-from farm.node.slot_shares import SlotKind
+from farm.node.health import CONTENT, MODEL, lacks_room, probe
+from farm.node.survey import SlotKind
 from farm.settings import Settings, load_settings
 from farm.store import Store
 from farm.targets.pools import Target
@@ -472,8 +472,8 @@ def test_a_supervisor_that_probes_keeps_neither_onnx_nor_numpy_in_memory(tmp_pat
     code = """
 import json, pathlib, sys
 from farm.compiling.attempt import ANYWHERE
-from farm.node.health_probe import probe
-from farm.node.slot_shares import SlotKind
+from farm.node.health import probe
+from farm.node.survey import SlotKind
 from farm.node.supervisor import Supervisor
 from farm.settings import load_settings
 from farm.targets.pools import Pool

@@ -20,9 +20,8 @@ from farm.app import Farm
 from farm.cli import main
 from farm.control.loops import ControlPlane, job_loops
 from farm.errors import ManifestError
-from farm.node.machine import Machine
-from farm.node.slot_shares import share_out
-from farm.node.survey import survey
+from farm.node.gpus import Machine
+from farm.node.survey import share_out, survey
 from farm.settings import Settings
 from farm.store import broker
 from tests.support.api_farm import freeze_manifest
@@ -56,9 +55,9 @@ def standin(folder: Path, arch: str, *, cross: bool = False) -> str:
 def farm_worker(settings: Settings, root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`farm worker` as it is, but for the root of the machine that it looks at; no health probe could pass there."""
     code = (
-        "import pathlib, sys; from farm.cli import main; from farm.node import health_probe, machine;"
-        "health_probe._compiled_well = lambda *_: '';"
-        f"machine.HERE.root = pathlib.Path({str(root)!r}); sys.exit(main(['worker']))"
+        "import pathlib, sys; from farm.cli import main; from farm.node import gpus, health;"
+        "health._compiled_well = lambda *_: '';"
+        f"gpus.HERE.root = pathlib.Path({str(root)!r}); sys.exit(main(['worker']))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROCM", "ROCR", "HSA"))}
     process = subprocess.Popen(
@@ -272,7 +271,7 @@ def test_the_doctor_explains_each_finding_of_a_node(
     """Which ROCm and why, every GPU with what it is pinned by, the pools, and the fix for what cannot be used."""
     root = unpack("mixed", tmp_path / "root")
     (root / "dev/dri/renderD129").unlink()
-    monkeypatch.setattr("farm.node.machine.HERE.root", root)
+    monkeypatch.setattr("farm.node.gpus.HERE.root", root)
     monkeypatch.setenv("FARM_MIGRAPHX_PATH", standin(tmp_path / "standin", "gfx90a"))
     monkeypatch.setenv("FARM_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("ROCM_PATH", raising=False)

@@ -15,10 +15,9 @@ import pytest
 from farm.app import Farm
 from farm.compiling.attempt import ANYWHERE, Attempt, InstallationEntry, by_toolchain
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
-from farm.node import side_by_side
-from farm.node.health_probe import probe
-from farm.node.slot_shares import SlotKind
-from farm.node.survey import survey, with_other_toolchains
+from farm.node import executor
+from farm.node.health import probe
+from farm.node.survey import SlotKind, survey, with_other_toolchains
 from farm.results.speed import MIN_ROUNDS
 from farm.settings import Settings
 from farm.spec import cache_key
@@ -59,7 +58,7 @@ def test_a_program_takes_turns_with_that_of_another_toolchain_each_under_its_own
 ) -> None:
     # Each pair is two processes: one raises the suspicion, and so many show that it is right.
     for name, pairs in (("MIN_PAIRS", 1), ("PAIRS", 1), ("PAIRS_AGAIN", MIN_ROUNDS)):
-        monkeypatch.setattr(side_by_side, name, pairs)
+        monkeypatch.setattr(executor, name, pairs)
     farm = Farm(both)
     farm.store.workers.register({"id": "w1", "node": "n1", "slots": 1, "pools": [POOL.as_dict()]}, ttl=600)
     own = run(farm, tmp_path, POOL.toolchain)

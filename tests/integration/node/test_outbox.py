@@ -26,7 +26,7 @@ from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
 from farm.extras.signing.verifying import Trust
 from farm.jobs.state import AttemptEnd, Outcome, Phase
-from farm.node.outbox import Deliveries, Outbox, Parcel
+from farm.node.disk import Deliveries, Outbox, Parcel
 from farm.tuning.collecting import Collector
 from farm.tuning.database import databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
@@ -386,7 +386,7 @@ def test_a_full_disk_throws_no_program_away_that_waits(
     farm: Farm, box: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = claimed(farm, tmp_path)
-    monkeypatch.setattr("farm.node.outbox._sync", full_disk)
+    monkeypatch.setattr("farm.node.disk._sync", full_disk)
     outage = Outage(farm, monkeypatch, "uploading")
     with waiting(farm, replace(attempt, on_away=outage.on_away), outage) as (cancelled, outcomes):
         wait_until(lambda: len(outage.said) > 2)
@@ -447,7 +447,7 @@ def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits"
     (tmp_path / "boot").write_text("the second")
-    monkeypatch.setattr("farm.node.outbox.BOOT", tmp_path / "boot")
+    monkeypatch.setattr("farm.node.disk.BOOT", tmp_path / "boot")
     assert [parcel.job for parcel in box.left()] == [attempt.job_id]
 
 
@@ -508,7 +508,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from farm.compiling.attempt import Attempt
-from farm.node.outbox import Outbox, Parcel
+from farm.node.disk import Outbox, Parcel
 parcel = Outbox(Path(sys.argv[1])).put(
     Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"),
     {},
@@ -533,7 +533,7 @@ def test_a_parcel_outlives_its_process_and_a_loss_of_power_once_it_waits(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     if after == 2:
         (tmp_path / "boot").write_text("the second")
-        monkeypatch.setattr("farm.node.outbox.BOOT", tmp_path / "boot")
+        monkeypatch.setattr("farm.node.disk.BOOT", tmp_path / "boot")
     assert [parcel.job for parcel in Outbox(tmp_path / "box").left()] == ["j"] * left
 
 

@@ -15,9 +15,7 @@ import pytest
 from farm.compiling.attempt import Attempt, FreeSlots, Slot, unless_held
 from farm.jobs.state import AttemptLimits, Outcome
 from farm.node.attempts import Attempts, Lease
-from farm.node.gpu_usage import conditions, foreign_users, until_forgotten, watch
-from farm.node.gpus import Gpu
-from farm.node.machine import Machine
+from farm.node.gpus import Gpu, Machine, conditions, foreign_users, until_forgotten, watch
 from farm.settings import load_settings
 from tests.support.recorded import unpack
 
@@ -103,7 +101,7 @@ def test_others_on_a_partition_are_counted_not_those_on_its_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who sees a GPU and holds nothing of it does not use it. A container's own pids are others than these."""
-    monkeypatch.setattr("farm.node.gpu_usage.RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("farm.node.gpus.RELEASE_SECONDS", 0.0)
     unpack("mi300x-cpx", tmp_path)
     using(tmp_path, {os.getpid(): {2: 3_000, 3: 70}, 7: {2: 500, 3: 0}, 8: {2: 0, 3: 70}})
     found = [conditions(Slot(bdf=bdf), Machine(tmp_path)) for bdf in ("0000:05:00.0", "0000:05:00.1", "0000:05:00.2")]
@@ -172,7 +170,7 @@ def test_an_attempt_keeps_its_card_until_kfd_has_forgotten_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpack("mi300x-spx", tmp_path)
-    monkeypatch.setattr("farm.node.machine.HERE.root", tmp_path)
+    monkeypatch.setattr("farm.node.gpus.HERE.root", tmp_path)
     child, real, looks = tmp_path / "sys/class/kfd/kfd/proc/9", Machine.text, []
 
     def text(self: Machine, name: str) -> str:

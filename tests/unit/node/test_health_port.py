@@ -10,8 +10,8 @@ from urllib.request import urlopen
 import pytest
 
 from farm.local.servers import free_ports
-from farm.node import health_port
-from farm.node.health_port import Health, serve_health
+from farm.node import health
+from farm.node.health import Health, serve_health
 from tests.support.helpers import wait_until
 
 HEALTH = Health(True, {"node": "n1", "workers": [{"consuming": True}]})
@@ -19,8 +19,8 @@ HEALTH = Health(True, {"node": "n1", "workers": [{"consuming": True}]})
 
 @pytest.mark.parametrize("begun", [b"", b"GET /live HTTP/1.0\r\n"], ids=["nothing", "half a request"])
 def test_who_says_nothing_takes_no_threads_and_stops_nobody(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_port, "MOST_CONNECTIONS", 8)
-    monkeypatch.setattr(health_port, "PATIENCE", 1.0)
+    monkeypatch.setattr(health, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(health, "PATIENCE", 1.0)
     (port,) = free_ports(1)
     with serve_health(port, lambda: HEALTH, bytes), ExitStack() as held:
         before = threading.active_count()
@@ -40,7 +40,7 @@ def test_who_says_nothing_takes_no_threads_and_stops_nobody(begun: bytes, monkey
 
 def test_a_client_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte now and then is never silent for long."""
-    monkeypatch.setattr(health_port, "PATIENCE", 1.0)
+    monkeypatch.setattr(health, "PATIENCE", 1.0)
     (port,) = free_ports(1)
     with (
         serve_health(port, lambda: HEALTH, bytes),

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from farm.compiling.attempt import FreeSlots, Slot, as_text, from_text
-from farm.node.amd_gpus import find_amd_gpus
-from farm.node.gpus import Gpu
-from farm.node.machine import Machine
-from farm.node.rocm import find_rocm
-from farm.node.slot_shares import share_out
+from farm.node.amd_gpus import find_amd_gpus, find_rocm
+from farm.node.gpus import Gpu, Machine
+from farm.node.survey import share_out
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
@@ -203,9 +201,9 @@ def test_amd_smi_is_read_past_the_warnings_of_its_own_python(tmp_path: Path) -> 
 ASKS = """
 import sys
 from pathlib import Path
-from farm.node import machine
-machine.PROGRAM_SECONDS, machine.DYING_SECONDS = 5.0, 0.1
-print(repr(machine.Machine(Path(sys.argv[1])).ask(sys.argv[2])))
+from farm.node import gpus
+gpus.PROGRAM_SECONDS, gpus.DYING_SECONDS = 5.0, 0.1
+print(repr(gpus.Machine(Path(sys.argv[1])).ask(sys.argv[2])))
 """
 
 

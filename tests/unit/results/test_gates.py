@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import ExitCode
 from farm.manifest.parsing import read_gates
-from farm.node.side_by_side import ROUNDS, ROUNDS_AGAIN
+from farm.node.executor import ROUNDS, ROUNDS_AGAIN
 from farm.results.gates import (
     gate_rows,
     improvements,

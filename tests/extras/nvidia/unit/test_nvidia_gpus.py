@@ -12,9 +12,8 @@ from farm.compiling.attempt import Slot, as_text, from_text
 from farm.compiling.child_process import child_environment
 from farm.extras.nvidia.driver import find, model_slug
 from farm.node import survey as node_survey
-from farm.node.gpu_usage import conditions, watch
-from farm.node.machine import Machine
-from farm.node.slot_shares import share_out
+from farm.node.gpus import Machine, conditions, watch
+from farm.node.survey import share_out
 from farm.runner.documents import ProbeAnswer
 from farm.settings import Settings, load_settings
 from farm.spec import Device
@@ -108,7 +107,7 @@ def test_without_a_driver_nothing_of_nvidia_is_imported(tmp_path: Path) -> None:
     _, [note] = find(Machine(tmp_path))
     assert "0000:05:00.0: the NVIDIA driver is not loaded" in str(note)
     code = (
-        "import sys; from pathlib import Path; from farm.node.machine import Machine\n"
+        "import sys; from pathlib import Path; from farm.node.gpus import Machine\n"
         "from farm.extras.nvidia.driver import find; import farm.cli, farm.node.survey\n"
         f"find(Machine(Path({str(tmp_path)!r}))); assert 'pynvml' not in sys.modules"
     )
@@ -131,7 +130,7 @@ def test_a_driver_without_its_binding_or_its_library_is_explained(
 
 
 def test_conditions_tell_errors_reasons_and_others_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.node.gpu_usage.RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr("farm.node.gpus.RELEASE_SECONDS", 0.0)
     machine = RecordedMachine(tmp_path, "h200-x2", 2)
     slot = Slot(FIRST, maker="nvidia")
     assert conditions(slot, machine) == {

@@ -9,7 +9,7 @@ import pytest
 
 from farm.cli import main
 from farm.extras.packs.provider_caches import wrong_files
-from farm.node import machine
+from farm.node.gpus import HERE
 from tests.support.gpu_programs import program, sidecar_of, write_mxr
 from tests.support.recorded import unpack
 
@@ -47,9 +47,9 @@ def test_a_program_for_another_card_is_named(
     pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is what its sidecar says, and of no use on this machine; a machine without a card only keeps it."""
-    monkeypatch.setattr(machine.HERE, "root", unpack("mi300x-spx", tmp_path / "mi300x"))
+    monkeypatch.setattr(HERE, "root", unpack("mi300x-spx", tmp_path / "mi300x"))
     assert main(["doctor", "--ort-cache", str(pack.parent)]) == 0
-    monkeypatch.setattr(machine.HERE, "root", unpack("mixed", tmp_path / "mixed"))
+    monkeypatch.setattr(HERE, "root", unpack("mixed", tmp_path / "mixed"))
     assert main(["doctor", "--ort-cache", str(pack.parent)]) == 6
     assert "has kernels for gfx942:sramecc+:xnack-, not for gfx1100 or gfx90a" in capsys.readouterr().out
 

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from farm.client.client import FarmClient, freeze
 from farm.errors import GateFailed
 from farm.extras.radar.bisecting import bisect
-from farm.node import side_by_side
+from farm.node import executor
 from farm.results.speed import MIN_ROUNDS
 from farm.settings import Settings
 from farm.targets.pools import version_of
@@ -93,7 +93,7 @@ def test_what_a_release_refuses_and_computes_otherwise_is_found_with_few_compile
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("MIN_PAIRS", "PAIRS", "PAIRS_AGAIN"):
-        monkeypatch.setattr(side_by_side, name, MIN_ROUNDS)
+        monkeypatch.setattr(executor, name, MIN_ROUNDS)
     farm, pools = with_toolchains(settings.model_copy(update={"api_token": SecretStr("t" * 16)}), interpreters)
     app, url = api
     app.state.farm = farm
@@ -188,7 +188,7 @@ def test_two_releases_of_migraphx_are_compared_promoted_and_bisected(
     import migraphx
 
     for name in ("MIN_PAIRS", "PAIRS", "PAIRS_AGAIN"):
-        monkeypatch.setattr(side_by_side, name, MIN_ROUNDS)
+        monkeypatch.setattr(executor, name, MIN_ROUNDS)
     module = str(Path(migraphx.__file__).parent)
     settings = settings.model_copy(update={"api_token": SecretStr("t" * 16), "migraphx_path": module})
     farm, pools = with_toolchains(settings, [f"{sys.executable}:{older}"])
