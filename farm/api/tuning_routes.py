@@ -17,9 +17,9 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
-from farm.tuning import text
+from farm.tuning import exchange
 from farm.tuning.database import Head, TuningDatabase, databases, device_name
-from farm.tuning.importing import fitting
+from farm.tuning.exchange import fitting, read_offered
 from farm.tuning.records import (
     LARGEST_DATABASE,
     Record,
@@ -32,7 +32,6 @@ from farm.tuning.records import (
     TuningStats,
     TuningWorkView,
 )
-from farm.tuning.text import read_offered
 
 router = APIRouter(tags=["tuning"])
 
@@ -78,7 +77,7 @@ def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDataba
 )
 def tuning_snapshot(database: There) -> Response:
     """Return all records that are known now, merged or not, as text; `docs/tuning.md` describes it."""
-    data = text.pack(database.read().snapshot)
+    data = exchange.pack(database.read().snapshot)
     return Response(data, media_type="text/tab-separated-values", headers={"Content-Encoding": "gzip"})
 
 

@@ -100,7 +100,7 @@ def export(
 
     Its `tuning.env` sets the variables for that.
     """
-    from farm.tuning import text
+    from farm.tuning import exchange
     from farm.tuning.formats import OBJECTS, PROBLEM_CACHE, write_folder
     from farm.tuning.records import RecordStore
 
@@ -108,7 +108,7 @@ def export(
         raise UsageError(f"{folder} is not empty", hint="choose another folder")
     with connect() as client:
         name = choose(client.tuning.all(), database)
-        known = text.read(client.tuning.snapshot(name))
+        known = exchange.read(client.tuning.snapshot(name))
     # MIGraphX and MIOpen cannot read the farm's own records.
     snapshot = known.only(record for record in known if record.store not in OBJECTS)
     if not len(snapshot):
@@ -151,9 +151,9 @@ def import_(
 
     Refuses, file by file, what another kind of device or another version of MIOpen measured.
     """
-    from farm.tuning import text
+    from farm.tuning import exchange
+    from farm.tuning.exchange import label
     from farm.tuning.formats import read_files
-    from farm.tuning.importing import label
     from farm.tuning.records import RecordSource
 
     read = read_files(paths, RecordSource(""))
@@ -165,7 +165,7 @@ def import_(
         raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(reasons))
     with connect() as client:
         name = choose(client.tuning.all(), database)
-        found = client.tuning.add(name, text.pack(read.snapshot), miopen=miopen)
+        found = client.tuning.add(name, exchange.pack(read.snapshot), miopen=miopen)
     # The farm knows tables; the user knows files.
     files = {label(place): ", ".join(str(path) for path in origins) for place, origins in read.origins.items()}
     refused = {files.get(table, table): why for table, why in found["refused"].items()}
@@ -293,7 +293,7 @@ def _holds(item: TuningDatabaseView) -> bool:
 
 
 def _snapshot(client: FarmClient, items: Sequence[TuningDatabaseView], what: str) -> Snapshot:
-    from farm.tuning import text
+    from farm.tuning import exchange
     from farm.tuning.formats import read_files
     from farm.tuning.records import RecordSource
 
@@ -301,7 +301,7 @@ def _snapshot(client: FarmClient, items: Sequence[TuningDatabaseView], what: str
         read = read_files([Path(what)], RecordSource(""))
         _tell_damage(read)
         return read.snapshot
-    return text.read(client.tuning.snapshot(choose(items, what)))
+    return exchange.read(client.tuning.snapshot(choose(items, what)))
 
 
 def _values(snapshot: Snapshot) -> dict[tuple[str, str, str], str]:

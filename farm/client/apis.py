@@ -138,7 +138,7 @@ class TuningApi(Api):
         return self._transport.items("/v1/tuning", TuningDatabaseView)
 
     def snapshot(self, database: str) -> bytes:
-        """Return all records of a database as text, for `farm.tuning.text.read`. Raises NotFound."""
+        """Return all records of a database as text, for `farm.tuning.exchange.read`. Raises NotFound."""
         path = f"{_tuning(database)}/snapshot"
         return self._transport.request("GET", path, timeout=300.0, limit=LARGEST_SNAPSHOT).content
 
@@ -147,7 +147,7 @@ class TuningApi(Api):
         return self._transport.get(f"{_tuning(database)}/stats", TuningStats)
 
     def add(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
-        """Add a packed snapshot (`farm.tuning.text.pack`) to a database; return what came of it."""
+        """Add a packed snapshot (`farm.tuning.exchange.pack`) to a database; return what came of it."""
         return self._transport.ask(
             "POST",
             f"{_tuning(database)}/import",

@@ -55,8 +55,8 @@ from farm.settings import Settings
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
+from farm.tuning.exchange import pack
 from farm.tuning.search import Search
-from farm.tuning.text import pack
 from farm.tuning.tuner import Tuner, against
 from farm.wire.program import Against, ProgramRecord, Sidecar
 

@@ -26,8 +26,7 @@ from farm.logging import get_logger
 from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedModel, SlicePart
 from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import compilers
-from farm.tuning.collecting import Collector
-from farm.tuning.database import Learning
+from farm.tuning.database import Collector, Learning
 from farm.tuning.records import RecordStore, Snapshot, TuningWork
 
 log = get_logger(__name__)

@@ -44,7 +44,7 @@ from farm.runner.onnx_models import BadModel, check_onnx
 from farm.runner.protocol import RequestFailed
 from farm.runner.samples import make_samples
 from farm.runner.tf_check import check_tf
-from farm.tuning import text as tuning_text
+from farm.tuning import exchange
 from farm.tuning.formats import read_files
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.wire.checking import checked, parsed
@@ -328,11 +328,11 @@ RECORDS = Snapshot.of([
     Record(RecordStore.PERF_DB, "gfx942130.HIP.3_5_1_4dddc24.udb.txt", "1x1=Solver", "1,2", SOURCE),
     Record(RecordStore.SLICES, "", "0" * 64, '{"operations":1,"seconds":2.5}', SOURCE),
 ])  # fmt: skip
-SNAPSHOT = tuning_text.write(RECORDS).encode()
+SNAPSHOT = exchange.write(RECORDS).encode()
 
 
 def _offered(path: Path) -> None:
-    tuning_text.read_offered(gzip.compress(path.read_bytes()), SOURCE)
+    exchange.read_offered(gzip.compress(path.read_bytes()), SOURCE)
 
 
 def _tuned(path: Path) -> None:
@@ -388,7 +388,7 @@ READERS = (
     Reader("find-db", _tuned, _given(MIOPEN), "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"),
     Reader("perf-db", _tuned, _given(MIOPEN), "gfx942130.HIP.3_5_1_4dddc24.udb.txt"),
     Reader("slices", _tuned, _given(SLICES), "slices.json"),
-    Reader("tuning-snapshot", lambda path: tuning_text.read(path.read_bytes()), _given(SNAPSHOT)),
+    Reader("tuning-snapshot", lambda path: exchange.read(path.read_bytes()), _given(SNAPSHOT)),
     Reader("tuning-import", _offered, _given(SNAPSHOT)),
     Reader("amd-smi", _text_of(of_amd_smi), _given(json.dumps(AMD_SMI).encode())),
     Reader("rocminfo", _text_of(of_rocminfo), _given(ROCMINFO)),

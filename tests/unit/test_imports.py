@@ -492,7 +492,7 @@ PURE = [
     "extras/signing/statements",
     "spec",
     "targets/pools",
-    "tuning/importing",
+    "tuning/exchange",
     "tuning/records",
 ]
 SIDE_EFFECTS = {

@@ -27,7 +27,7 @@ from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
 from farm.local.servers import write_private
 from farm.settings import load_settings
-from farm.tuning import text
+from farm.tuning import exchange
 from farm.tuning.database import TuningDatabase, device_name
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, POOL, freeze_manifest, succeed, work
@@ -197,7 +197,7 @@ def team(farm: Farm, url: str, client: FarmClient, frozen: Frozen, tmp_path: Pat
     running = {namespace: submit(namespace, other) for namespace in ended}
     tokens = {role: client.tokens.create(f"a-{role}", role, "team") for role in ("reader", "submitter", "admin")}
     farm.store.workers.probed("w1", node="n1", wrong="as a test wants it", row=0)
-    empty = text.pack(Snapshot())
+    empty = exchange.pack(Snapshot())
     return Team(url, frozen, ended, running, tokens, f"{POOL.stem}/{device}/quick", empty, messages)
 
 

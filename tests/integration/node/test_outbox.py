@@ -27,8 +27,7 @@ from farm.extras.signing.trust import policy_of_keys
 from farm.extras.signing.verifying import Trust
 from farm.jobs.state import AttemptEnd, Outcome, Phase
 from farm.node.disk import Deliveries, Outbox, Parcel
-from farm.tuning.collecting import Collector
-from farm.tuning.database import databases
+from farm.tuning.database import Collector, databases
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest
 from tests.support.helpers import wait_until
 

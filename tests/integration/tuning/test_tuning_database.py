@@ -14,9 +14,8 @@ from farm.artifacts.inventory import owned
 from farm.artifacts.s3 import S3Store
 from farm.errors import ArtifactGone, UsageError
 from farm.spec import Device
-from farm.tuning import collecting
-from farm.tuning.collecting import Collector
-from farm.tuning.database import MERGE_COUNT, TuningDatabase, databases, device_name, mode_name
+from farm.tuning import database as tuning_database
+from farm.tuning.database import MERGE_COUNT, Collector, TuningDatabase, databases, device_name, mode_name
 from farm.tuning.formats import PROBLEM_CACHE, read_folder
 from farm.tuning.records import RecordSource, Snapshot, TuningWork
 from tests.support.tuning_writers import NAME, delta, kill_writers, race, restore
@@ -218,7 +217,7 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
 def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     database: TuningDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "CHILD_RECORDS", 5)
+    monkeypatch.setattr(tuning_database, "CHILD_RECORDS", 5)
     collector = Collector(database, tmp_path, session="job-9/3")
     found = []
     for turn in range(10):
@@ -228,7 +227,7 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     assert found == [2, 2, *[0] * 8]
     assert len(database.read().snapshot) == 4
     # Nor do many attempts, one after the other.
-    monkeypatch.setattr(collecting, "LARGEST_DATABASE", database.read().snapshot.size + 1)
+    monkeypatch.setattr(tuning_database, "LARGEST_DATABASE", database.read().snapshot.size + 1)
     collector = Collector(database, tmp_path, session="job-9/4")
     write_cache(tmp_path, {"new-10-1": "a"})
     assert len(collector.look(tmp_path, TuningWork())) == 0

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from farm.errors import UsageError
-from farm.tuning import text
+from farm.tuning import exchange
+from farm.tuning.exchange import read_offered
 from farm.tuning.formats import canonical
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
-from farm.tuning.text import read_offered
 
 HEADER = b'{"schema": 1, "sources": [["2026-01-01"]], "sessions": [], "days": {}, "folded": ""}'
 PERF = "gfx942130.HIP.3_5_1_4dddc24.udb.txt"
@@ -25,7 +25,7 @@ SOURCE = RecordSource("2026-01-02T00:00:00+00:00", "import by me")
 CHILD = """
 import resource, sys
 from farm.errors import UsageError
-from farm.tuning.text import read_offered
+from farm.tuning.exchange import read_offered
 from farm.tuning.records import RecordSource
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
@@ -52,7 +52,7 @@ def test_records_of_all_stores_come_back_with_the_source_of_the_import() -> None
         Record(RecordStore.SLICES, "", "0" * 64, '{"operations":1,"seconds":2.5}', SOURCE),
         Record(RecordStore.TIMING_CACHE, "TensorrtExecutionProvider_cache_sm90.timing", "cache", "AAAA", SOURCE),
     ]
-    found = read_offered(text.pack(Snapshot.of(records)), SOURCE)
+    found = read_offered(exchange.pack(Snapshot.of(records)), SOURCE)
     assert {(each.store, each.file, each.key, each.value) for each in found} == {
         (each.store, each.file, each.key, each.value) for each in records
     }

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
+from farm.tuning.exchange import pack, unpack
 from farm.tuning.formats import (
     OBJECTS,
     PROBLEM_CACHE,
@@ -26,7 +27,6 @@ from farm.tuning.formats import (
     write_folder,
 )
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
-from farm.tuning.text import pack, unpack
 
 SOURCE = RecordSource("2026-01-01T00:00:00+00:00", "worker-1", "job-1")
 FIND = "gfx942130.HIP.3_5_1_4dddc24.ufdb.txt"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.errors import UsageError
-from farm.tuning import text
+from farm.tuning import exchange
 from farm.tuning.formats import check_record
 from farm.tuning.records import (
     Log,
@@ -108,8 +108,10 @@ def test_what_is_new_is_what_brings_the_old_up_to_date(before: Snapshot, after: 
 
 @given(snapshots())
 def test_a_snapshot_survives_its_text(snapshot: Snapshot) -> None:
-    assert text.unpack(text.pack(snapshot)) == Snapshot({p: t for p, t in snapshot.tables.items() if t}, snapshot.log)
-    assert text.pack(snapshot) == text.pack(Snapshot.of(reversed(list(snapshot)), snapshot.log))
+    assert exchange.unpack(exchange.pack(snapshot)) == Snapshot(
+        {p: t for p, t in snapshot.tables.items() if t}, snapshot.log
+    )
+    assert exchange.pack(snapshot) == exchange.pack(Snapshot.of(reversed(list(snapshot)), snapshot.log))
 
 
 def test_a_log_that_an_earlier_farm_wrote_can_be_read() -> None:
@@ -117,17 +119,17 @@ def test_a_log_that_an_earlier_farm_wrote_can_be_read() -> None:
     session = {"id": "j-1", "until": "2026-01-09T00:00:00+00:00", "work": work, "worker": "w", "job": "j"}
     days = {"2026-01-01": [2, [1, 2, 3, 4.0, 5.0]]}
     header = {"schema": 1, "sources": [], "sessions": [{**session, "identifier": "net/fp16"}], "days": days}
-    log = text.read(f"{json.dumps({**header, 'folded': '2026-01-02'})}\n@@\tend".encode()).log
+    log = exchange.read(f"{json.dumps({**header, 'folded': '2026-01-02'})}\n@@\tend".encode()).log
     assert log.total() == TuningWork(known=2, tuned=4, untunable=6, seconds=8.0, saved=10.0, sessions=3)
 
 
 @given(snapshots(), st.data())
 def test_cut_text_is_refused(snapshot: Snapshot, data: st.DataObject) -> None:
-    whole, packed = text.write(snapshot), text.pack(snapshot)
+    whole, packed = exchange.write(snapshot), exchange.pack(snapshot)
     with pytest.raises(UsageError, match="not a snapshot"):
-        text.read(whole[: data.draw(st.integers(0, len(whole) - 1))].encode())
+        exchange.read(whole[: data.draw(st.integers(0, len(whole) - 1))].encode())
     with pytest.raises(UsageError, match="not a snapshot"):
-        text.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
+        exchange.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
 
 
 def one(store: RecordStore, value: str, when: str = "2026-01-01", key: str = "k", file: str = FIND) -> Snapshot:
