@@ -131,7 +131,7 @@ class HostChild:
     @property
     def runs(self) -> bool:
         """Whether it may disturb another's measurement."""
-        return not self._still and not self._host.has_turn(self)
+        return not self._still and self._host.measurer is not self
 
     def started(self, say: Callable[[bytes], None]) -> None:
         """Note that it has been started; `say` sends words to its guard."""
@@ -206,7 +206,7 @@ class Host:
         self._children: set[HostChild] = set()
         self._is_watched = False
         self._locks: _Locks | None = None
-        self._measurer: HostChild | None = None
+        self.measurer: HostChild | None = None
         """Who has the turn, if it is one of this process."""
         self._turn_began = 0.0
         self._has_share = False
@@ -247,10 +247,6 @@ class Host:
             fcntl.flock(self._locks.due, fcntl.LOCK_UN)
         self.step()
 
-    def has_turn(self, child: HostChild) -> bool:
-        """Whether a child has the turn to measure."""
-        return self._measurer is child
-
     def admits(self, child: HostChild, asked: float, *, gpu: bool) -> bool | None:
         """Return whether a child that has asked may measure: alone (True), or with others (False); None: not yet."""
         now, locks = time.monotonic(), self._locks
@@ -258,10 +254,10 @@ class Host:
             return self._folder is None
         if gpu:
             return True if self._paused is None and self._takes_share() else None
-        if self._measurer is None and locks.none_is_due() and _takes(locks.turn, fcntl.LOCK_EX):
-            self._measurer, self._turn_began = child, now
+        if self.measurer is None and locks.none_is_due() and _takes(locks.turn, fcntl.LOCK_EX):
+            self.measurer, self._turn_began = child, now
             self.step()
-        if self._measurer is child:
+        if self.measurer is child:
             if _takes(locks.whole, fcntl.LOCK_EX):
                 return not self.is_split
             return False if now - self._turn_began > PATIENCE else None
@@ -270,7 +266,7 @@ class Host:
     def end_turn(self, child: HostChild) -> None:
         """Let go of the locks if a child holds them; it keeps the process's share, since it runs on."""
         locks = self._locks
-        if self._measurer is not child or locks is None:
+        if self.measurer is not child or locks is None:
             return
         # Nobody takes the whole before the turn is free.
         if _takes(locks.whole, fcntl.LOCK_SH):
@@ -278,16 +274,16 @@ class Host:
             self._has_share = True
             fcntl.flock(locks.whole, fcntl.LOCK_UN)
         fcntl.flock(locks.turn, fcntl.LOCK_UN)
-        self._measurer = None
+        self.measurer = None
 
     def step(self) -> None:
         """Let the children pause or continue, as the locks say now."""
         locks, now = self._locks, time.monotonic()
         if locks is None:
             return
-        if self._measurer and now - self._turn_began > LONGEST:
-            self._measurer.lose_turn()
-        wanted = self._measurer is not None or not _takes(locks.look, fcntl.LOCK_SH)
+        if self.measurer and now - self._turn_began > LONGEST:
+            self.measurer.lose_turn()
+        wanted = self.measurer is not None or not _takes(locks.look, fcntl.LOCK_SH)
         fcntl.flock(locks.look, fcntl.LOCK_UN)
         if self._paused is None:
             if now >= self._rests_until:

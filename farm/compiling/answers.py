@@ -71,10 +71,11 @@ def _check_against(request: Request, answer: Any) -> None:
     action = request["action"]
     if action == "probe" and answer["available"]:
         _require(("version", "toolchain", "libraries", "features", "targets", "cpu_family"), answer)
-    elif action == "reference":
-        _require_known("output", (output["name"] for output in answer["outputs"]), _outputs(request))
-    elif action == "compile":
-        _require_known("output", (output["name"] for output in answer["outputs"]), _outputs(request))
+    elif action in ("reference", "compile"):
+        model = request.get("model")
+        known = (model.get("names") if model else ()) or ()
+        _require_known("output", (output["name"] for output in answer["outputs"]), known)
+    if action == "compile":
         _require_known("input", (port["name"] for port in answer["inputs"]), request.get("inputs") or ())
         if answer.get("output_parameters") and len(answer["output_parameters"]) != len(answer["outputs"]):
             raise WrongAnswer("has another number of outputs than of parameters for them")
@@ -84,24 +85,16 @@ def _check_against(request: Request, answer: Any) -> None:
         for field in ("errors", "rms", "equal", "nonfinite", "spread", "origin", "unverified", "doubted"):
             _require_known("output", answer["verification"].get(field, ()), request.get("outputs") or ())
     elif action == "bench":
-        _check_rounds(request, answer["programs"])
+        programs = answer["programs"]
+        if len(programs) != len(request["programs"]):
+            raise WrongAnswer("has another number of programs than were to be measured")
+        if any(len(each["rounds"]) != request["rounds"] or not each["first"] for each in programs):
+            raise WrongAnswer("has a program that was not measured in each round")
     elif action == "slice":
         _check_slices(PurePosixPath(request["slices"]), answer["slices"])
 
 
 _VERIFIED = ("errors", "rms", "equal", "nonfinite", "spread", "weak", "samples", "runs", "origin", "unverified")
-
-
-def _outputs(request: Request) -> Collection[str]:
-    model = request.get("model")
-    return (model.get("names") if model else ()) or ()
-
-
-def _check_rounds(request: Request, programs: Sequence[documents.TimedProgram]) -> None:
-    if len(programs) != len(request["programs"]):
-        raise WrongAnswer("has another number of programs than were to be measured")
-    if any(len(each["rounds"]) != request["rounds"] or not each["first"] for each in programs):
-        raise WrongAnswer("has a program that was not measured in each round")
 
 
 def _check_slices(folder: PurePosixPath, slices: Sequence[documents.SlicedModel]) -> None:

@@ -111,7 +111,6 @@ def _end(group: Path) -> None:
 
 
 def _own_group(root: Path) -> Path | None:
-    """Return this process's group."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -122,15 +121,10 @@ def _own_group(root: Path) -> Path | None:
         place, _, kind = line.partition(" - ")
         top, point = place.split()[3:5]
         if kind.startswith("cgroup2 ") and "" in paths:
-            return _inside(root, point, top, paths[""])
+            mounted = root / point.lstrip("/")
+            group = mounted / paths[""].removeprefix(top).lstrip("/")
+            return group if group.is_dir() else mounted  # A container sees its own group as the top.
     return None
-
-
-def _inside(root: Path, point: str, top: str, path: str) -> Path:
-    """Return the path of a group in the file system; a container sees its own group as the top."""
-    mounted = root / point.lstrip("/")
-    group = mounted / path.removeprefix(top).lstrip("/")
-    return group if group.is_dir() else mounted
 
 
 def hand_on(root: Path = ROOT) -> None:

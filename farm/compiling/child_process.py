@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from farm import entry_points
 from farm.compiling.alone import LOOK_SECONDS, Clock, Host, HostChild
@@ -154,21 +154,13 @@ def run_child(
                 finally:
                     place.leave()
                     child.end()
-                    _cut(log.fileno(), start + limits.log if limits.log else 0)
-                    left = [entry for folder in (seal.write if seal else ()) for entry in _swept(folder)]
+                    if limits.log:  # A process that holds the log can make it long without writing to it.
+                        os.ftruncate(log.fileno(), min(os.fstat(log.fileno()).st_size, start + limits.log))
+                    written = [place for place in (seal.write if seal else ()) if place.is_dir()]
+                    left = [entry for place in written if not place.is_symlink() for entry in sweep(place)]
         return child.outcome(by, limits, left, _tail(log_path, start))
     finally:
         remove_tree(scratch)
-
-
-def _cut(log: int, limit: int) -> None:
-    """Cut a log to its limit: a process that holds a file can make it long without writing to it."""
-    if limit and os.fstat(log).st_size > limit:
-        os.ftruncate(log, limit)
-
-
-def _swept(place: Path) -> list[str]:
-    return sweep(place) if place.is_dir() and not place.is_symlink() else []
 
 
 def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPaths | None:
@@ -246,7 +238,7 @@ def child_environment(
         environment["PYTHONPATH"] = search
         if libraries := environment.get("LD_LIBRARY_PATH"):
             environment["LD_LIBRARY_PATH"] = _without_others(libraries, search)
-    return environment | dict(extra or {})
+    return {**environment, **extra}
 
 
 def _without_others(libraries: str, search: str) -> str:
@@ -351,7 +343,7 @@ class ChildProcess:
         """Close the launcher's pipe and wait for its last word; without it the child has failed."""
         conversation = self._conversation
         self._guard.close()
-        conversation.mute()
+        conversation.on_message = None
         self._hear_out()
         if conversation.ended:
             self._stuck = [*conversation.ended["stuck"]]
@@ -452,7 +444,6 @@ class Watch:
 
 
 def _tail(path: Path, start: int) -> str:
-    """Return the last bytes of a log as text, from a position on."""
     with path.open("rb") as log:
         log.seek(max(start, log.seek(0, os.SEEK_END) - 16384))
         return log.read().decode(errors="replace")
@@ -516,7 +507,7 @@ class Conversation:
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
         self.phases = PhaseClock(clock=place.clock)
-        self._on_message = on_message
+        self.on_message = on_message
         self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
         """What the child has reported last; one that only measures does not report before."""
         self._standstill = ""
@@ -548,10 +539,6 @@ class Conversation:
         for pipe in self._buffers:
             os.close(pipe)
 
-    def mute(self) -> None:
-        """Report no more progress."""
-        self._on_message = None
-
     def look(self) -> None:
         """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
         self.place.look()
@@ -560,8 +547,8 @@ class Conversation:
             self._report({**self._last, "detail": standstill or self._last["detail"]})
 
     def _report(self, message: PhaseMessage) -> None:
-        if self._on_message:
-            self._on_message(message)
+        if self.on_message:
+            self.on_message(message)
 
     def read(self, timeout: float) -> None:
         """Read what has come, or comes within `timeout` seconds."""
@@ -598,13 +585,7 @@ class Conversation:
             case {"paused": True}:
                 self.place.stands_still()
             case {"ended": dict(ended)}:
-                self.ended = GuardEnd(
-                    exit=ended["exit"],
-                    signal=ended["signal"],
-                    killed=ended["killed"],
-                    memory=ended["memory"],
-                    stuck=ended["stuck"],
-                )
+                self.ended = cast("GuardEnd", ended)
 
     def _hear_child(self, message: Any) -> None:
         self._heard += 1

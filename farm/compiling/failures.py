@@ -226,9 +226,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 def classify(end: ChildEnd) -> Failure | None:
     """Return why a child failed; None if it answered or was cancelled. Only this function decides that."""
     if end.stuck:
-        return Failure(
-            FailureKind.GPU_FAULT, _stuck(end.stuck) + _during(end), _useful_lines(end.log_tail), fences=True
-        )
+        which = "process" if len(end.stuck) == 1 else "processes"
+        why = "the kernel does not let go, as after a reset of the GPU; restart the machine"
+        message = f"{which} {', '.join(map(str, end.stuck))} cannot be killed: {why}{_during(end)}"
+        return Failure(FailureKind.GPU_FAULT, message, _useful_lines(end.log_tail), fences=True)
     if end.ok or end.by is EndedBy.CANCELLED:
         return None
     detail = _useful_lines(end.log_tail)
@@ -239,11 +240,6 @@ def classify(end: ChildEnd) -> Failure | None:
     if end.error is not None:
         return _from_error(end.error, detail)
     return _from_death(end, detail)
-
-
-def _stuck(pids: Sequence[int]) -> str:
-    which = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))}"
-    return f"{which} cannot be killed: the kernel does not let go, as after a reset of the GPU; restart the machine"
 
 
 def _from_limit(end: ChildEnd, detail: str) -> Failure:

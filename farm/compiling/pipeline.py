@@ -381,7 +381,6 @@ class Steps:
         return min(FALLBACK_SECONDS, max((limit - self.children.seconds) / 2, 0.001)) if limit else FALLBACK_SECONDS
 
     def _may_ask_next(self, failure: Failure) -> bool:
-        """Whether the next reference is asked after this failure."""
         if failure.fences:
             return False
         return failure.kind in _REFERENCE_FAILED or (bool(self.refused) and failure.kind is not FailureKind.STORAGE)

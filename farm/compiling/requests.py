@@ -142,9 +142,7 @@ def _generated(order: WorkOrder) -> DataRecipe:
 
 def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
     """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
-    return _request(
-        order, action="slice", compiler="onnxruntime", device="cpu", model=_model(order, model), slices=str(folder)
-    )
+    return {**_plain(order, model, "slice"), "slices": str(folder)}
 
 
 def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
@@ -167,7 +165,7 @@ def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: s
 
 def check_request(order: WorkOrder, model: Path) -> Request:
     """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
-    return _request(order, action="check", compiler="onnxruntime", device="cpu", model=_model(order, model))
+    return _plain(order, model, "check")
 
 
 def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -> Request:
@@ -182,22 +180,13 @@ def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -
 
 def pack_request(order: WorkOrder, model: Path, packed: Path) -> Request:
     """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
-    quantization = order["spec"]["quantization"]
-    return _request(
-        order,
-        action="pack",
-        compiler="onnxruntime",
-        device="cpu",
-        model=_model(order, model),
-        quantization=quantization,
-        packed=str(packed),
-    )
+    return {**_plain(order, model, "pack"), "quantization": order["spec"]["quantization"], "packed": str(packed)}
 
 
 def compile_request(order: WorkOrder, model: Path, calibration: Path | None, program: Path) -> Request:
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
-    compiler, _, device = str(order["target"]).partition("/")
+    compiler, _, device = order["target"].partition("/")
     return _request(
         order,
         action="compile",
@@ -227,7 +216,7 @@ def expected_of(spec: SpecDocument) -> ExpectedToolchain:
 
 def tuning_mode(order: WorkOrder) -> TuningMode:
     """Return the settings of a work order's tuning mode; none if tuning is off."""
-    compiler, _, device = str(order["target"]).partition("/")
+    compiler, _, device = order["target"].partition("/")
     kind = compilers()[compiler].device(device)
     return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())
 
@@ -298,9 +287,14 @@ def bench_request(
     return {**whole, "programs": parts}
 
 
+def _plain(order: WorkOrder, model: Path, action: str) -> Request:
+    """Ask for what is done to a model without any compiler."""
+    return _request(order, action=action, compiler="onnxruntime", device="cpu", model=_model(order, model))
+
+
 def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
     spec = order["spec"]
-    compiler, _, device = str(order["target"]).partition("/")
+    compiler, _, device = order["target"].partition("/")
     return {
         "compiler": compiler,
         "device": device,

@@ -120,7 +120,11 @@ class Attempts:
                     if doubt == FAULT:
                         self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
                     self._say(doubt)
-                self._finish(attempt, outcome)
+                # Until the store answers: an outcome is worth more than a free slot.
+                send = partial(self._store.jobs.finish, job_id, attempt.token, outcome)
+                answer = _until_reached(send, "finish", threading.Event())
+                log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
+                _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
         finally:
             unbind()
 
@@ -178,7 +182,9 @@ class Attempts:
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
-                    self._look_for_others()
+                    place = self._settings.lock_dir
+                    with suppress(StoreUnavailable):  # A worker that uses other lock files cannot be asked to pause.
+                        host_at(place).is_split = self._store.workers.is_split(lock_place(place))
                     away = partial(self._away, lease)
                     attempt = replace(attempt, slot=slot, free=self._free, on_away=away, leave=leave)
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)
@@ -188,12 +194,6 @@ class Attempts:
         if outcome.end is AttemptEnd.CANCELLED and not lease.unwanted:
             return Outcome.released()
         return outcome
-
-    def _look_for_others(self) -> None:
-        """Find out whether a worker of this host cannot be asked to pause while this one measures."""
-        place = self._settings.lock_dir
-        with suppress(StoreUnavailable):
-            host_at(place).is_split = self._store.workers.is_split(lock_place(place))
 
     def _away(self, lease: Lease, kept: bool, /) -> None:
         """Report to the store and the supervisor that an attempt waits for object storage."""
@@ -213,13 +213,6 @@ class Attempts:
         if self._lifeline is not None:
             with suppress(OSError):
                 self._lifeline.send(word, socket.MSG_DONTWAIT)
-
-    def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Send the outcome to the store until the store answers: an outcome is worth more than a free slot."""
-        send = partial(self._store.jobs.finish, attempt.job_id, attempt.token, outcome)
-        answer = _until_reached(send, "finish", threading.Event())
-        log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
-        _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
 
 
 def _until_reached(ask: Callable[[], Answer], what: str, stop: threading.Event) -> Answer:

@@ -11,9 +11,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -226,29 +226,39 @@ class _AttemptRun:
 
     def _taken(self) -> Outcome:
         """Take the steps in order; decide once how the attempt ended."""
-        self.children.log_path.write_text(f"{self.order['identifier']} attempt {self.attempt.number}\n")
-        self.attempt.tail.follow(self.children.log_path)
         attempt = self.attempt
+        self.children.log_path.write_text(f"{self.order['identifier']} attempt {attempt.number}\n")
+        attempt.tail.follow(self.children.log_path)
         try:
             if attempt.claimed:
                 require_planned(self.artifacts, attempt.namespace, attempt.build, attempt.key, attempt.order)
-            return self._lookup() or self._make()
+            for key in keys_of(self.order, attempt.key):  # Another attempt may have made it since the job was planned.
+                if found := self.artifacts.lookup(readable(attempt.namespace), key):
+                    return self._of_a_hit(found)
+            return self._make()
         except StepEnded as ended:
-            return self._with_log(_outcome_of(ended))
+            outcome = Outcome.cancelled()
+            if failed := ended.failure:
+                outcome = Outcome.failure(failed.kind, failed.message, detail=failed.detail)
+                outcome = replace(outcome, fences=failed.message if failed.fences else "")
+        except Untrusted as error:
+            log.error("work order refused", error=error.message, hint=error.hint)
+            outcome = Outcome.failure(FailureKind.UNPLANNED, error.message)
         except ArtifactGone as error:
-            return self._with_log(_gone(error))
+            outcome = Outcome.failure(FailureKind.STORAGE, f"an input is damaged or gone: {error.message}")
+        except StorageAway as error:
+            return Outcome.released(error.message)
         except FarmFault as error:
-            away = isinstance(error, StorageAway)
-            failure = Outcome.failure(FailureKind.STORAGE, error.message)
-            return Outcome.released(error.message) if away else self._with_log(failure)
+            outcome = Outcome.failure(FailureKind.STORAGE, error.message)
         except OSError as error:
-            return self._with_log(_disk_failed(error))
+            outcome = _disk_failed(error)
         except Exception as error:
             log.exception("executor failed")
             with self.children.log_path.open("a") as whole:
                 traceback.print_exc(file=whole)
             mistake = f"the farm made a mistake: {type(error).__name__}: {error}"
-            return self._with_log(Outcome.failure(FailureKind.INTERNAL, mistake))
+            outcome = Outcome.failure(FailureKind.INTERNAL, mistake)
+        return self._with_log(outcome)
 
     def _make(self) -> Outcome:
         self.made_again = bool(self.order.get("hit"))
@@ -258,8 +268,12 @@ class _AttemptRun:
             self.tuner = self._tuner()
         pipeline = Pipeline(self.steps, inputs, self.tuner, self.references, self._measuring)
         record = pipeline.run()
-        if self.tuner:
-            self._describe_tuning(record, self.tuner)
+        if tuner := self.tuner:
+            if tuner.kernel_cache and tuner.measured:
+                record["measurements"]["first_run_warm"] = tuner.first_run_warm()
+            if tuner.search.cut:
+                self.key = keys_of(self.order, self.attempt.key)[-1]
+                record["spec"] = cut_short(self.order["spec"], self.order["budget"])
         with self.children.phase(Phase.UPLOADING):
             outcome = self._publish(record)
         if outcome.hit or not outcome.facts or self.order.get("limit") is None:
@@ -270,14 +284,6 @@ class _AttemptRun:
         return self._in_turns(outcome, lambda: made, lambda: inputs.samples, self.tuner)
 
     # --- steps --------------------------------------------------------------------------------------------------
-
-    def _lookup(self) -> Outcome | None:
-        """Look for the artifact: another attempt may have made it since the job was planned."""
-        for key in keys_of(self.order, self.attempt.key):
-            found = self.artifacts.lookup(readable(self.attempt.namespace), key)
-            if found:
-                return self._of_a_hit(found)
-        return None
 
     def _of_a_hit(self, sidecar: Sidecar) -> Outcome:
         """Return how an attempt ends that found its program: if its build's gate asks for it, after turns."""
@@ -401,24 +407,14 @@ class _AttemptRun:
         outputs = [output["name"] for output in sidecar["outputs"]]
         return MadeProgram(program, outputs, sidecar["tuning"]["session"], sidecar["key"], sidecar["toolchain"])
 
-    @contextmanager
-    def _measuring(self) -> Iterator[Contention]:
+    def _measuring(self) -> AbstractContextManager[Contention]:
         """Measure when the worker's uploads have ended; for a GPU, look for other attempts on the node.
 
         On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
         """
         self.references.finish()
         self.children.began += self.attempt.free.until_quiet(self.children.cancelled)
-        with self.work.contention() if self.children.slot.gpu else alone() as contention:
-            yield contention
-
-    def _describe_tuning(self, record: ProgramRecord, tuner: Tuner) -> None:
-        """Add to a program's record what only the farm knows of its tuning."""
-        if tuner.kernel_cache and tuner.measured:
-            record["measurements"]["first_run_warm"] = tuner.first_run_warm()
-        if tuner.search.cut:
-            self.key = keys_of(self.order, self.attempt.key)[-1]
-            record["spec"] = cut_short(self.order["spec"], self.order["budget"])
+        return self.work.contention() if self.children.slot.gpu else alone()
 
     def _publish(self, record: ProgramRecord) -> Outcome:
         attempt = self.attempt
@@ -540,20 +536,16 @@ class _AttemptRun:
 
     # --- tools --------------------------------------------------------------------------------------------------
 
-    def _keep_texts_in_log(self) -> None:
-        """Add the program's text to the log: a failed attempt has no artifact to keep it in."""
-        with self.children.log_path.open("ab") as whole:
-            for when, path in self.steps.texts.items():
-                with suppress(NotPlain), open_plain(path, LONGEST_TEXT, within=self.folder) as text:
-                    whole.write(f"\nthe program {when} compilation:\n".encode())
-                    whole.write(text.read(LONGEST_TEXT))
-
     def _with_log(self, outcome: Outcome) -> Outcome:
         """Attach the log. The outcome stays the same if the log cannot be uploaded."""
         if outcome.end is AttemptEnd.CANCELLED:
             return outcome
         try:
-            self._keep_texts_in_log()
+            with self.children.log_path.open("ab") as whole:  # A failed attempt has no artifact to keep them in.
+                for when, path in self.steps.texts.items():
+                    with suppress(NotPlain), open_plain(path, LONGEST_TEXT, within=self.folder) as text:
+                        whole.write(f"\nthe program {when} compilation:\n".encode())
+                        whole.write(text.read(LONGEST_TEXT))
             digest, _ = self.artifacts.put_blob_file(self.children.log_path)
         except (FarmFault, OSError, StepEnded) as error:
             log.warning("log not uploaded", error=str(error))
@@ -573,21 +565,6 @@ def _disk_failed(error: OSError) -> Outcome:
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is not a plain file: {left}")
     kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
     return Outcome.failure(kind, f"the worker's disk: {error}")
-
-
-def _gone(error: ArtifactGone) -> Outcome:
-    if isinstance(error, Untrusted):
-        log.error("work order refused", error=error.message, hint=error.hint)
-        return Outcome.failure(FailureKind.UNPLANNED, error.message)
-    return Outcome.failure(FailureKind.STORAGE, f"an input is damaged or gone: {error.message}")
-
-
-def _outcome_of(ended: StepEnded) -> Outcome:
-    failure = ended.failure
-    if failure is None:
-        return Outcome.cancelled()
-    outcome = Outcome.failure(failure.kind, failure.message, detail=failure.detail)
-    return replace(outcome, fences=failure.message) if failure.fences else outcome
 
 
 ROUNDS = 20

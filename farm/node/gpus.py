@@ -13,7 +13,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -443,12 +443,13 @@ def _amd_conditions(bdf: str, machine: Machine) -> Conditions | None:
         "temperatures": _labelled(machine, monitor, "temp", 1e3),
         "power_cap": cap / 1e6 if cap is not None else None,
         "throttled": _throttled(machine.path(f"{card}/gpu_metrics")),
-        "processes": _others(lambda: _held(machine, bdf)),  # last: it may wait while the GPU cools down
+        # Last: it may wait while the GPU cools down.
+        "processes": _others(lambda: (held := memory_held(machine, bdf)) and held.values()),
     }
     return found if monitors or found["processes"] else None
 
 
-def _others(look: Callable[[], list[int] | None]) -> Processes | None:
+def _others(look: Callable[[], Collection[int] | None]) -> Processes | None:
     """Return how many processes hold memory of a GPU, and how many bytes in all.
 
     Processes of our own that have just ended are given time to disappear. Their pids would not identify them: KFD
@@ -458,11 +459,6 @@ def _others(look: Callable[[], list[int] | None]) -> Processes | None:
     while (held := look()) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     return None if held is None else {"count": len(held), "memory": sum(held)}
-
-
-def _held(machine: Machine, bdf: str) -> list[int] | None:
-    found = memory_held(machine, bdf)
-    return None if found is None else list(found.values())
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def survey(settings: Settings, machine: Machine = HERE) -> Findings:
         if driver := driver_of(maker):
             others, more = driver.find(machine)
             gpus, notes = [*gpus, *others], [*notes, *more]
-    path = settings.migraphx_path or _module_folder(machine, rocm)
+    libraries = machine.path(f"{rocm.root}/lib") if rocm else None
+    has_module = libraries is not None and any(libraries.glob("migraphx*.so"))  # MIGraphX's Python module
+    path = settings.migraphx_path or (str(libraries) if has_module else "")
     findings = Findings(gpus=gpus, notes=notes, rocm=rocm, migraphx_path=path)
     if rocm:
         findings.versions.update(
@@ -107,12 +109,6 @@ _INSTALL = {
     "onnxruntime": "pip install 'migraphx-farm[worker]', or [cuda] for NVIDIA GPUs",
     "migraphx": "install ROCm's package migraphx, and set migraphx_python and migraphx_path (docs/running.md)",
 }
-
-
-def _module_folder(machine: Machine, rocm: Rocm | None) -> str:
-    """Return ROCm's folder of libraries if it has MIGraphX's Python module; else an empty text."""
-    folder = machine.path(f"{rocm.root}/lib") if rocm else None
-    return str(folder) if folder and any(folder.glob("migraphx*.so")) else ""
 
 
 def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
@@ -285,7 +281,17 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
         SlotKind(
             name=_kind_name(device),
             pools=served,
-            slots=tuple(_gpu_slot(gpu, usable, several=bool(numa)) for gpu in models[device]),
+            slots=tuple(
+                Slot(
+                    gpu=gpu.pin,
+                    lock=gpu.lock,
+                    cpus=tuple(sorted(cpu_list(gpu.cpus) & usable)) if numa else (),
+                    bdf=gpu.bdf,
+                    maker=gpu.maker,
+                    device=gpu.described,
+                )
+                for gpu in models[device]
+            ),
             threads=threads,
         )
         for device, served in on_gpu.items()
@@ -314,13 +320,6 @@ def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tu
         yield slot, next((gpu for gpu in gpus if slot.gpu and gpu.pin == slot.gpu), None)
 
 
-def _gpu_slot(gpu: Gpu, usable: set[int], *, several: bool) -> Slot:
-    near = cpu_list(gpu.cpus) & usable if several else set()
-    return Slot(
-        gpu=gpu.pin, lock=gpu.lock, cpus=tuple(sorted(near)), bdf=gpu.bdf, maker=gpu.maker, device=gpu.described
-    )
-
-
 def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:
     """Spread slots evenly over the NUMA nodes; a slot never spans nodes unless there are fewer slots than nodes."""
     slots = []
@@ -332,7 +331,6 @@ def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:
 
 
 def _numa_nodes(machine: Machine) -> list[set[int]]:
-    """Return the CPUs of each NUMA node that has some."""
     folder = machine.path("/sys/devices/system/node")
     names = sorted(path.name for path in folder.glob("node[0-9]*"))
     lists = [cpu_list(machine.text(f"/sys/devices/system/node/{name}/cpulist")) for name in names]

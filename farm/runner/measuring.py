@@ -18,7 +18,6 @@ from .samples import load_runs, make_samples, plain, points_of, write_npz
 if TYPE_CHECKING:
     from .documents import (
         Arrays,
-        BenchProgram,
         EvaluateAnswer,
         Evidence,
         Latency,
@@ -75,9 +74,11 @@ def _verified_and_measured(
             times.append([])
             for index in part:
                 messages.phase("verifying", sum(map(len, times)) / total)
-                values, seconds = _timed(program, runs[index])
-                times[-1].append(seconds)
-                outputs.append(values)
+                prepared = program.prepare(runs[index])
+                began = time.perf_counter()
+                values = program.run(prepared)
+                times[-1].append(time.perf_counter() - began)
+                outputs.append(dict(zip(program.outputs, values, strict=True)))
             found.append(_compare(request, point, meta["minimum"], [references[index] for index in part], outputs))
     except RequestFailed as failure:
         # Samples that no reference accepts prove nothing against the program.
@@ -138,14 +139,6 @@ def _not_run(program: Program, why: str) -> Verification:
         "runs": 0,
         "unverified": dict.fromkeys(program.outputs, why),
     }
-
-
-def _timed(program: Program, feeds: Arrays) -> tuple[Arrays, float]:
-    """Return the outputs of one run by name, and its seconds."""
-    prepared = program.prepare(feeds)
-    started = time.perf_counter()
-    values = program.run(prepared)
-    return dict(zip(program.outputs, values, strict=True)), time.perf_counter() - started
 
 
 def _compare(
@@ -230,11 +223,13 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     program that a part of the request describes.
     """
     with messages.alone():
-        return _bench(request, messages, load)
+        return _in_turns(request, messages, load)
 
 
-def _bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
-    loaded = [_load(_joined(request, program), messages, load) for program in request["programs"]]
+def _in_turns(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
+    # What all programs share, and its own fields of each; a model as it is has no program.
+    parts: list[Request] = [{**request, **program} for program in request["programs"]]  # type: ignore[typeddict-item]
+    loaded = [_load(part, messages, load) for part in parts]
     rounds, seconds = int(request["rounds"]), float(request["seconds"])
     times: list[list[list[float]]] = [[] for _ in loaded]
     most = max(1, min(MAX_RUNS, MAX_TOLD // max(1, rounds * len(loaded))))
@@ -249,15 +244,10 @@ def _bench(request: Request, messages: Messages, load: Callable[[Request], Any])
     ]
 
 
-def _joined(request: Request, program: BenchProgram) -> Request:
-    """Return the request of one program: its own fields, and those that all programs share."""
-    whole: Request = {**request, **program}  # type: ignore[typeddict-item]  # A model as it is has no program.
-    return whole
-
-
 def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
     messages.phase("measuring", None, "loading")
-    feeds = _feeds(request)
+    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]  # Of dynamic sizes the largest.
+    feeds = make_samples(request["samples"], inputs, batch, what="the sample").runs[0]
     started = time.perf_counter()
     program = load(request)
     seconds = time.perf_counter() - started
@@ -269,14 +259,6 @@ def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) 
         messages.phase("measuring", None, f"run {number + 1}")
         first.append(_seconds_of(lambda: program.run(prepared)))
     return _Loaded(lambda: program.run(prepared), seconds, first)
-
-
-def _feeds(request: Request) -> Arrays:
-    """Return the arrays to run with: the first of the request's samples; of dynamic sizes the largest."""
-    inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]
-    samples = make_samples(request["samples"], inputs, batch, what="the sample")
-    feeds: Arrays = samples.runs[0]
-    return feeds
 
 
 def _round(program: _Loaded, seconds: float, most: int) -> list[float]:
@@ -332,7 +314,9 @@ def compare(
                 nonfinite.append(name)
             spread[name] = _float_spread([reference for reference, _ in pairs], batch)
         else:
-            equal[name] = _equal_share(pairs)
+            same = sum(int(np.count_nonzero(output == reference)) for reference, output in pairs)
+            count = sum(int(reference.size) for reference, _ in pairs)
+            equal[name] = same / count if count else 1.0
             spread[name] = _discrete_spread([reference for reference, _ in pairs], batch)
     return {
         "errors": errors,
@@ -400,12 +384,6 @@ def _float_error(pairs: Sequence[tuple[Any, Any]]) -> tuple[float, float, bool]:
     error = distance / math.sqrt(total) if total else distance
     rms = distance / (math.sqrt(count) * largest) if count and largest else 0.0
     return _finite(error), _finite(rms), clean
-
-
-def _equal_share(pairs: Sequence[tuple[Any, Any]]) -> float:
-    equal = sum(int(np.count_nonzero(output == reference)) for reference, output in pairs)
-    count = sum(int(reference.size) for reference, _ in pairs)
-    return equal / count if count else 1.0
 
 
 def _samples(arrays: Sequence[Any], batch: int) -> list[Any]:

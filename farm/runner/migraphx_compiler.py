@@ -69,13 +69,15 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     _refuse_broken(request)
     inputs, outputs = program.get_parameter_shapes(), program.get_output_shapes()
     names = _output_names(request, len(outputs))
+    # The buffers for the outputs, which the caller passes if it also copies.
+    buffers = sorted((name for name in inputs if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
+    computed = [dtype_name(each.type) for each in instructions if not _MOVERS.match(each.operator)]
     result: CompileAnswer = {
         "inputs": [_described(name, inputs[name]) for name in request["inputs"] if name in inputs],
         "outputs": [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
-        # The buffers for the outputs, which the caller passes if it also copies.
-        "output_parameters": sorted((name for name in inputs if "#output_" in name), key=_position),
+        "output_parameters": buffers,
         "weight_dtypes": _weight_dtypes(instructions),
-        "compute_dtypes": _compute_dtypes(instructions),
+        "compute_dtypes": dict(Counter(computed).most_common()),
         "quantized": quantized,
         "operators": dict(sorted(Counter(each.operator for each in instructions if each.operator[0] != "@").items())),
         "offload_copy": options["offload_copy"],
@@ -132,14 +134,14 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
 def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any, dict[str, int]]:
     """Parse, quantize and compile; return the program and the operators that work on 8 bits."""
     options, device, cross = request["options"], request["device"], request.get("cross")
-    target = _cross_target(migraphx, cross) if cross else _target(migraphx, device)
+    target = _target(migraphx, device, cross)
     messages.phase("compiling", None, "parsing")
     program = _parse(migraphx, request)
     if options["autocast_fp8"]:
         with blamed_on_compiler("MIGraphX cannot turn fp8 inputs and outputs to float32"):
             migraphx.autocast_fp8(program)
-    # Calibration runs the model, which takes a device that is here.
-    runs = _target(migraphx, _DEVICE_HERE) if cross else target
+    # Calibration runs the model, which takes a device that is here: every build has `ref`, and every machine runs it.
+    runs = _target(migraphx, "ref") if cross else target
     quantized = _quantize(migraphx, program, runs, request["precision"].split("-"), request, messages)
     keep_text(request, "before", partial(_text, program))
     messages.phase("compiling")
@@ -156,17 +158,11 @@ def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any,
     return program, quantized
 
 
-def _target(migraphx: Any, device: str) -> Any:
-    with blamed_on_compiler(f"MIGraphX has no target for {device}"):
-        return migraphx.get_target("gpu" if device.startswith("gfx") else device)
-
-
-_DEVICE_HERE = "ref"
-"""The target that every build of MIGraphX has, and every machine runs."""
-
-
-def _cross_target(migraphx: Any, cross: DeviceDocument) -> Any:
-    """Return the gpu target for a GPU that is not here; what is not given is MIGraphX's default."""
+def _target(migraphx: Any, device: str, cross: DeviceDocument | None = None) -> Any:
+    """Return a target; `cross` is a GPU that is not here, for which MIGraphX has a default of what is not given."""
+    if not cross:
+        with blamed_on_compiler(f"MIGraphX has no target for {device}"):
+            return migraphx.get_target("gpu" if device.startswith("gfx") else device)
     arch, _, _ = cross["arch"].partition(":")
     sizes = {"gpu_num_cu": cross["compute_units"], "gpu_num_chiplets": cross["xcc"]}
     with blamed_on_compiler(f"MIGraphX has no target for {arch}"):
@@ -262,7 +258,11 @@ def _quantize(
     if eight and not counts:
         raise RequestFailed("nothing_quantized", f"{eight[0]} left every operator of the model as it was")
     if "int4" in precision:
-        counts = {"weights": _packed_weights(program)}
+        instructions = list(_instructions(program))
+        unpacked = {each.name for each in instructions if each.operator == "unpack_int4"}
+        # Zero points are unpacked, too, and are not weights.
+        weights = (each.arguments[0] in unpacked for each in instructions if each.operator == "dequantizelinear")
+        counts = {"weights": sum(weights)}
         if not counts["weights"]:
             raise RequestFailed("nothing_quantized", "MIGraphX has no weight of the model in int4")
     for part in half:
@@ -277,15 +277,7 @@ def _quantize(
     return counts
 
 
-def _packed_weights(program: Any) -> int:
-    """Count the weights that are unpacked from 4 bits; zero points are not weights."""
-    instructions = list(_instructions(program))
-    unpacked = {each.name for each in instructions if each.operator == "unpack_int4"}
-    return sum(each.operator == "dequantizelinear" and each.arguments[0] in unpacked for each in instructions)
-
-
 def _of_type(program: Any, precision: str) -> int:
-    """Count the instructions whose result has the type of a half precision."""
     wanted = {"fp16": "half_type", "bf16": "bf16_type"}[precision]
     return sum(instruction.type == wanted for instruction in _instructions(program))
 
@@ -347,14 +339,14 @@ def _program_array(array: Any, shape: Any, request: Request) -> Any:
     """Return an input the way the program wants it: contiguous, in its layout, a scalar as one element."""
     import numpy as np
 
-    moved = array.transpose(0, 3, 1, 2) if array.ndim == 4 and _is_nhwc(request) else array
+    moved = _in_layout(array, (0, 3, 1, 2), request)
     lens = static_lens(shape)
     # What is mapped from an archive may lie at any byte, where MIGraphX does not take it.
     return np.require(moved, requirements=("C", "A")).reshape(lens if moved.ndim == 0 else moved.shape)
 
 
-def _model_array(array: Any, request: Request) -> Any:
-    return array.transpose(0, 2, 3, 1) if array.ndim == 4 and _is_nhwc(request) else array
+def _in_layout(array: Any, axes: tuple[int, ...], request: Request) -> Any:
+    return array.transpose(*axes) if array.ndim == 4 and _is_nhwc(request) else array
 
 
 # --- what a program is -----------------------------------------------------------------------------------------
@@ -387,7 +379,6 @@ def _instructions(program: Any) -> Iterator[_Instruction]:
 
 
 def _quantized_operators(program: Any) -> dict[str, int]:
-    """Count the operators whose every argument was quantized."""
     instructions = list(_instructions(program))
     dequantized = {each.name for each in instructions if each.operator == "dequantizelinear"}
     return dict(
@@ -419,18 +410,9 @@ _MOVERS = re.compile(
 """Operators that only move or convert data."""
 
 
-def _compute_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
-    counts = Counter(dtype_name(each.type) for each in instructions if not _MOVERS.match(each.operator))
-    return dict(counts.most_common())
-
-
 def _model_outputs(request: Request) -> list[str]:
     """Return the names of the model's outputs in order; MIGraphX does not report them."""
     return list(request.get("outputs") or request["model"]["names"])
-
-
-def _position(parameter: str) -> int:
-    return int(parameter.rpartition("_")[2])
 
 
 def _output_names(request: Request, count: int) -> list[str]:
@@ -501,7 +483,7 @@ class _MigraphxProgram(Program):
             if self.copies:
                 self.migraphx.gpu_sync()
                 results = [self.migraphx.from_gpu(result) for result in results]
-            return [_model_array(_array(result), self.request) for result in results]
+            return [_in_layout(_array(result), (0, 2, 3, 1), self.request) for result in results]
 
     def run_on_device(self, prepared: _Prepared) -> Callable[[], None] | None:
         """Return what runs once on arguments that are on the GPU already; None if the program copies."""

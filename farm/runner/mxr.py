@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 from .protocol import is_deep
 
 if TYPE_CHECKING:
-    from typing import NotRequired, TypeGuard
+    from typing import NotRequired
 
 MAX_NODES = 200_000
 MAX_VALUES = 20_000_000
@@ -388,16 +388,13 @@ def _binary(fields: Fields) -> Any:
     """Return a binary value as one; any other map with its long arrays of numbers from 0 to 255 as binary values."""
     numbers = fields.get("bytes")
     if len(fields) > 1 or not isinstance(numbers, list):
-        return {name: _bytes(value) or value if _is_long(value) else value for name, value in fields.items()}
+        lists = {name: each for name, each in fields.items() if isinstance(each, list) and len(each) >= MIN_BYTES}
+        return {**fields, **{name: _bytes(each) or each for name, each in lists.items()}}
     if not numbers:
         return Binary(0, b"")
     if found := _bytes(numbers):
         return found
     raise MalformedProgram("a binary value is not made of numbers from 0 to 255")
-
-
-def _is_long(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list) and len(value) >= MIN_BYTES
 
 
 def _bytes(numbers: list[Any]) -> Binary | None:

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3192,
     "cli": 5195,
     "client": 4882,
-    "compiling": 3382,
+    "compiling": 3289,
     "control": 638,
     "extras/ci": 602,
     "extras/convert": 528,
