@@ -8,7 +8,8 @@ For each number of workers a farm is started (API, loops, Valkey and S3 server, 
 with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real), in `--players` processes; `--real`
 of them are real Celery processes. They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the
 mean, log-normal (TIMED_COMPILER_SPREAD, else 1, is the deviation of the logarithm), so that a run takes about EACH x
-SECONDS. Somebody watches each build. With `--delay-ms`, every byte between workers, players, server and client and
+SECONDS. With TIMED_COMPILER_BY_MODEL=1 durations depend on the model, and the farm has compiled each once before.
+Somebody watches each build. With `--delay-ms`, every byte between workers, players, server and client and
 Valkey, S3 server and API comes so much later in each direction (`tests/support/delaying_proxy.py`).
 
 Prints every 15 s what was done and what the parts used of a core, and at the end throughput, the makespan against its
@@ -20,6 +21,7 @@ are of the time that it had (`complete` is false), and it has no makespan.
 from __future__ import annotations
 
 import argparse
+import heapq
 import io
 import json
 import os
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -58,7 +60,7 @@ from tests.benchmarks.ten_thousand import write_net  # noqa: E402
 from tests.support.delaying_proxy import delaying  # noqa: E402
 from tests.support.helpers import in_a_thread, wait_until  # noqa: E402
 from tests.support.jobs import Worker  # noqa: E402
-from tests.support.timed_compiler import seconds_of  # noqa: E402
+from tests.support.timed_compiler import BY_MODEL, seconds_of  # noqa: E402
 
 MODELS = 10
 
@@ -82,6 +84,8 @@ class Run:
     submitting: float
     jobs_per_second: float
     makespan_to_bound: float | None
+    makespan_to_same_order: float | None
+    """Against slots that take the same jobs in the same order without a pause: what is not due to the order."""
     slots_in_timers: float
     """Share of the slots' time that went into the timers alone: its inverse is the makespan against its mean."""
     claim_median: float | None
@@ -178,6 +182,10 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
             timeout=300,
             message="all workers",
         )
+        if BY_MODEL:
+            (first,) = write_manifests(folder, 1, 1, "learn")
+            for _ in client.watch(client.submit(freeze(first))["id"]):
+                pass
         batches = max(1, workers * given.each // (builds * MODELS))
         manifests = write_manifests(folder, builds, batches)
         watched = Watched(client, redis.Redis.from_url(up.redis_url.get_secret_value()), players)
@@ -197,9 +205,19 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
         if not complete:
             return run
         cells = [cell for build in watched.builds for cell in client.report(build)["cells"]]
-        durations = [seconds_of(cell["key"], seconds) for cell in cells]
-        bound = max(sum(durations) / workers, *durations)
-        return Run(**{**vars(run), "makespan_to_bound": run.seconds / bound})
+        durations = [seconds_of(cell["key"], cell["identifier"], seconds) for cell in watched.in_order_of_start(cells)]
+        bound, same = max(sum(durations) / workers, *durations), makespan(durations, workers)
+        return Run(
+            **{**vars(run), "makespan_to_bound": run.seconds / bound, "makespan_to_same_order": run.seconds / same}
+        )
+
+
+def makespan(durations: Iterable[float], workers: int) -> float:
+    """Seconds that workers need which take jobs in this order, each as soon as it is free."""
+    free = [0.0] * workers
+    for duration in durations:
+        heapq.heapreplace(free, free[0] + duration)
+    return max(free)
 
 
 def started(settings: Settings, delay: float, stack: ExitStack) -> Settings:
@@ -292,6 +310,15 @@ class Watched:
         """Whether all builds have their reports."""
         return all(state == b"reported" for state, *_ in self._states("state"))
 
+    def in_order_of_start(self, cells: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return cells in the order in which their jobs were claimed."""
+        found = list(cells)
+        with self._server.pipeline(transaction=False) as pipeline:
+            for cell in found:
+                pipeline.hget(f"{{farm}}:job:{cell['job']}", "started_at")
+            started = [int(at or 0) for at in pipeline.execute()]
+        return [cell for _, cell in sorted(zip(started, found, strict=True), key=lambda pair: pair[0])]
+
     def sample(self, over: threading.Event) -> None:
         """Ask the API each second until `over`."""
         while not over.wait(1.0):
@@ -349,6 +376,7 @@ class Watched:
             submitting=submitting,
             jobs_per_second=done / took,
             makespan_to_bound=None,
+            makespan_to_same_order=None,
             # Real workers sleep as much as played ones.
             slots_in_timers=sum(one["slept"] for one in said) / took / sum(one["workers"] for one in said),
             claim_median=_middle(claims),
@@ -451,17 +479,17 @@ def _sorted(counts: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def write_manifests(folder: Path, builds: int, batches: int) -> list[Path]:
+def write_manifests(folder: Path, builds: int, batches: int, name: str = "fleet") -> list[Path]:
     """Write the models, and a manifest for each build that makes MODELS x `batches` cells of its own."""
     entries, numbers = [], ", ".join(map(str, range(1, batches + 1)))
     for number in range(MODELS):
         write_net(folder, number)
         entries.append(f"  - {{name: net{number}, source: {{path: net{number}.onnx}}, batches: [{numbers}]}}")
-    head = "version: 1\nname: fleet\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
+    head = f"version: 1\nname: {name}\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
     manifests = []
     for number in range(builds):
-        manifests.append(folder / f"fleet-{number}.yaml")
-        manifests[-1].write_text(head + "\n".join(entries) + f"\nsalt: fleet-{number}\n")
+        manifests.append(folder / f"{name}-{number}.yaml")
+        manifests[-1].write_text(head + "\n".join(entries) + f"\nsalt: {name}-{number}\n")
     return manifests
 
 

@@ -47,9 +47,18 @@ SHARES = {
 PROGRAM = b"a program" * 1000
 
 
-def seconds_of(key: str, mean: float = MEAN) -> float:
-    """Seconds that the compile of a cache key takes: always the same, log-normal over the keys."""
-    return mean * random.Random(key).lognormvariate(-(SPREAD**2) / 2, SPREAD)
+BY_MODEL = bool(os.environ.get("TIMED_COMPILER_BY_MODEL"))
+"""Whether the models differ by SPREAD, and the compiles of one only by NOISE: then durations can be learnt."""
+
+NOISE = 0.1
+
+
+def seconds_of(key: str, identifier: str, mean: float = MEAN) -> float:
+    """Seconds that the compile of a cell takes: always the same, log-normal over the cache keys or over the models."""
+    if not BY_MODEL:
+        return mean * random.Random(key).lognormvariate(-(SPREAD**2) / 2, SPREAD)
+    of_model = random.Random(identifier.partition(".")[0]).lognormvariate(-(SPREAD**2) / 2, SPREAD)
+    return mean * of_model * random.Random(key).lognormvariate(0, NOISE)
 
 
 class TimedExecutor:
@@ -69,7 +78,7 @@ class TimedExecutor:
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
         """Return a success after the attempt's time."""
-        whole = seconds_of(attempt.key)
+        whole = seconds_of(attempt.key, attempt.order["identifier"])
         with self._lock:
             self._running[attempt.job_id] = (time.monotonic(), whole)
         try:
@@ -102,6 +111,8 @@ class TimedExecutor:
             "device": {"arch": "cpu"},
             "verification": {"reference": "onnxruntime", "samples": 8, "errors": {"y": 1e-7}, "spread": {"y": 1.0}},
             "measurements": {"latency": {"median": 1e-3}},
+            "seconds": whole,
+            "model_size": sum(file["size"] for file in attempt.order["model"]["files"]),
             "phases": {phase.value: share * whole for phase, share in SHARES.items()},
             "node": attempt.worker,
             "created": datetime.now(UTC).isoformat(timespec="microseconds"),
