@@ -143,7 +143,7 @@ schemas: $(VENV)/.dev
 		> configs/artifact.schema.json
 	$(RUN)/python -c 'import json; from farm.client.fetching import family_schema; print(json.dumps(family_schema(), indent=2))' \
 		> configs/family.schema.json
-	$(RUN)/python -c 'import json; from farm.serving.application import openapi; print(json.dumps(openapi(), indent=2))' \
+	$(RUN)/python -c 'import json; from farm.serving.server import openapi; print(json.dumps(openapi(), indent=2))' \
 		> docs/openapi.json
 
 # The pages of docs/ that are made of the code's own texts; a test compares each with the code.

@@ -109,7 +109,7 @@ _EVERYWHERE = ("Farm-Namespace",)
 def routes() -> str:
     """Return the page of the HTTP API: each route with what its code says about it."""
     from farm.app import Farm
-    from farm.serving.application import create_app
+    from farm.serving.server import create_app
     from farm.settings import load_settings
 
     app = create_app(Farm(load_settings({})), loopback=True)
@@ -360,7 +360,7 @@ def metrics() -> str:
     from prometheus_client.metrics import MetricWrapperBase
 
     from farm.metrics import instruments
-    from farm.metrics.exposition import GAUGES
+    from farm.metrics.instruments import GAUGES
 
     own = [value for value in vars(instruments).values() if isinstance(value, MetricWrapperBase)]
     lines = [

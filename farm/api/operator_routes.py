@@ -19,7 +19,7 @@ from farm.builds.troubles import troubles
 from farm.control.audit import Auditor
 from farm.errors import FarmFault, NotFound
 from farm.jobs.rows import Listed, PoolView, WorkerView
-from farm.metrics.exposition import CONTENT_TYPE, GaugeValue, bounded, exposition
+from farm.metrics.instruments import CONTENT_TYPE, GaugeValue, bounded, exposition
 
 # --- workers and pools -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ The file is made of the reports in object storage and of nothing else: each cont
 background, and makes it again if it is lost, damaged or of another release. What a ref names is never read from it.
 What a build's cells are compared with is found once, when it is planned, and kept in its plan: a report says the same
 whenever it is read.
-
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Plans builds: a submission is read and its matrix expanded once, for its plan and for the build that follows.
 
 Models in buckets that the operator lists (`s3:` sources) the farm reads itself, checked in a sealed child.
-
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from farm.errors import FarmError, GateFailed, UsageError
 from farm.inert import one_line
 
 if TYPE_CHECKING:
-    from farm.local.single_cell import Wanted
+    from farm.local.optimize import Wanted
 
 
 def optimize(
@@ -104,7 +104,7 @@ def optimize(
     Makes one size, on one GPU, and keeps no tuning results: use `farm run` for int4, ranges of sizes, all GPUs at once
     and tuning databases.
     """
-    from farm.local.single_cell import Wanted
+    from farm.local.optimize import Wanted
 
     flags = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8}
     options: dict[str, bool | int | str] = {"fast_math": False} if disable_fast_math else {}
@@ -137,8 +137,7 @@ def optimize(
 
 def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
     """Make the program; return its place, that of its sidecar, and the report. Raises GateFailed if it is not right."""
-    from farm.local.optimize import destination, make, report, store
-    from farm.local.single_cell import plan
+    from farm.local.optimize import destination, make, plan, report, store
 
     with here() as (settings, work, say_phase):
         planned = plan(wanted, settings, work)

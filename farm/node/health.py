@@ -37,7 +37,7 @@ from farm.logging import get_logger
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
-from farm.metrics.exposition import CONTENT_TYPE
+from farm.metrics.instruments import CONTENT_TYPE
 from farm.models.model import read_model
 from farm.node.disk import WorkFolder
 from farm.node.gpus import until_forgotten

@@ -37,8 +37,7 @@ from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PA
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
-from farm.metrics.exposition import FOLDER_VARIABLE, GaugeValue, bounded, exposition
-from farm.metrics.instruments import LEASES_ENDED
+from farm.metrics.instruments import FOLDER_VARIABLE, LEASES_ENDED, GaugeValue, bounded, exposition
 from farm.node.disk import Deliveries
 from farm.node.gpus import foreign_users, usage_now
 from farm.node.health import DiskWatch, Health, Probes, lacks_room, serve_health

@@ -3,7 +3,6 @@
 Where several servers are, one is the primary, and Sentinels say which one it is now. Their address is
 `sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/0?master=NAME` with the Sentinels' places; `sentinels://` is the same with
 TLS, also to the Sentinels. `sentinel_username` and `sentinel_password` are for these.
-
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Is a document what its type says? pydantic checks it once, where it comes in."""
+"""Is a document what its type says? pydantic checks it once, where it comes in. And what people see of a stored one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -66,3 +66,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
     # A TypedDict takes no configuration from outside; one in a list does.
     return TypeAdapter(list[kind], config=ConfigDict(extra="allow"))
+
+
+View = TypeVar("View")
+
+
+def view_of(kind: type[View], document: Mapping[str, object]) -> View:
+    """Return the fields of a document that a view of it (a TypedDict) has."""
+    return cast("View", {name: document[name] for name in kind.__annotations__})

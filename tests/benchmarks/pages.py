@@ -31,7 +31,7 @@ from farm.app import Farm  # noqa: E402
 from farm.cli.main import GARBAGE  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.results.report import Report  # noqa: E402
-from farm.serving.application import create_app  # noqa: E402
+from farm.serving.server import create_app  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
 from tests.support.shown import GPU, POOL, accept, claim, matrix_of, only_recorded, register  # noqa: E402

@@ -9,7 +9,7 @@ import jsonschema
 
 from farm.artifacts import sidecar
 from farm.client.fetching import family_schema
-from farm.serving.application import openapi
+from farm.serving.server import openapi
 from tests.contracts.published import command_lines
 from tests.support.places import ROOT
 

@@ -28,7 +28,7 @@ from farm.client.inspection import disagreements, inspect_if_small, wrong_card
 from farm.client.transport import _events, _lines
 from farm.errors import FarmError, UsageError
 from farm.extras.packs.fetch import read_index
-from farm.extras.packs.provider_caches import wrong_files
+from farm.extras.packs.pack_checks import wrong_files
 from farm.extras.signing import statements
 from farm.extras.signing.signed_refs import Roles, Sealer, role_signed, signed_ref, target_of
 from farm.extras.signing.signing_keys import clock, load_public

@@ -23,7 +23,7 @@ from farm.client.client import FarmClient, freeze
 from farm.compiling.attempt import Slot
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
-from farm.extras.packs.starters import for_own_program
+from farm.extras.packs.layouts import for_own_program
 from farm.local.embedded import EmbeddedFarm
 from farm.node.gpus import Machine
 from farm.node.survey import share_out, survey

@@ -17,5 +17,5 @@ def findings() -> Findings:
 @pytest.fixture
 def known(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `farm optimize` and `farm bench` take what was found before."""
-    monkeypatch.setattr("farm.local.single_cell.survey", lambda settings: findings)
+    monkeypatch.setattr("farm.local.optimize.survey", lambda settings: findings)
     monkeypatch.setattr("farm.node.survey.survey", lambda settings: findings)

@@ -23,8 +23,7 @@ import farm
 from farm.artifacts import sidecar as sidecars
 from farm.cli import main
 from farm.files import NotPlain
-from farm.local.optimize import store
-from farm.local.single_cell import Wanted, plan
+from farm.local.optimize import Wanted, plan, store
 from farm.node.survey import Findings
 from farm.settings import load_settings
 from farm.spec import Device, cache_key
@@ -139,8 +138,7 @@ def test_tuned_and_untuned_are_measured_in_turns(run: Run, net: Path) -> None:
     ],
 )
 def test_the_output_path_is_a_file_a_folder_or_a_bare_name(tmp_path: Path, given: str, place: str) -> None:
-    from farm.local.optimize import destination
-    from farm.local.single_cell import Wanted
+    from farm.local.optimize import Wanted, destination
 
     (tmp_path / "there").mkdir()
     assert destination(Wanted(model=Path("models/net.onnx"), output=given), ".onnx") == Path(place)
@@ -236,7 +234,7 @@ def test_a_broken_model_is_the_users_to_fix(run: Run, tmp_path: Path) -> None:
 
 
 def test_nothing_that_compiles_is_said(run: Run, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.local.single_cell.survey", lambda settings: Findings())
+    monkeypatch.setattr("farm.local.optimize.survey", lambda settings: Findings())
     code, _, err = run(str(net))
     assert code == 2
     assert "nothing here compiles onnx models" in err
@@ -342,7 +340,7 @@ def test_a_model_for_an_nvidia_card_is_planned(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farm.local.single_cell.survey", lambda _: on_cards())
+    monkeypatch.setattr("farm.local.optimize.survey", lambda _: on_cards())
     planned = plan(
         Wanted(model=PNET, inputs={"input_1": ["batch", 12, 12, 3]}, **arguments), load_settings({}), tmp_path
     )
@@ -351,7 +349,7 @@ def test_a_model_for_an_nvidia_card_is_planned(
 
 
 def test_what_only_tensorrt_has_is_refused_elsewhere(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.local.single_cell.survey", lambda _: on_cards(tensorrt=False))
+    monkeypatch.setattr("farm.local.optimize.survey", lambda _: on_cards(tensorrt=False))
     code, _, said = run(str(PNET), "--input", "input_1=1x12x12x3", "--workspace", "1GiB")
     assert code == 2 and "onnxruntime has no option trt_max_workspace_size" in said
     code, _, said = run(str(PNET), "--input", "input_1=1x12x12x3", "-t", "onnxruntime/tensorrt")

@@ -23,8 +23,7 @@ from farm.extension import publishing
 from farm.jobs.state import Outcome
 from farm.pages import page_reading
 from farm.runner import onnxruntime_compiler
-from farm.serving.application import create_app
-from farm.serving.server import BoundedConnection, Listening, server_config
+from farm.serving.server import BoundedConnection, Listening, create_app, server_config
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target

@@ -21,7 +21,7 @@ from farm.cli import main, output, render
 from farm.cli.inspect_command import describe_program
 from farm.cli.progress import Lines, Screen
 from farm.errors import FarmError, ManifestError, Problem, UsageError
-from farm.extras.ci.line_annotations import render as annotations
+from farm.extras.ci.ci_formats import github_commands as annotations
 from farm.extras.reproduce import reproduction
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger

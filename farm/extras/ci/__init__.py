@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def _keep_junit(farm: Farm, report: Report) -> None:
     """Keep a build's report as JUnit XML next to it."""
     from farm.artifacts.storage import build_key
-    from farm.extras.ci import junit
+    from farm.extras.ci.ci_formats import junit_xml
 
     build = report["build"]
-    farm.artifacts.put_object(build_key(build["namespace"], build["id"], "junit.xml"), junit.render(report).encode())
+    farm.artifacts.put_object(build_key(build["namespace"], build["id"], "junit.xml"), junit_xml(report).encode())
 
 
 extension = Extension(name="ci", routes=["farm.extras.ci.junit_route:router"], on_finished=_keep_junit)

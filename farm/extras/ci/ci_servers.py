@@ -85,11 +85,11 @@ def publish(
 
 
 def _github(report: Report, manifest: Path | None, link: str, environ: Mapping[str, str], *, quiet: bool) -> None:
-    from farm.extras.ci import line_annotations, markdown
+    from farm.extras.ci.ci_formats import LIMIT, bounded, commands_of, markdown
 
     build, cells = report["build"], report["cells"]
     file = _in_repository(manifest, Path(environ.get("GITHUB_WORKSPACE", "."))) if manifest else ""
-    for line in line_annotations.bounded(line_annotations.of_cells(cells, file), f"in the summary of {build['id']}"):
+    for line in bounded(commands_of(cells, file), f"in the summary of {build['id']}"):
         # GitHub reads commands on both streams.
         output.note(line, command=True) if quiet else output.say(line, command=True)
     if named := environ.get("GITHUB_OUTPUT"):
@@ -98,22 +98,22 @@ def _github(report: Report, manifest: Path | None, link: str, environ: Mapping[s
     if named := environ.get("GITHUB_STEP_SUMMARY"):
         path = Path(named)
         taken = path.stat().st_size if path.exists() else 0
-        room = markdown.LIMIT - taken
+        room = LIMIT - taken
         if room > 1000:
             with path.open("a", encoding="utf-8") as summary:
-                summary.write(markdown.render(report, link, limit=room))
+                summary.write(markdown(report, link, limit=room))
 
 
 def _files(report: Report, link: str, *, gitlab: bool) -> None:
     """Write the files that GitLab and Jenkins find; `build.env` has the variables that later jobs get."""
-    from farm.extras.ci import junit, line_annotations, markdown, open_metrics
+    from farm.extras.ci.ci_formats import gitlab_links, junit_xml, markdown, open_metrics
 
     build, cells = report["build"], report["cells"]
-    files = {"junit.xml": junit.render(report, link), "summary.md": markdown.render(report, link)}
+    files = {"junit.xml": junit_xml(report, link), "summary.md": markdown(report, link)}
     files["build.env"] = f"FARM_BUILD={build['id']}\n"
     if gitlab:
-        files["annotations.json"] = json.dumps(line_annotations.gitlab_links(build, cells, link))
-        files["metrics.txt"] = open_metrics.render(cells)
+        files["annotations.json"] = json.dumps(gitlab_links(build, cells, link))
+        files["metrics.txt"] = open_metrics(cells)
     FOLDER.mkdir(exist_ok=True)
     for name, text in files.items():
         with output.writing(FOLDER / name):
@@ -122,7 +122,7 @@ def _files(report: Report, link: str, *, gitlab: bool) -> None:
 
 
 def _buildkite(report: Report, link: str, environ: Mapping[str, str]) -> None:
-    from farm.extras.ci import markdown
+    from farm.extras.ci.ci_formats import markdown
 
     agent = shutil.which("buildkite-agent", path=environ.get("PATH"))
     if agent is None:
@@ -132,7 +132,7 @@ def _buildkite(report: Report, link: str, environ: Mapping[str, str]) -> None:
     style = "success" if verdict and verdict["exit_code"] == 0 else "error"
     subprocess.run(
         [agent, "annotate", "--style", style, "--context", f"farm-{build['id']}"],
-        input=markdown.render(report, link).encode(),
+        input=markdown(report, link).encode(),
         check=True,
         timeout=_ANNOTATE_SECONDS,
     )

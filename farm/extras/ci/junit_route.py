@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from farm.api.build_routes import BuildReference
 from farm.api.gate import FarmDep, ReaderCaller
-from farm.extras.ci.junit import render
+from farm.extras.ci.ci_formats import junit_xml
 
 router = APIRouter(tags=["builds"])
 
@@ -16,4 +16,4 @@ def junit(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep, request
     """Return a build's report as JUnit XML."""
     found = farm.build_reader.resolve(caller.namespace, build_id)
     link = f"{request.base_url}ui/ns/{caller.namespace}/builds/{found}"
-    return Response(render(farm.build_reader.report(caller.namespace, found), link), media_type="application/xml")
+    return Response(junit_xml(farm.build_reader.report(caller.namespace, found), link), media_type="application/xml")

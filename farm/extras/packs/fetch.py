@@ -1,4 +1,7 @@
-"""`farm fetch --layout`: a pack is written as a whole, into a folder of its own, with an index of its files."""
+"""`farm fetch --layout`: a pack is written as a whole, into a folder of its own, with an index of its files.
+
+ONNX Runtime's MIGraphX provider is asked under which name it looks for a model's program.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,107 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from farm.artifacts.sidecar import of_cell, text
 from farm.client.fetching import Fetched, bring_model, into, write_artifact
 from farm.client.packs import PACK, SIDECAR, Layout, Pack, PackIndex
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, classify
 from farm.errors import ArtifactGone, UsageError
-from farm.extras.packs import starters
+from farm.extras.packs import layouts
 from farm.extras.packs.layouts import CACHED, require_fit
-from farm.extras.packs.question import CacheFile, ask_provider
 from farm.extras.signing.verifying import file_digest
 from farm.files import hash_file, read_plain, remove_tree
+from farm.runner.bounds import Bound, Label
+from farm.runner.documents import Answer, ChildRequest
 from farm.spec import FileReference
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.client.fetching import FamilyMember, SignedArtifact
+
+_LIMITS = ChildLimits(time=900.0, memory=32 << 30, hang=300.0, disk=4 << 30, processes=512)
+
+
+class CacheNamesRequest(ChildRequest, total=False):
+    """What a child is asked that asks ONNX Runtime's MIGraphX provider for names."""
+
+    model: str
+    """The file."""
+    arch: str
+    """Of the card that will run it, in full."""
+    cache: str
+    """An empty folder to write to."""
+
+
+class CacheNamesAnswer(Answer):
+    """Which files of its cache a provider looks for."""
+
+    version: Label
+    """Of ONNX Runtime."""
+    names: Annotated[
+        Sequence[Annotated[str, Bound(longest=256, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr")]], Bound(longest=1000)
+    ]
+    found: bool
+    """Whether it loads files of these names and compiles nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """The provider's answer: the file of its cache, and which ONNX Runtime (its version) looks for it."""
+
+    name: str
+    version: str
+
+
+def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
+    """Return the name under which the provider of an interpreter (empty: this one) looks for a model's program.
+
+    `arch` is the card's, in full (`gfx942:sramecc+:xnack-`). The provider runs in a sealed child and reaches no GPU.
+
+    Raises UsageError if there is no provider, if it does not take the model as a whole, or does not find its own file.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-ask-") as name:
+        folder = Path(name)
+        written = folder / "written"
+        written.mkdir()
+        request: CacheNamesRequest = {
+            "action": "cache_names",
+            "extension": "onnxruntime-cache",
+            "model": str(model.resolve()),
+            "arch": arch,
+            "cache": str(written),
+        }
+        seal = Seal(read=[model.resolve().parent], write=[written])
+        try:
+            end = run_child(
+                request,
+                log_path=folder / "log.txt",
+                python=python,
+                limits=_LIMITS,
+                folder=folder,
+                seal=seal,
+                answer=CacheNamesAnswer,
+            )
+        except OSError as error:
+            raise UsageError(f"the provider cannot be asked: {error}", hint="`--python` names an interpreter") from None
+    if not end.ok or end.result is None:
+        failure = classify(end)
+        detail = failure.detail.strip()[-300:] if failure else ""
+        raise UsageError(failure.message if failure else "interrupted", hint=detail)
+    names = end.result["names"]
+    if len(names) > 1:
+        message = f"ONNX Runtime {end.result['version']} cuts the model into {len(names)} parts"
+        raise UsageError(message, hint="a program of the farm is the whole model: serve it without ONNX Runtime")
+    if not end.result["found"]:
+        message = f"ONNX Runtime {end.result['version']} does not load {names[0]}, which it wrote itself"
+        raise UsageError(message, hint="fetch with `--layout onnxruntime`, for the plug-in")
+    return CacheFile(names[0], end.result["version"])
+
 
 STATEMENTS = "artifact.sigstore.jsonl"
 SCRATCH = ".pack-"
@@ -181,19 +266,19 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
     own_program, made = sidecar["spec"]["compiler"]["name"] != "migraphx", dict[str, bytes]()
     if layout is Layout.TRITON:
         name = _triton_name(sidecar)
-        start = starters.START_SH.format(version=cached.version) if cached else starters.plain_start(sidecar)
-        texts = {f"models/{name}/config.pbtxt": starters.triton_config(sidecar, name), "start.sh": start}
+        start = layouts.START_SH.format(version=cached.version) if cached else layouts.plain_start(sidecar)
+        texts = {f"models/{name}/config.pbtxt": layouts.triton_config(sidecar, name), "start.sh": start}
     elif own_program:
-        texts = _scripts(starters.for_own_program(sidecar))
+        texts = _scripts(layouts.for_own_program(sidecar))
     elif cached:
-        texts = _scripts(starters.for_cache(sidecar, cached.name, cached.version))
+        texts = _scripts(layouts.for_cache(sidecar, cached.name, cached.version))
     else:
-        texts, made = _scripts(starters.for_plugin(sidecar)), {starters.MODEL: starters.wrapper(sidecar)}
+        texts, made = _scripts(layouts.for_plugin(sidecar)), {layouts.MODEL: layouts.wrapper(sidecar)}
     return made | {path: text.encode() for path, text in texts.items()}
 
 
 def _scripts(use: str) -> dict[str, str]:
-    return {"use.py": use, "use.sh": starters.USE_SH}
+    return {"use.py": use, "use.sh": layouts.USE_SH}
 
 
 def _files(made: Path) -> Iterator[FileReference]:

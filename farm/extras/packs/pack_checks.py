@@ -1,21 +1,23 @@
-"""Verifying packs: each file is signed, or follows from what is signed."""
+"""Verifying packs: each file is signed, or follows from what is signed. And caches of ONNX Runtime's MIGraphX provider.
+
+The names of a cache's files say nothing of precision, weights and tuning: the provider loads whatever has the name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from farm.artifacts.sidecar import of_cell
-from farm.client.fetching import read_sidecar, read_work_order, statements_path
-from farm.client.inspection import inspect_if_small, wrong_card
+from farm.artifacts.sidecar import of_cell, read
+from farm.client.fetching import read_sidecar, read_work_order, sidecar_path, statements_path
+from farm.client.inspection import disagreements, inspect_if_small, wrong_card
 from farm.client.packs import PACK, SIDECAR, Layout, PackIndex
 from farm.client.transfers import Downloads
 from farm.errors import FarmError, NotFound, UsageError
-from farm.extras.packs.fetch import SCRATCH, fixed_model, model_path, read_index, small_files
+from farm.extras.packs.fetch import SCRATCH, CacheFile, fixed_model, model_path, read_index, small_files
 from farm.extras.packs.layouts import require_fit
-from farm.extras.packs.question import CacheFile
 from farm.extras.signing.trust import Standing, TrustCheck
 from farm.extras.signing.verifying import (
     Trust,
@@ -24,7 +26,7 @@ from farm.extras.signing.verifying import (
     read_statements,
     sha256_of,
 )
-from farm.files import NotPlain
+from farm.files import NotPlain, read_plain
 from farm.wire.program import Sidecar
 
 
@@ -141,3 +143,41 @@ def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, s
     stored = kept(blob["digest"], blob["size"]).read_bytes()
     model, *others = read_work_order(stored, sidecar, "the client's cache")["order"]["model"]["files"]
     return kept(model["digest"], model["size"]), {file["path"]: file["digest"] for file in others}
+
+
+_LARGEST_SIDECAR = 16 << 20
+
+
+def wrong_files(folder: Path, cards: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yield each file of a cache that should not be trusted, and why; one line for each reason.
+
+    `cards` are the AMD GPUs of this machine; a program that none of them runs is wrong here.
+
+    A file's sidecar is `FILE.artifact.json`, else `artifact.json` in the folder or above it, as packs have it.
+
+    Raises NotFound if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise NotFound(f"no folder {folder}", hint="name the folder that ORT_MIGRAPHX_MODEL_CACHE_PATH names")
+    for file in sorted(folder.glob("*.mxr")):
+        found = _sidecar_of(file)
+        if found is None:
+            yield file.name, "no sidecar says what it is"
+            continue
+        what = f"{found['identifier']} made by {found['toolchain']}"
+        try:
+            inside = inspect_if_small(file)
+        except UsageError as error:
+            yield file.name, error.message
+            continue
+        for reason in disagreements(found, inside, file):
+            yield file.name, f"it is not {what}: {reason}"
+        if why := wrong_card(inside, cards):
+            yield file.name, f"the provider cannot load it here: {why}"
+
+
+def _sidecar_of(file: Path) -> Sidecar | None:
+    for path in (sidecar_path(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
+        with suppress(OSError, ValueError):
+            return read(read_plain(path, _LARGEST_SIDECAR))
+    return None

@@ -16,8 +16,8 @@ from farm.inert import one_line
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView
-    from farm.extras.radar.bisecting import BisectedCell, Tried
     from farm.extras.radar.radar import RadarDocument
+    from farm.extras.radar.toolchains_api import BisectedCell, Tried
 
 commands = output.commands(__doc__)
 
@@ -140,7 +140,7 @@ def bisect(
     A missed gate is a failure, too. Tries toolchains that have a worker, halving what is left: 6 compiles for 64 of
     them, and the two ends if they are not known. A toolchain that cannot be judged is skipped.
     """
-    from farm.extras.radar.bisecting import bisect as search
+    from farm.extras.radar.toolchains_api import bisect as search
     from farm.manifest.parsing import read_gates
 
     def note(cell: str, tried: Tried) -> None:

@@ -35,7 +35,7 @@ from farm.manifest.parsing import parse_manifest
 from farm.matrix.planned import FrozenManifest, ShownPlan, SubmissionDocument
 from farm.results.report import BuildView
 from farm.spec import digest_of
-from farm.wire.views import view_of
+from farm.wire.checking import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm

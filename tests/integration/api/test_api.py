@@ -39,7 +39,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.matrix.cells import expand
 from farm.results.ref_rules import entries
-from farm.serving.application import HealthCheck, create_app
+from farm.serving.server import HealthCheck, create_app
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
 

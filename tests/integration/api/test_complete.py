@@ -14,7 +14,7 @@ from farm.api.gate import COOKIES
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.client.client import FarmClient, Frozen
-from farm.serving.application import create_app
+from farm.serving.server import create_app
 from tests.support.api_farm import finished, serving
 from tests.support.shown import Cell, accept, register
 

@@ -24,8 +24,7 @@ from farm.control.loops import reap
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.metrics import instruments
-from farm.metrics.exposition import FOLDER_VARIABLE, GAUGES, GaugeValue, bounded, exposition
-from farm.metrics.instruments import LabelValues, miss_reason
+from farm.metrics.instruments import FOLDER_VARIABLE, GAUGES, GaugeValue, LabelValues, bounded, exposition, miss_reason
 from farm.node.attempts import _count
 from farm.spec import Device
 from farm.targets.pools import Pool, Target

@@ -35,7 +35,7 @@ from farm.pages import build_pages, job_pages, job_view, page_reading
 from farm.pages.page_reading import BuildPages, EventHub
 from farm.pages.quantities import size
 from farm.results.verdict import CellLine
-from farm.serving.application import create_app
+from farm.serving.server import create_app
 from farm.settings import Settings
 from tests.support import shown
 from tests.support.api_farm import POOL, finished, serving

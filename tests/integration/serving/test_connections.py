@@ -26,8 +26,7 @@ from farm.builds.reading import BuildReader
 from farm.client.client import FarmClient, Frozen
 from farm.errors import FarmFault, UsageError
 from farm.logging import Folding
-from farm.serving.application import create_app
-from farm.serving.server import BoundedConnection, Listening, bounded
+from farm.serving.server import BoundedConnection, Listening, bounded, create_app
 from farm.settings import Settings
 from tests.support.api_farm import serving
 from tests.support.helpers import wait_until

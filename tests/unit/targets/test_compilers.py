@@ -203,8 +203,6 @@ def test_runner_is_python_3_10_and_imports_nothing_else_of_the_farm(path: Path) 
     allowed = set(sys.stdlib_module_names) | {"numpy", "onnx", "onnxruntime", "ml_dtypes", "google", "migraphx"}
     if path.name == "convert.py":
         allowed |= {"torch", "tensorflow", "tf2onnx"}
-    if path.name == "torch_program.py":
-        allowed |= {"torch"}
     if path.name in ("documents.py", "bounds.py"):  # For the type checker, and for the farm.
         allowed |= {"typing_extensions", "pydantic", "pydantic_core"}
     allowed -= {"tomllib"}

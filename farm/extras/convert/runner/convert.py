@@ -1,26 +1,23 @@
-"""Models of other formats turned into what compilers read: PyTorch models and SavedModels into ONNX or a frozen graph.
+"""PyTorch models and SavedModels, turned into what compilers read, and PyTorch models as they are, to be measured.
 
-Loading a TorchScript archive, a `.pt2` or a SavedModel can run code in it. So it happens only here, in a child without
-credentials, on the machine of the submitter.
+Loading a TorchScript archive, a `.pt2` or a SavedModel can run code in it. So it happens only here, in a sealed child
+without credentials, on the machine of the submitter.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.protocol import RequestFailed, blamed_on_compiler
-
-from . import torch_program
+from farm.runner.protocol import Program, RequestFailed, blamed_on_compiler
+from farm.runner.samples import plain
 
 if TYPE_CHECKING:
     from farm.extras.convert.conversion import ConvertRequest, LibrariesAnswer
-    from farm.runner.documents import ChildRequest, ConvertedInput
+    from farm.runner.documents import Arrays, ChildRequest, ConvertedInput, Request
     from farm.runner.launcher import Messages
-
-load_reference = torch_program.load
 
 _LIBRARIES = {"torch": ("torch", "onnx", "onnxscript"), "tensorflow": ("tensorflow", "tf2onnx")}
 """What a conversion depends on, by the extra of the farm that installs it."""
@@ -130,3 +127,74 @@ def _frozen(source: str, output: str, options: Mapping[str, Any]) -> None:
         graph = convert_variables_to_constants_v2(model.signatures[options["signature"]]).graph.as_graph_def()
     with open(output, "wb") as file:  # noqa: PTH123
         file.write(graph.SerializeToString(deterministic=True))
+
+
+def load_reference(request: Request) -> TorchProgram:
+    """Load the request's model, of the format `pt2` or `torchscript`, for the CPU.
+
+    An archive of TorchScript takes its inputs in the order of `order`; a `.pt2` says it itself.
+    """
+    import torch
+
+    torch.set_num_threads(int(request["threads"]))
+    model = request["model"]
+    if model["format"] == "torchscript":
+        with blamed_on_compiler("torch cannot load the archive", "bad_model"):
+            module = torch.jit.load(model["path"], map_location="cpu").eval()
+        names = model["order"]
+        return TorchProgram(module, lambda feeds: ([_tensor(feeds, name) for name in names], {}))
+    with blamed_on_compiler("torch cannot load the program", "bad_model"):
+        program = torch.export.load(model["path"])
+        return TorchProgram(program.module(), lambda feeds: _arguments(program, feeds))
+
+
+class TorchProgram(Program):
+    """A model that PyTorch runs on the CPU; `arguments` puts arrays by input name into its call."""
+
+    def __init__(self, module: Any, arguments: Callable[[Arrays], tuple[Any, Any]]) -> None:
+        self._module = module
+        self._arguments = arguments
+        self.outputs: list[str] = []  # PyTorch does not name them
+
+    def prepare(self, feeds: Arrays) -> Any:
+        """Return the positional and the named arguments of the call."""
+        return self._arguments(feeds)
+
+    def run(self, prepared: Any) -> list[Any]:
+        """Run once, without keeping what gradients need, and return the outputs in order."""
+        import torch
+        from torch.utils import _pytree
+
+        positional, named = prepared
+        with blamed_on_compiler("torch cannot run the model", "bad_model"), torch.inference_mode():
+            return list(_pytree.tree_leaves(self._module(*positional, **named)))
+
+
+def _arguments(program: Any, feeds: Arrays) -> tuple[Any, Any]:
+    """Return what an exported program is called with: its flat inputs, put back into the form that it was traced with.
+
+    An input that is not a tensor was traced as a constant, and is passed on as such.
+    """
+    from torch.export.graph_signature import ConstantArgument, InputKind
+    from torch.utils import _pytree
+
+    flat = [
+        spec.arg.value if isinstance(spec.arg, ConstantArgument) else _tensor(feeds, spec.arg.name)
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    positional, named = _pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    return positional, named
+
+
+def _tensor(feeds: Arrays, name: str) -> Any:
+    import torch
+
+    if name not in feeds:
+        raise RequestFailed(
+            "bad_model", f"the model has an input {name}; the program made of it has {', '.join(feeds)}"
+        )
+    array = feeds[name]
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    return torch.from_numpy(plain(array)).view(getattr(torch, str(array.dtype)))  # bfloat16 and the like, by their bits

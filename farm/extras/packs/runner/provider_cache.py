@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from farm.runner.protocol import RequestFailed
 
 if TYPE_CHECKING:
-    from farm.extras.packs.question import CacheNamesAnswer, CacheNamesRequest
+    from farm.extras.packs.fetch import CacheNamesAnswer, CacheNamesRequest
     from farm.runner.launcher import Messages
 
 PROVIDER = "MIGraphXExecutionProvider"

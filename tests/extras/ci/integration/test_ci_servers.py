@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from farm.app import Farm
 from farm.cli import main
 from farm.client.client import FarmClient
-from farm.extras.ci import markdown
+from farm.extras.ci import ci_formats
 from farm.extras.ci.ci_servers import FOLDER
 from farm.jobs.state import FailureKind, Outcome
 from tests.support.api_farm import MANIFEST, commands, freeze_manifest, succeed, work
@@ -201,11 +201,11 @@ def test_a_step_summary_that_is_nearly_full_stays_below_what_github_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "summary.md"
-    for taken in (markdown.LIMIT - 2000, markdown.LIMIT - 500):
+    for taken in (ci_formats.LIMIT - 2000, ci_formats.LIMIT - 500):
         file.write_text("x" * taken)
         within(monkeypatch, **GITHUB, GITHUB_STEP_SUMMARY=str(file))
         main(["submit", "farm.yaml"])
-        assert taken <= file.stat().st_size <= markdown.LIMIT
+        assert taken <= file.stat().st_size <= ci_formats.LIMIT
 
 
 def test_gitlab_gets_the_files_that_its_reports_name(

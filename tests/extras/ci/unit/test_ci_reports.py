@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from farm.errors import Problem, UsageError
-from farm.extras.ci import ci_servers, junit, line_annotations, markdown, open_metrics, sarif
+from farm.extras.ci import ci_formats, ci_servers
 from farm.inert import inert
 from farm.results.report import BuildView
 from farm.results.verdict import judge_cell, verdict_of
@@ -69,16 +69,16 @@ THOUSAND = cells(1000)
 # --- GitHub and Buildkite ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [markdown.LIMIT, 100_000, 5_000, 1_000])
+@pytest.mark.parametrize("limit", [ci_formats.LIMIT, 100_000, 5_000, 1_000])
 def test_a_summary_stays_within_its_limit_and_says_what_is_left_out(limit: int) -> None:
-    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK, limit=limit)
+    text = ci_formats.markdown({"build": build(THOUSAND), "cells": THOUSAND}, LINK, limit=limit)
     assert len(text.encode()) <= limit < 2**20
-    assert re.search(r"\d+ rows are left out", text) or limit == markdown.LIMIT
+    assert re.search(r"\d+ rows are left out", text) or limit == ci_formats.LIMIT
     assert text.startswith(f"## ❌ failed: [nightly b-1]({LINK})")
 
 
 def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> None:
-    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    text = ci_formats.markdown({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
     assert all(cell["identifier"].replace("_", r"\_") in text for cell in THOUSAND)
     table = text[text.index("### Cells") :].splitlines()[4:]
     states = [line.split(" | ")[1].split()[0] for line in table]
@@ -86,7 +86,7 @@ def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> 
     assert "### New failures (600)" in text
     assert text.count("\n- 200 cells (model-") == 4, "three ways to fail, and one to be better"
     own = [{**cell, "message": str(number)} for number, cell in enumerate(THOUSAND)]
-    assert "- and 550 more\n" in markdown.render({"build": build(own), "cells": own}, LINK)
+    assert "- and 550 more\n" in ci_formats.markdown({"build": build(own), "cells": own}, LINK)
 
 
 def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() -> None:
@@ -98,7 +98,7 @@ def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() 
         for each in measured
     ]
     found = [{**cell, "identifier": name} for name, cell in zip("abcd", found, strict=True)]
-    lines = markdown.render({"build": build(found), "cells": found}, LINK).splitlines()
+    lines = ci_formats.markdown({"build": build(found), "cells": found}, LINK).splitlines()
     start = lines.index("### What else changed (8)")
     assert lines[start + 2 : start + 4] == [
         rf"- 4 cells (a, b, c, …): {each}" for each in (r"cpu EPYC 9654 -\> EPYC 7763", r"node n0 -\> n1")
@@ -118,7 +118,7 @@ def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() 
 
 
 def test_a_summary_shows_foreign_text_as_it_stands() -> None:
-    text = markdown.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    text = ci_formats.markdown({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
     assert "<script>" not in text
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -127,7 +127,7 @@ def test_a_summary_shows_foreign_text_as_it_stands() -> None:
 
 
 def test_annotations_are_the_worst_ten_at_the_lines_of_the_manifest() -> None:
-    lines = line_annotations.bounded(line_annotations.of_cells(THOUSAND, "sub/farm.yaml"), "in the summary")
+    lines = ci_formats.bounded(ci_formats.commands_of(THOUSAND, "sub/farm.yaml"), "in the summary")
     errors = [line for line in lines if line.startswith("::error")]
     warnings = [line for line in lines if line.startswith("::warning")]
     assert (len(errors), len(warnings)) == (10, 10)
@@ -138,17 +138,17 @@ def test_annotations_are_the_worst_ten_at_the_lines_of_the_manifest() -> None:
 
 
 def test_annotations_escape_what_github_reads() -> None:
-    (line,) = line_annotations.render([Problem("50%\nb", "a,b:c.yaml", 1)])
+    (line,) = ci_formats.github_commands([Problem("50%\nb", "a,b:c.yaml", 1)])
     assert line == "::error file=a%2Cb%3Ac.yaml,line=1::50%25%0Ab"
 
 
 def test_a_speed_that_was_not_measured_alone_is_marked_in_every_format() -> None:
     for shared in (False, True):
         found = judge_cell(planned(), row_of("succeeded", facts=facts(shared=shared)))
-        assert ("| 2 ms shared |" in markdown.render({"build": build([found]), "cells": [found]}, LINK)) is shared
-        families = {each.name: each for each in text_string_to_metric_families(open_metrics.render([found]))}
+        assert ("| 2 ms shared |" in ci_formats.markdown({"build": build([found]), "cells": [found]}, LINK)) is shared
+        families = {each.name: each for each in text_string_to_metric_families(ci_formats.open_metrics([found]))}
         assert [sample.value for sample in families["farm_cell_shared"].samples] == [float(shared)]
-        text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [found]})
+        text = ci_formats.junit_xml({"build": {"name": "n", "id": "b-1"}, "cells": [found]})
         assert ('<property name="shared" value="true"' in text.lower()) is shared
 
 
@@ -156,7 +156,7 @@ def test_a_speed_that_was_not_measured_alone_is_marked_in_every_format() -> None
 
 
 def test_gitlab_gets_links_to_the_build_and_its_worst_cells() -> None:
-    document: Any = line_annotations.gitlab_links(build(THOUSAND), THOUSAND, LINK)
+    document: Any = ci_formats.gitlab_links(build(THOUSAND), THOUSAND, LINK)
     (links,) = document.values()
     assert len(links) == 10
     assert links[0] == {"external_link": {"label": "nightly b-1", "url": LINK}}
@@ -165,7 +165,7 @@ def test_gitlab_gets_links_to_the_build_and_its_worst_cells() -> None:
 
 def test_metrics_are_openmetrics() -> None:
     """Each family's metadata before its samples, nothing after the end, no blank line."""
-    *lines, end, last = open_metrics.render(THOUSAND).split("\n")
+    *lines, end, last = ci_formats.open_metrics(THOUSAND).split("\n")
     assert (end, last) == ("# EOF", "")
     samples: dict[str, int] = {}
     name = ""
@@ -192,7 +192,7 @@ def test_metrics_are_openmetrics() -> None:
 
 
 def test_junit_of_a_thousand_cells_parses_and_counts() -> None:
-    text = junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
+    text = ci_formats.junit_xml({"build": build(THOUSAND), "cells": THOUSAND}, LINK)
     (suite,) = JUnitXml.fromstring(text.encode())
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (1000, 400, 200, 0)
     properties = {each.name: each.value for each in suite.properties()}
@@ -200,7 +200,7 @@ def test_junit_of_a_thousand_cells_parses_and_counts() -> None:
 
 
 def test_junit_says_in_the_body_of_a_gate_what_was_measured() -> None:
-    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
+    root = ET.fromstring(ci_formats.junit_xml({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
     case = root.findall("./testsuite/testcase")[2]
     failure = case.find("failure")
     assert failure is not None
@@ -221,7 +221,7 @@ def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
         judge_cell(planned_cell(), failed("worker_lost")),
         judge_cell(planned_cell(expected=expectation("hang")), failed("hang")),
     ]
-    text = junit.render({"build": {"name": "n", "id": "b-1"}, "cells": cells})
+    text = ci_formats.junit_xml({"build": {"name": "n", "id": "b-1"}, "cells": cells})
     suite = next(iter(JUnitXml.fromstring(text.encode())))
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 1, 1)
     assert "\x1b" not in text
@@ -230,11 +230,11 @@ def test_junit_splits_the_users_failures_from_the_farms_errors() -> None:
 
 def test_junit_says_what_was_not_verified() -> None:
     cell = judge_cell(planned_cell(), succeeded(UNVERIFIED))
-    assert UNVERIFIED["unverified"] in junit.render({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
+    assert UNVERIFIED["unverified"] in ci_formats.junit_xml({"build": {"name": "n", "id": "b-1"}, "cells": [cell]})
 
 
 def test_junit_has_the_elements_in_the_order_of_its_schema() -> None:
-    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}))
+    root = ET.fromstring(ci_formats.junit_xml({"build": build(THOUSAND), "cells": THOUSAND}))
     (suite,) = root
     assert [suite[0].tag, {each.tag for each in suite[1:]}] == ["properties", {"testcase"}]
     order = ["properties", "skipped", "error", "failure"]
@@ -261,7 +261,7 @@ plugin. The properties of test cases are of its JUnit plugin."""
 
 
 def test_junit_of_a_thousand_cells_fits_its_schema() -> None:
-    root = ET.fromstring(junit.render({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
+    root = ET.fromstring(ci_formats.junit_xml({"build": build(THOUSAND), "cells": THOUSAND}, LINK))
     assert root.tag == "testsuites"
     for element in root.iter():
         required, further, children = JUNIT[element.tag]
@@ -275,7 +275,7 @@ def test_junit_of_a_thousand_cells_fits_its_schema() -> None:
 
 def test_sarif_has_a_file_and_a_region_for_each_problem() -> None:
     problems = [Problem(HOSTILE, "a b.yaml", 3, 7, "try"), Problem("no place", "b.yaml"), Problem("stdin", "-", 1, 0)]
-    document: Any = json.loads(json.dumps(sarif.render(problems, "1.2.3")))
+    document: Any = json.loads(json.dumps(ci_formats.sarif(problems, "1.2.3")))
     (run,) = document["runs"]
     assert (document["version"], run["tool"]["driver"]["version"]) == ("2.1.0", "1.2.3")
     places = [each["locations"][0]["physicalLocation"] for each in run["results"]]
@@ -327,7 +327,7 @@ SARIF = closed(
 def test_sarif_of_a_thousand_problems_fits_its_schema() -> None:
     places = [("a b.yaml", 3, 7), ("b.yaml", 0, 0), ("-", 1, 0), ("../é/c.yaml", 9, 1)]
     problems = [Problem(HOSTILE, *places[number % 4], "try" * (number % 2)) for number in range(1000)]
-    document = json.loads(json.dumps(sarif.render(problems, "1.2.3")))
+    document = json.loads(json.dumps(ci_formats.sarif(problems, "1.2.3")))
     jsonschema.validate(document, SARIF, format_checker=jsonschema.FormatChecker())
     assert len(document["runs"][0]["results"]) == 1000
     with pytest.raises(jsonschema.ValidationError):
@@ -335,7 +335,7 @@ def test_sarif_of_a_thousand_problems_fits_its_schema() -> None:
 
 
 def test_sarif_has_no_more_results_than_github_takes() -> None:
-    document: Any = sarif.render([Problem("p", "f", 1, 1)] * 6000, "1")
+    document: Any = ci_formats.sarif([Problem("p", "f", 1, 1)] * 6000, "1")
     assert len(document["runs"][0]["results"]) == 5000
 
 
@@ -384,13 +384,13 @@ COMMAND = re.compile(r"::(?:error|warning)(?: ((?:file|line|title)=[^:,]*(?:,(?:
 @given(text=TEXTS)
 def test_no_text_of_a_report_is_more_than_text(text: str) -> None:
     report = filled(plain(), text)
-    root = ET.fromstring(junit.render(report, LINK))
+    root = ET.fromstring(ci_formats.junit_xml(report, LINK))
     for element in root.iter():
         required, further, children = JUNIT[element.tag]
         assert element.attrib.keys() <= required | further and {child.tag for child in element} <= children
     assert len(list(root.iter("testcase"))) == 3
 
-    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(markdown.render(report, LINK))
+    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(ci_formats.markdown(report, LINK))
     inline = [child for token in tokens for child in token.children or ()]
     assert {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "image", "fence"} == set()
     links = [str(child.attrGet("href")) for child in inline if child.type == "link_open"]
@@ -399,25 +399,25 @@ def test_no_text_of_a_report_is_more_than_text(text: str) -> None:
     heads = [inside.content for head, inside in pairwise(tokens) if head.type == "heading_open"]
     assert all(each.startswith(("✅ passed: [", "❌ failed: [")) or " (" in each or each == "Cells" for each in heads)
 
-    families = list(text_string_to_metric_families(open_metrics.render(report["cells"])))
+    families = list(text_string_to_metric_families(ci_formats.open_metrics(report["cells"])))
     names = {sample.name for family in families for sample in family.samples}
-    assert names <= set(open_metrics._NUMBERS) and all(len(family.samples) <= 2 for family in families)
+    assert names <= set(ci_formats._NUMBERS) and all(len(family.samples) <= 2 for family in families)
 
-    commands = line_annotations.bounded(line_annotations.of_cells(report["cells"], "farm.yaml"), "in the summary")
+    commands = ci_formats.bounded(ci_formats.commands_of(report["cells"], "farm.yaml"), "in the summary")
     assert len(commands) <= 3
     for line in commands:
         (shown,) = inert(line, command=True).splitlines()
         found = COMMAND.fullmatch(shown)
         assert found, shown
         assert "file=farm.yaml," in str(found[1])
-    gitlab: Any = line_annotations.gitlab_links(report["build"], report["cells"], LINK)
+    gitlab: Any = ci_formats.gitlab_links(report["build"], report["cells"], LINK)
     assert all(each["external_link"]["url"].startswith(LINK) for each in gitlab["farm"])
 
 
 @settings(max_examples=40, deadline=None)
 @given(message=TEXTS, hint=TEXTS, file=TEXTS)
 def test_no_text_of_a_manifest_is_a_link_or_a_place_in_sarif(message: str, hint: str, file: str) -> None:
-    document: Any = sarif.render([Problem(message, file, 1, 1, hint)], "1")
+    document: Any = ci_formats.sarif([Problem(message, file, 1, 1, hint)], "1")
     jsonschema.validate(document, SARIF, format_checker=jsonschema.FormatChecker())
     (result,) = document["runs"][0]["results"]
     assert not re.search(r"\]\(", result["message"]["text"])

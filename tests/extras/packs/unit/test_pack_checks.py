@@ -15,8 +15,7 @@ from farm.client.fetching import SignedArtifact
 from farm.client.packs import Layout
 from farm.compiling.attempt import Attempt
 from farm.errors import ArtifactGone
-from farm.extras.packs.fetch import write_pack
-from farm.extras.packs.question import CacheFile
+from farm.extras.packs.fetch import CacheFile, write_pack
 from farm.extras.signing.signing_keys import clock
 from farm.extras.signing.trust import Standing, load_policy
 from farm.extras.signing.verifying import Trust, verify_file

@@ -18,11 +18,9 @@ from onnx import TensorProto, helper
 from farm.artifacts.sidecar import validate
 from farm.client.packs import Layout, Pack
 from farm.errors import UsageError
-from farm.extras.packs import starters
-from farm.extras.packs.fetch import fixed_model, write_pack
-from farm.extras.packs.layouts import require_fit
-from farm.extras.packs.question import ask_provider
-from farm.extras.packs.starters import wrapper
+from farm.extras.packs import layouts
+from farm.extras.packs.fetch import ask_provider, fixed_model, write_pack
+from farm.extras.packs.layouts import require_fit, wrapper
 from farm.wire.program import Sidecar
 from tests.support.provider import has_compiler, interpreter_with_provider
 
@@ -327,8 +325,8 @@ def test_without_a_provider_the_way_to_one_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [starters.for_plugin(sidecar_of()), starters.for_cache(sidecar_of(), "20f00-a.mxr", "1.27.1"),
-     starters.for_own_program(own_program())],
+    [layouts.for_plugin(sidecar_of()), layouts.for_cache(sidecar_of(), "20f00-a.mxr", "1.27.1"),
+     layouts.for_own_program(own_program())],
 )  # fmt: skip
 def test_what_starts_a_pack_is_python(text: str) -> None:
     compile(text, "use.py", "exec")
@@ -386,7 +384,7 @@ def test_a_program_for_a_card_starts_with_the_options_that_it_was_verified_with(
     session = {"level": "basic", "threads": 4, "spinning": False, "cudnn_conv_algo_search": "HEURISTIC"}
     scope: dict[str, Any] = {}
     for precision, on in (("fp32", "0"), ("tf32", "1")):
-        text = starters.for_own_program(on_a_card(precision, **session))
+        text = layouts.for_own_program(on_a_card(precision, **session))
         [line] = [line for line in text.splitlines() if line.startswith("providers = ")]
         exec(line, scope)
         [(provider, options), _] = scope["providers"]
@@ -395,8 +393,8 @@ def test_a_program_for_a_card_starts_with_the_options_that_it_was_verified_with(
             "use_tf32": on, "gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC",
         }  # fmt: skip
         assert "GraphOptimizationLevel.ORT_ENABLE_BASIC" in text
-    assert "NVIDIA_TF32_OVERRIDE=0" in starters.plain_start(on_a_card("fp32"))
-    assert all("NVIDIA" not in starters.plain_start(each) for each in (on_a_card("tf32"), own_program()))
+    assert "NVIDIA_TF32_OVERRIDE=0" in layouts.plain_start(on_a_card("fp32"))
+    assert all("NVIDIA" not in layouts.plain_start(each) for each in (on_a_card("tf32"), own_program()))
 
 
 # --- Triton ------------------------------------------------------------------------------------------------------
@@ -427,13 +425,13 @@ def test_triton_takes_a_program_of_onnx_runtimes_own_as_its_model(tmp_path: Path
 
 
 def test_triton_runs_a_tuned_program_as_far_as_it_can_be_told() -> None:
-    config = starters.triton_config(tuned(level="basic", threads=2, spinning=False), "net")
+    config = layouts.triton_config(tuned(level="basic", threads=2, spinning=False), "net")
     assert "optimization { graph { level: -1 } }" in config
     assert 'parameters { key: "intra_op_thread_count" value: { string_value: "2" } }' in config
-    assert "level: 1 " in starters.triton_config(tuned(level="extended", threads=1, spinning=False), "net")
-    untuned = starters.triton_config(own_program(), "net")
+    assert "level: 1 " in layouts.triton_config(tuned(level="extended", threads=1, spinning=False), "net")
+    untuned = layouts.triton_config(own_program(), "net")
     assert "optimization" not in untuned and "parameters" not in untuned
-    card = starters.triton_config(
+    card = layouts.triton_config(
         on_a_card("fp32", level="all", threads=0, spinning=False, cudnn_conv_algo_search="HEURISTIC"), "net"
     )
     assert card.count("optimization {") == 1
@@ -443,10 +441,10 @@ def test_triton_runs_a_tuned_program_as_far_as_it_can_be_told() -> None:
 
 def test_names_are_quoted_for_triton() -> None:
     port = {"name": 'x" }] input [{ name: "z', "dtype": "float16", "shape": []}
-    config = starters.triton_config(sidecar_of(inputs=[port]), "net")
+    config = layouts.triton_config(sidecar_of(inputs=[port]), "net")
     assert r'name: "x\" }] input [{ name: \"z" data_type: TYPE_FP16 dims: [1] reshape: { shape: [] }' in config
     with pytest.raises(UsageError, match="Triton has no type float8_e4m3fn"):
-        starters.triton_config(sidecar_of(inputs=[{**port, "dtype": "float8_e4m3fn"}]), "net")
+        layouts.triton_config(sidecar_of(inputs=[{**port, "dtype": "float8_e4m3fn"}]), "net")
 
 
 def test_what_a_farm_calls_the_model_may_be_none(tmp_path: Path) -> None:

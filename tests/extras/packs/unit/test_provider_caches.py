@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.cli import main
-from farm.extras.packs.provider_caches import wrong_files
+from farm.extras.packs.pack_checks import wrong_files
 from farm.node.gpus import HERE
 from tests.support.gpu_programs import program, sidecar_of, write_mxr
 from tests.support.recorded import unpack

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from farm.compiling.answers import WrongAnswer, read_answer
-from farm.extras.packs.question import CacheNamesAnswer
+from farm.extras.packs.fetch import CacheNamesAnswer
 
 ASKED: Any = {"action": "cache_names", "extension": "onnxruntime-cache"}
 ANSWER = {"version": "1.23", "names": ["a.mxr"], "found": False}

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from farm.client.client import FarmClient, freeze
 from farm.errors import GateFailed
-from farm.extras.radar.bisecting import bisect
+from farm.extras.radar.toolchains_api import bisect
 from farm.node import executor
 from farm.results.speed import MIN_ROUNDS
 from farm.settings import Settings

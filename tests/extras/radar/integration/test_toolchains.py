@@ -18,8 +18,8 @@ from farm.client.client import FarmClient, freeze
 from farm.client.fetching import choose
 from farm.compiling.attempt import Attempt
 from farm.errors import Conflict, FarmFault, GateFailed, NotFound, StorageUnavailable, Untrusted
-from farm.extras.radar.bisecting import bisect
 from farm.extras.radar.toolchains import Toolchains
+from farm.extras.radar.toolchains_api import bisect
 from farm.extras.signing.notary import Promotions
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys

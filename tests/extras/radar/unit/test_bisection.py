@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from farm.extras.radar.bisecting import Bisection, TryVerdict
+from farm.extras.radar.toolchains_api import Bisection, TryVerdict
 
 
 def searched(count: int, first_bad: int, broken: frozenset[int] = frozenset(), *, ends: bool = True) -> Bisection:

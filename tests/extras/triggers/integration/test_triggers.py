@@ -24,7 +24,7 @@ from farm.client.client import FarmClient, Frozen
 from farm.errors import StorageUnavailable
 from farm.extras.triggers.firing import TriggerRounds
 from farm.extras.triggers.stored_manifests import StoredManifests
-from farm.serving.application import create_app
+from farm.serving.server import create_app
 from tests.support.api_farm import MANIFEST, POOL, commands, serving, work
 
 NIGHTLY = 'triggers: [{schedule: "17 3 * * *", timezone: Europe/Berlin}]\n'

@@ -30,10 +30,9 @@ from farm.control.loops import settle_left
 from farm.errors import Conflict, NotFound, UsageError
 from farm.extras import triggers, webhooks
 from farm.extras.triggers.stored_manifests import StoredManifests
-from farm.extras.webhooks import hooks, requests_out
+from farm.extras.webhooks import hooks, sending
 from farm.extras.webhooks.hooks import Webhooks
-from farm.extras.webhooks.requests_out import NoAnswer, Refused, post, why_not
-from farm.extras.webhooks.sending import LEASE, PAUSES, DeliveryRounds
+from farm.extras.webhooks.sending import LEASE, PAUSES, DeliveryRounds, NoAnswer, Refused, post, why_not
 from farm.settings import load_settings
 from tests.support.api_farm import MANIFEST, commands, finished, succeed, work
 from tests.support.helpers import wait_until
@@ -357,7 +356,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
     stand_in = SimpleNamespace(getaddrinfo=getaddrinfo, SOCK_STREAM=socket.SOCK_STREAM)
-    monkeypatch.setattr(requests_out, "socket", stand_in)
+    monkeypatch.setattr(sending, "socket", stand_in)
     return asked
 
 
