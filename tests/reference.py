@@ -233,7 +233,7 @@ def failure_kinds() -> str:
 
 def fields() -> str:
     """Return the page of a manifest's fields, as its JSON Schema explains them."""
-    from farm.manifest.schema import manifest_schema
+    from farm.manifest.entries import manifest_schema
 
     schema = manifest_schema()
     lines = [

@@ -34,7 +34,7 @@ from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import Combinations, combine
 from farm.matrix.planned import CellPlan, SubmissionDocument
-from farm.models.model import FrozenModel, UnreadableModel, read_model
+from farm.models.frozen import FrozenModel, UnreadableModel, read_model
 from farm.results.ref_rules import LATEST, PROD, given, readers_order
 from farm.runner.documents import CheckAnswer
 from farm.settings import Settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, Protocol
 import typer
 
 from farm import entry_points
-from farm.cli import completion, output, render
+from farm.cli import connection, output, render
 from farm.cli.connection import connect, connect_or_start
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import one_line
@@ -42,11 +42,11 @@ BuildId = Annotated[
     typer.Argument(
         metavar="BUILD",
         help="A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit.",
-        autocompletion=completion.builds,
+        autocompletion=connection.builds,
     ),
 ]
 BuildOrPool = Annotated[
-    str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=completion.pools)
+    str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=connection.pools)
 ]
 Labels = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")
@@ -261,7 +261,7 @@ def status(
     build: Annotated[
         str,
         typer.Argument(
-            metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=completion.builds
+            metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=connection.builds
         ),
     ] = "",
     label: Annotated[str, typer.Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
@@ -311,9 +311,9 @@ def status(
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.", autocompletion=completion.builds)],
+    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.", autocompletion=connection.builds)],
     right: Annotated[
-        str, typer.Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=completion.builds)
+        str, typer.Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=connection.builds)
     ] = "@latest",
     as_json: output.Json = False,
 ) -> None:
@@ -492,7 +492,7 @@ def _watch(
 
     Then it raises KeyboardInterrupt. With `pages` the text names the page of each failed cell.
     """
-    from farm.cli.progress import follow
+    from farm.cli.output import follow
 
     try:
         report = follow(client, build_id)

@@ -20,52 +20,31 @@ from farm.errors import ExitCode, FarmError, UsageError
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
 GROUPS = {
-    "Builds": {
-        "run": "build_commands",
-        "submit": "build_commands",
-        "plan": "build_commands",
-        "retry": "build_commands",
-        "watch": "build_commands",
-        "status": "build_commands",
-        "diff": "build_commands",
-        "history": "attempt_commands",
-        "acknowledge": "attempt_commands",
-        "logs": "attempt_commands",
-        "open": "attempt_commands",
-        "reproduce": "attempt_commands",
-        "cancel": "build_commands",
-        "pause": "build_commands",
-        "resume": "build_commands",
-    },
-    "Programs": {
-        "compare": "compare_command",
-        "fetch": "artifact_commands",
-        "ls": "artifact_commands",
-        "tag": "artifact_commands",
-        "inspect": "inspect_command",
-    },
-    "Manifests": {
-        "init": "manifest_commands",
-        "lint": "manifest_commands",
-        "schema": "manifest_commands",
-    },
-    "Without a farm": {"optimize": "optimize_command", "bench": "bench_command"},
-    "The farm": {
-        "up": "build_commands",
-        "serve": "operator_commands",
-        "worker": "operator_commands",
-        "doctor": "operator_commands",
-        "audit": "operator_commands",
-        "gc": "operator_commands",
-        "drain": "operator_commands",
-        "unfence": "operator_commands",
-        "token": "operator_commands",
-        "tuning": "tuning_commands",
-    },
-}
-"""The commands as `farm --help` lists them, and the module of each: a command line imports only the one it names."""
+    "Builds": (
+        "run", "submit", "plan", "retry", "watch", "status", "diff", "history", "acknowledge", "logs", "open",
+        "reproduce", "cancel", "pause", "resume",
+    ),
+    "Programs": ("compare", "fetch", "ls", "tag", "inspect"),
+    "Manifests": ("init", "lint", "schema"),
+    "Without a farm": ("optimize", "bench"),
+    "The farm": ("up", "serve", "worker", "doctor", "audit", "gc", "drain", "unfence", "token", "tuning"),
+}  # fmt: skip
+"""The commands as `farm --help` lists them."""
 
-MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
+MODULES = {
+    name: module
+    for module, names in {
+        "build_commands": "run submit plan retry watch status diff cancel pause resume up",
+        "cell_commands": "history acknowledge logs open reproduce compare",
+        "artifact_commands": "fetch ls tag inspect",
+        "manifest_commands": "init lint schema",
+        "local_commands": "optimize bench",
+        "operator_commands": "serve worker doctor audit gc drain unfence token",
+        "tuning_commands": "tuning",
+    }.items()
+    for name in names.split()
+}
+"""The module of each command: a command line imports only the one that it names."""
 
 
 EXAMPLES = {
@@ -133,7 +112,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return list(dict.fromkeys([*MODULES, *self.commands, *_added()]))
+        return list(dict.fromkeys([*(name for names in GROUPS.values() for name in names), *self.commands, *_added()]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of that name."""

@@ -76,7 +76,7 @@ def schema(
     as_json: output.Json = False,
 ) -> None:
     """Print the manifest's JSON Schema."""
-    from farm.manifest.schema import manifest_schema
+    from farm.manifest.entries import manifest_schema
 
     _ = as_json  # It is JSON anyway.
     output.emit(manifest_schema(draft7=draft7))
@@ -96,7 +96,7 @@ def init(
     editors complete and check fields by it.
     """
     from farm.client.authoring import init_manifest
-    from farm.manifest.schema import manifest_schema
+    from farm.manifest.entries import manifest_schema
 
     if file and file.is_dir():
         raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")

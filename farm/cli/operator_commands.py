@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farm import entry_points
-from farm.cli import completion, output, render
+from farm.cli import connection, output, render
 from farm.cli.connection import connect
 from farm.cli.render import plural
 from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
@@ -105,7 +105,7 @@ def gc(
 
 def drain(
     worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=completion.workers)
+        str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=connection.workers)
     ],
     as_json: output.Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest.parsing import read_manifest
 from farm.manifest.yaml import in_yaml
-from farm.models.model import FrozenModel, lowered, read_model
+from farm.models.frozen import FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
 from farm.runner.documents import TensorInfo
 

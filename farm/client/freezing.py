@@ -29,9 +29,8 @@ from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
 from farm.manifest.values import Data, EnvFile, Source
 from farm.matrix.combinations import Combinations, data_key
-from farm.models import data as reading_data
-from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, ModelCheck, check_here, file_reference, read_model
+from farm.models import frozen as reading_data
+from farm.models.frozen import FrozenData, FrozenModel, ModelCheck, check_here, file_reference, freeze_data, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
 from farm.runner.documents import TensorInfo
 from farm.spec import FileReference, digest_of
@@ -253,7 +252,7 @@ class _ManifestReader:
         self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, TensorInfo]
     ) -> tuple[FrozenData, Path] | None:
         """Return a model's samples with the outputs of the model that it was quantized from."""
-        from farm.client.unquantized import with_expected_outputs
+        from farm.client.made_data import with_expected_outputs
 
         entry = self.manifest.models[index]
         assert entry.reference
@@ -277,7 +276,7 @@ class _ManifestReader:
 
     def generated(self, name: str, symbolic: Mapping[str, TensorInfo], model: FrozenModel) -> tuple[FrozenData, Path]:
         """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""
-        from farm.client.generators import spool
+        from farm.client.made_data import spool
 
         place = self.cache / "data"
         place.mkdir(parents=True, exist_ok=True)
@@ -425,7 +424,7 @@ class KnownFacts:
         self._folder = folder
 
     def model(self, path: Path, format: str, outputs: Sequence[str]) -> tuple[ModelCheck, FileReference | None]:
-        """Return how to check a model, and its file's reference if that is known, for `farm.models.model.read_model`.
+        """Return how to check a model, and its file's reference if that is known, for `farm.models.frozen.read_model`.
 
         The check says what is known about the model. Else it looks, and keeps what it finds.
         """

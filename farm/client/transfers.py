@@ -1,40 +1,26 @@
-"""Transfers: blobs by their digest, to object storage and from it.
-
-Downloads lie in a folder that this user's processes share and that needs no farm to be read. A blob comes in pieces,
-several at once. The unfinished file itself says which of them are there, so the next download goes on from there, also
-after a kill. Every byte is hashed each time a blob is brought, from the network or from the folder: one that is damaged
-here is fetched again.
-"""
+"""The client's cache, in a folder that this user's processes share; and uploads: blobs by their digest."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import re
-import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from platformdirs import user_cache_path
 
-from farm.client.transport import DOWNLOADS_AT_ONCE, NoRanges, Transport, gone, retry
-from farm.errors import ArtifactGone, FarmFault, UsageError
+from farm.client.transport import Transport
+from farm.errors import FarmFault, UsageError
 from farm.files import remove_tree, replacing, tree_size
 from farm.wire.checking import parsed
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from farm.artifacts.storage import Put, Upload
-    from farm.spec import FileReference
 
 
 LIMIT = 20 * 10**9
@@ -165,22 +151,6 @@ class KeptAnswers:
             note_use(self._cache, [place])
 
 
-PIECE = 8 << 20
-"""Bytes that one request asks for."""
-
-AHEAD = 8 * DOWNLOADS_AT_ONCE
-"""Pieces that are asked for before the first of them is hashed: a farm may call a blob as large as it likes."""
-
-LARGEST = 4 << 40
-"""Bytes of a blob at most: the API takes no larger ones."""
-
-_READ = 1 << 18
-_FICLONE = 0x40049409
-"""The ioctl by which a file system that can do it lets two files share their blocks until one is written."""
-
-OnDownload = Callable[[int, int], None]
-"""Takes how many bytes of a blob are here and hashed, and how many it has."""
-
 OnUpload = Callable[[int, int], None]
 """Called while inputs are uploaded: bytes sent so far, bytes in all."""
 
@@ -206,7 +176,7 @@ def upload(transport: Transport, files: Mapping[str, Path], progress: OnUpload |
         blobs = [{"digest": digest, "size": sizes[digest]} for digest in lot]
         uploads += transport.post("/v1/blobs", Missing, {"blobs": blobs})["missing"]
     puts = [(put, files[upload["digest"]]) for upload in uploads for put in upload["puts"]]
-    total, said = sum(put["size"] for put, _ in puts), progress or _silent
+    total, said = sum(put["size"] for put, _ in puts), progress or (lambda sent, total: None)
     _send(transport, puts, lambda sent: said(sent, total))
     for each in uploads:
         if each["finish"]:
@@ -253,270 +223,3 @@ def _send(transport: Transport, puts: Sequence[tuple[Put, Path]], progress: Call
             stopped = True  # Else the block would end only when all of it is sent.
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-# --- downloads --------------------------------------------------------------------------------------------------------
-
-
-Reads = Callable[[int, int, Callable[[bytes], None]], None]
-"""Where a blob's bytes come from: hands those from a start to an end to a function; all again after it raised.
-
-Raises NoRanges if only the whole can be had, FarmFault if it cannot be had now, ArtifactGone if never.
-"""
-
-
-class Downloads:
-    """Blobs in a `cache`; beyond `limit` bytes `trim` removes what was not used for longest.
-
-    Without a cache nothing is kept, and nothing goes on from where another process ended.
-    """
-
-    def __init__(self, cache: Path | None, limit: int = LIMIT) -> None:
-        self._cache = cache
-        self._limit = limit
-
-    def bring(self, wanted: FileReference, place: Path, reads: Reads, progress: OnDownload | None = None) -> Path:
-        """Let `place` be a blob, from here or with `reads`, every byte hashed; return its path.
-
-        The place is a clone of the file in the cache, or a copy if the file system has no clones, but not a second name
-        of it: who writes into one would change the cache and each folder that was fetched before, also if the file is
-        read-only (root writes it all the same).
-
-        Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
-        """
-        said = progress or _silent
-        whole = self._place(wanted["digest"])
-        if self._cache and whole:
-            note_use(self._cache, [whole])  # First: another process may trim the cache while this one hashes.
-        if whole is None or not _is_whole(whole, wanted, said):
-            part, kept = _open_part(whole, place)
-            try:
-                # Another process may have brought it while this one waited.
-                if whole is None or not kept or not _is_whole(whole, wanted, said):
-                    _fetch(part.descriptor, wanted, reads, said)
-                    os.ftruncate(part.descriptor, wanted["size"])
-                    part.path.replace(whole if whole and kept else place)
-            finally:
-                os.close(part.descriptor)
-                if not kept:
-                    part.path.unlink(missing_ok=True)
-            if not kept:
-                return place
-        if self._cache and whole:
-            try:
-                with replacing(place) as clone:
-                    _clone(whole, clone)
-            except FileNotFoundError:
-                if whole.exists() or not place.parent.exists():
-                    raise
-                return self.bring(wanted, place, reads, progress)  # Another process has just removed it.
-            trim(self._cache, self._limit)
-        return place
-
-    def find(self, digest: str, size: int) -> Path | None:
-        """Return the file of a blob that is in the cache, every byte hashed; None if it is not there."""
-        whole = self._place(digest)
-        return whole if whole and _is_whole(whole, {"path": digest, "digest": digest, "size": size}, _silent) else None
-
-    def _place(self, digest: str) -> Path | None:
-        """Return where a blob is kept. Raises ArtifactGone for what is not a digest: a work order may say anything."""
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise ArtifactGone(f"the farm names a blob {digest!r}, which is not a SHA-256")
-        return self._cache / "blobs" / digest if self._cache else None
-
-
-class _Unfinished(NamedTuple):
-    """A file in which a blob is put together: behind the blob's bytes, one for each piece that is there."""
-
-    descriptor: int
-    path: Path
-
-
-def _open_part(whole: Path | None, place: Path) -> tuple[_Unfinished, bool]:
-    """Open the file in which a blob is put together, for this process alone; and whether it is in the cache.
-
-    Without a cache, or if that cannot be written, it is next to the place, for this time only. Raises OSError.
-    """
-    if whole:
-        path = whole.with_name(f"{whole.name}.part")
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return _Unfinished(_alone(path), path), True
-    path = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    return _Unfinished(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path), False
-
-
-def _alone(path: Path) -> int:
-    """Open a file for this process alone, and wait until no other has it open so."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                    return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # It was finished meanwhile, and has another name.
-
-
-def _is_whole(whole: Path, wanted: FileReference, progress: OnDownload) -> bool:
-    """Whether a blob is here, every byte; one that is damaged is removed."""
-    try:
-        with whole.open("rb", buffering=0) as source:
-            sha256, size, buffer = hashlib.sha256(), 0, memoryview(bytearray(_READ))
-            while count := source.readinto(buffer):
-                sha256.update(buffer[:count])
-                size += count
-                progress(min(size, wanted["size"]), wanted["size"])
-        if (size, sha256.hexdigest()) == (wanted["size"], wanted["digest"]):
-            return True
-        whole.unlink()
-    except OSError:
-        pass
-    return False
-
-
-def _clone(source: Path, place: Path) -> None:
-    """Make a file that is another's clone, else a copy."""
-    try:
-        with source.open("rb") as whole, place.open("xb") as clone:
-            fcntl.ioctl(clone, _FICLONE, whole.fileno())
-        return
-    except OSError:
-        place.unlink(missing_ok=True)
-    shutil.copyfile(source, place)
-
-
-# --- from the network -------------------------------------------------------------------------------------------------
-
-
-def _fetch(part: int, wanted: FileReference, reads: Reads, progress: OnDownload) -> None:
-    """Bring what an unfinished file lacks."""
-    if wanted["size"] > LARGEST:
-        raise gone(wanted["path"], f"has more bytes than {LARGEST >> 40} TiB, as the farm says")
-    pieces = -(-wanted["size"] // PIECE)
-    if os.fstat(part).st_size != wanted["size"] + pieces:
-        _empty(part, wanted)
-    resumed = any(os.pread(part, pieces, wanted["size"]))
-    try:
-        if _fetch_pieces(part, wanted, reads, progress):
-            return
-    except NoRanges:
-        resumed = False
-        if _fetch_whole(part, wanted, reads, progress):
-            return
-    _empty(part, wanted)
-    # What an earlier process left may be damaged, and what storage has may be whole.
-    if not resumed or not _fetch_pieces(part, wanted, reads, progress):
-        _empty(part, wanted)
-        raise _damaged(wanted)
-
-
-def _empty(part: int, wanted: FileReference) -> None:
-    _cut(part)
-    os.ftruncate(part, wanted["size"] - (-wanted["size"] // PIECE))
-
-
-def _cut(part: int) -> None:
-    """Remove what a file holds, if any: ext4 writes a file that was cut to nothing to the disk when it is closed."""
-    if os.fstat(part).st_size:
-        os.ftruncate(part, 0)
-
-
-def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDownload) -> bool:
-    """Bring the pieces that are not there, and hash all in their order; return whether they are the blob."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    stop = threading.Event()
-    starts = range(0, wanted["size"], PIECE)
-    there = os.pread(part, len(starts), wanted["size"])
-
-    def bring(number: int) -> None:
-        start = starts[number]
-        end = min(start + PIECE, wanted["size"])
-
-        def once() -> None:
-            at = start
-
-            def write(data: bytes) -> None:
-                nonlocal at
-                if stop.is_set():
-                    raise _Stopped
-                if at + len(data) > end:
-                    raise _damaged(wanted)
-                _write(part, data, at)
-                at += len(data)
-
-            reads(start, end, write)
-            if at != end:
-                raise _damaged(wanted)
-
-        retry(once)
-        os.pwrite(part, b"\1", wanted["size"] + number)
-
-    sha256, buffer = hashlib.sha256(), memoryview(bytearray(_READ))
-    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as threads:
-        missing = (number for number in range(len(starts)) if not there[number])
-        coming: dict[int, Future[None]] = {}
-        try:
-            for number, start in enumerate(starts):
-                coming |= {each: threads.submit(bring, each) for each in islice(missing, AHEAD - len(coming))}
-                if number in coming:
-                    coming.pop(number).result()
-                end = min(start + PIECE, wanted["size"])
-                for at in range(start, end, _READ):
-                    sha256.update(buffer[: os.preadv(part, [buffer[: end - at]], at)])
-                progress(end, wanted["size"])
-        finally:
-            stop.set()
-            threads.shutdown(wait=True, cancel_futures=True)
-    return sha256.hexdigest() == wanted["digest"]
-
-
-def _fetch_whole(part: int, wanted: FileReference, reads: Reads, progress: OnDownload) -> bool:
-    """Bring a blob from a server that sends whole files only; return whether it is the blob."""
-    sha256, end = hashlib.sha256(), 0
-
-    def write(data: bytes) -> None:
-        nonlocal end
-        if end + len(data) > wanted["size"]:
-            raise _damaged(wanted)
-        sha256.update(data)
-        _write(part, data, end)
-        end += len(data)
-        progress(end, wanted["size"])
-
-    def once() -> None:
-        nonlocal sha256, end
-        _cut(part)
-        sha256, end = hashlib.sha256(), 0
-        reads(0, wanted["size"], write)
-
-    retry(once)
-    return (end, sha256.hexdigest()) == (wanted["size"], wanted["digest"])
-
-
-def _write(descriptor: int, data: bytes, at: int) -> None:
-    """Raises UsageError if the disk is full."""
-    view = memoryview(data)
-    try:
-        while view:  # All at once, but if the disk is nearly full, or a signal came.
-            count = os.pwrite(descriptor, view, at)
-            view, at = view[count:], at + count
-    except OSError as error:
-        message = f"cannot write what is downloaded: {error.strerror or error}"
-        raise UsageError(message, hint="make room, or put the cache elsewhere: XDG_CACHE_HOME") from None
-
-
-class _Stopped(Exception):
-    """Another piece has failed."""
-
-
-def _damaged(wanted: FileReference) -> ArtifactGone:
-    return gone(wanted["path"], "is damaged in object storage: its bytes are not the published ones")
-
-
-def _silent(done: int, total: int) -> None:
-    pass

@@ -31,8 +31,8 @@ from farm.manifest.parsing import unwritten
 from farm.manifest.values import Data, Source
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
-from farm.models.model import Dimension, FrozenModel, lowered, read_model
-from farm.models.shapes import BATCH
+from farm.models.frozen import FrozenModel, lowered, read_model
+from farm.models.shapes import BATCH, Dimension
 from farm.node.gpus import Usage, conditions, watch
 from farm.node.survey import Findings, one_slot, survey
 from farm.results.gates import Judgement, judge, judge_unverified, tolerance_of

@@ -24,8 +24,7 @@ from farm.matrix.combinations import (
     Shape,
 )
 from farm.matrix.planned import AskedGates, CellGates, ExpectedFailure, SoughtBatch
-from farm.models.data import FrozenData
-from farm.models.model import FrozenModel, lowered
+from farm.models.frozen import FrozenData, FrozenModel, lowered
 from farm.models.shapes import Input, Span, plain_size
 from farm.runner.documents import DeviceDocument
 from farm.spec import (

@@ -26,8 +26,7 @@ from farm.manifest.entries import (
 )
 from farm.manifest.values import Data, EnvFile
 from farm.matrix.planned import ExpectedFailure
-from farm.models.data import DataError, FrozenData, check_data
-from farm.models.model import FrozenModel
+from farm.models.frozen import DataError, FrozenData, FrozenModel, check_data
 from farm.models.shapes import (
     BATCH,
     PACK,

@@ -13,8 +13,7 @@ from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
-from farm.models.data import FrozenData
-from farm.models.model import FrozenModel
+from farm.models.frozen import FrozenData, FrozenModel
 from farm.runner.bounds import Default
 from farm.spec import PlainSize, model_digest
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels, Patterns

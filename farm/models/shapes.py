@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from farm.errors import suggestion
-from farm.models.model import Dimension, FrozenModel
 from farm.runner.documents import InputSpec, OpenSize, TensorInfo
 from farm.spec import PlainSize
+
+if TYPE_CHECKING:
+    from farm.models.frozen import FrozenModel
+
+Dimension = int | str | None
+"""A number, a name or sum of names, or None if the model does not say."""
 
 BATCH = "batch"
 """The dimension on which samples stack."""

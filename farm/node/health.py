@@ -38,7 +38,7 @@ from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.metrics.instruments import CONTENT_TYPE
-from farm.models.model import read_model
+from farm.models.frozen import read_model
 from farm.node.disk import WorkFolder
 from farm.node.gpus import until_forgotten
 from farm.node.survey import SlotKind

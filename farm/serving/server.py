@@ -42,7 +42,7 @@ from farm.app import Farm
 from farm.control.loops import run_loops
 from farm.errors import FarmFault, UsageError
 from farm.logging import configure, get_logger
-from farm.manifest.schema import manifest_schema
+from farm.manifest.entries import manifest_schema
 from farm.pages import job_pages, page_answers, page_routes
 from farm.settings import load_settings
 from farm.spec import JsonSchema

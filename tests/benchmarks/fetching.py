@@ -128,7 +128,7 @@ def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
     s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
     s3.head_bucket(Bucket=BUCKET)
     if kind == "farm":
-        from farm.client.transfers import Downloads
+        from farm.client.artifact_apis import Downloads
         from farm.client.transport import Transport
 
         transport, downloads = Transport(endpoint, "", namespace="", timeout=30), Downloads(folder / "cache")

@@ -25,8 +25,7 @@ from farm.client.client import freeze
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
-from farm.models.data import FrozenData
-from farm.models.model import FrozenModel
+from farm.models.frozen import FrozenData, FrozenModel
 from farm.spec import Device
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool, Target

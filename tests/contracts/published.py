@@ -14,7 +14,7 @@ from farm.api.problems import problem
 from farm.artifacts.sidecar import schema as artifact_schema
 from farm.client.fetching import family_schema
 from farm.errors import ExitCode, FarmError, InputsMissing, ManifestError, Problem
-from farm.manifest.schema import manifest_schema
+from farm.manifest.entries import manifest_schema
 from farm.serving.server import openapi
 from tests.support.command_line import whole_command_line
 

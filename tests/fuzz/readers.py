@@ -35,8 +35,7 @@ from farm.extras.signing.signing_keys import clock, load_public
 from farm.extras.signing.trust import judge, load_policy
 from farm.jobs.rows import BuildEvent
 from farm.manifest.parsing import read_manifest
-from farm.models.data import freeze_data
-from farm.models.model import FrozenModel
+from farm.models.frozen import FrozenModel, freeze_data
 from farm.node.amd_gpus import of_amd_smi, of_rocminfo
 from farm.pages import job_view
 from farm.results.report import BuildChange

@@ -15,7 +15,7 @@ import pytest
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildEnd, ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
-from farm.models.model import check_here
+from farm.models.frozen import check_here
 from farm.runner.onnx_models import BadModel
 from farm.targets.compilers import compilers, default_equal_share, default_tolerance, filled
 

@@ -25,7 +25,7 @@ from ruamel.yaml.error import YAMLError
 from farm.artifacts import planned_orders
 from farm.artifacts.sidecar import of_cell, read, serving_of
 from farm.artifacts.storage import Object
-from farm.cli import completion
+from farm.cli import connection
 from farm.client.authoring import init_manifest
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
@@ -36,7 +36,7 @@ from farm.extras.packs.fetch import small_files, write_pack
 from farm.extras.packs.layouts import require_fit
 from farm.extras.reproduce import reproduction
 from farm.local.servers import _quoted
-from farm.models.model import FrozenModel
+from farm.models.frozen import FrozenModel
 from farm.node.attempts import Attempts
 from farm.pages.job_view import ways
 from farm.runner.documents import SessionChoice
@@ -384,8 +384,8 @@ def test_a_work_order_with_another_text_is_not_planned(place: tuple[str | int, .
 @given(text=HOSTILE)
 def test_what_completion_offers_is_a_word_of_a_shell(text: str) -> None:
     """A label is anybody's text, and a shell puts what is offered on its command line as it is."""
-    with patch.object(completion, "_asked", lambda ask: [text, "prod", "branch=a/b"]):
-        offered = completion.refs("")
+    with patch.object(connection, "_asked", lambda ask: [text, "prod", "branch=a/b"]):
+        offered = connection.refs("")
     assert set(offered) >= {"prod", "branch=a/b"}
     assert [each for each in offered if shlex.quote(each) != each or each.startswith("-")] == []
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farm.cli import main, output, render
-from farm.cli.inspect_command import describe_program
-from farm.cli.progress import Lines, Screen
+from farm.cli.artifact_commands import describe_program
+from farm.cli.output import Lines, Screen
 from farm.errors import FarmError, ManifestError, Problem, UsageError
 from farm.extras.ci.ci_formats import github_commands as annotations
 from farm.extras.reproduce import reproduction

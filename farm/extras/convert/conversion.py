@@ -19,7 +19,7 @@ from farm.compiling.failures import ChildLimits, classify
 from farm.errors import UsageError
 from farm.files import NotPlain, take
 from farm.manifest.entries import ModelEntry
-from farm.models.model import UnreadableModel, file_reference
+from farm.models.frozen import UnreadableModel, file_reference
 from farm.models.shapes import Span
 from farm.runner.documents import Answer, ChildRequest, ConvertedInput, Libraries
 from farm.spec import digest_of, model_digest

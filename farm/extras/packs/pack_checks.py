@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from farm.artifacts.sidecar import of_cell, read
+from farm.client.artifact_apis import Downloads
 from farm.client.fetching import read_sidecar, read_work_order, sidecar_path, statements_path
 from farm.client.inspection import disagreements, inspect_if_small, wrong_card
 from farm.client.packs import PACK, SIDECAR, Layout, PackIndex
-from farm.client.transfers import Downloads
 from farm.errors import FarmError, NotFound, UsageError
 from farm.extras.packs.fetch import SCRATCH, CacheFile, fixed_model, model_path, read_index, small_files
 from farm.extras.packs.layouts import require_fit

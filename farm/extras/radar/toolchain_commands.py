@@ -62,7 +62,7 @@ def radar(
 
     Nothing that readers see moves. Exits with 0 if it can be promoted, with 3 if only gates speak against it.
     """
-    from farm.cli.progress import follow
+    from farm.cli.output import follow
     from farm.manifest.parsing import read_gates
 
     with connect() as client:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import completion, output, render
+from farm.cli import connection, output, render
+from farm.cli.artifact_commands import key_of
 from farm.cli.connection import connect
-from farm.cli.inspect_command import key_of
 from farm.errors import ExitCode, UsageError
 from farm.extras.signing.verifying import SignaturesApi
 from farm.files import replacing
@@ -35,7 +35,7 @@ def verify(
         typer.Argument(
             metavar="FILE|REF",
             help="A fetched program, a folder of them, a pack; or a cell, a key, a tag, a build.",
-            autocompletion=completion.stored,
+            autocompletion=connection.stored,
         ),
     ],
     keys: Annotated[

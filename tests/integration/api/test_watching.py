@@ -14,7 +14,7 @@ import pytest
 
 from farm.api import build_routes
 from farm.app import Farm
-from farm.cli import progress
+from farm.cli import output
 from farm.client.client import FarmClient
 from tests.support.api_farm import POOL, Cutting, freeze_manifest, work
 from tests.support.helpers import wait_until
@@ -93,10 +93,10 @@ def test_a_terminal_reads_what_changed_and_not_the_whole_build_for_each_update(
     def display() -> Iterator[tuple[Recorder, None]]:
         yield recorder, None
 
-    monkeypatch.setattr(progress, "display", display)
+    monkeypatch.setattr(output, "display", display)
     transport = Counting()
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=transport) as watching:
-        watcher = threading.Thread(target=progress.follow, args=(watching, build_id))
+        watcher = threading.Thread(target=output.follow, args=(watching, build_id))
         watcher.start()
         wait_until(lambda: len(recorder.states) == CELLS)
         changed = 0

@@ -23,7 +23,7 @@ import pytest
 import farm as package
 from farm.app import Farm
 from farm.artifacts.storage import blob_key
-from farm.cli import build_commands, completion, main
+from farm.cli import build_commands, connection, main
 from farm.client import transport
 from farm.client.client import FarmClient, Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
@@ -481,7 +481,7 @@ def test_ctrl_c_detaches_and_says_how_to_return(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("farm.cli.build_commands.SECOND_THOUGHT", 0)
-    monkeypatch.setattr("farm.cli.progress._next", interrupted)
+    monkeypatch.setattr("farm.cli.output._next", interrupted)
     assert main(["submit", manifest, "--json"]) == 8
     out, err = capsys.readouterr()
     (build,) = farm.build_reader.list("main")
@@ -692,7 +692,7 @@ def test_completion_knows_ids_refs_artifacts_and_targets(
     assert main(["submit", manifest, "--label", "run=7"]) == 0
     build = re.findall(r"build (b-[0-9a-f]{16})", capsys.readouterr().out)[0]
     monkeypatch.setattr(transport, "RETRY_DELAYS", transport.RETRY_DELAYS)  # It changes them for its whole process.
-    monkeypatch.setattr(completion, "PATIENCE", 60)
+    monkeypatch.setattr(connection, "PATIENCE", 60)
     monkeypatch.setattr(sys, "argv", ["farm"])
     monkeypatch.setenv("_FARM_COMPLETE", "complete_bash")
 

@@ -22,7 +22,7 @@ from farm.app import Farm
 from farm.compiling.attempt import ANYWHERE, Attempt
 from farm.control.loops import fail_unserved
 from farm.jobs.state import AttemptLimits, FailureKind, Outcome
-from farm.models.model import read_model
+from farm.models.frozen import read_model
 from farm.node.health import CONTENT, MODEL, lacks_room, probe
 from farm.node.survey import SlotKind
 from farm.settings import Settings, load_settings

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from farm.artifacts.sidecar import validate
 from farm.cli import render
-from farm.cli.attempt_commands import added, rows
-from farm.cli.inspect_command import describe
-from farm.cli.progress import Lines, Screen
+from farm.cli.artifact_commands import describe
+from farm.cli.cell_commands import added, rows
+from farm.cli.output import Lines, Screen
 from farm.inert import inert, one_line
 from farm.wire.program import Conditions, Processes
 

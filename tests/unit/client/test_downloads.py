@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.client import transfers
-from farm.client.transfers import IN_USE, Downloads, trim
+from farm.client import artifact_apis
+from farm.client.artifact_apis import Downloads
+from farm.client.transfers import IN_USE, trim
 from farm.client.transport import NoRanges
 from farm.errors import ArtifactGone, StorageUnavailable, UsageError
 
@@ -27,7 +28,7 @@ Write = Callable[[bytes], None]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "PIECE", PIECE)
+    monkeypatch.setattr(artifact_apis, "PIECE", PIECE)
     monkeypatch.setattr("farm.client.transport.RETRY_DELAYS", (0.0, 0.0))
 
 
@@ -134,15 +135,15 @@ def test_a_damaged_blob_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
 def test_a_blob_that_another_process_removes_meanwhile_is_brought_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, server, clone = Downloads(tmp_path / "cache"), Server(), transfers._clone
+    kept, server, clone = Downloads(tmp_path / "cache"), Server(), artifact_apis._clone
     kept.bring(WANTED, tmp_path / "one", Server())
 
     def once(source: Path, place: Path) -> None:
-        monkeypatch.setattr(transfers, "_clone", clone)
+        monkeypatch.setattr(artifact_apis, "_clone", clone)
         source.unlink()
         clone(source, place)
 
-    monkeypatch.setattr(transfers, "_clone", once)
+    monkeypatch.setattr(artifact_apis, "_clone", once)
     assert kept.bring(WANTED, tmp_path / "two", server).read_bytes() == DATA
     assert server.asked
     with pytest.raises(FileNotFoundError):
@@ -186,7 +187,7 @@ def test_a_server_without_ranges_sends_the_whole(tmp_path: Path) -> None:
 
 
 def _killed_half_way(cache: Path) -> None:
-    transfers.PIECE, transfers.DOWNLOADS_AT_ONCE = PIECE, 1
+    artifact_apis.PIECE, artifact_apis.DOWNLOADS_AT_ONCE = PIECE, 1
 
     def dying(start: int, end: int, write: Write) -> None:
         if start == 6 * PIECE:
@@ -267,7 +268,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("farm.client.transfers.os.pwrite", full)
+    monkeypatch.setattr("farm.client.artifact_apis.os.pwrite", full)
     with pytest.raises(UsageError, match="No space left") as caught:
         Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", Server())
     assert "XDG_CACHE_HOME" in caught.value.hint

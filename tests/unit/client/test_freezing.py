@@ -18,9 +18,8 @@ from farm.client.authoring import init_manifest, lint, name_cells
 from farm.client.client import freeze as submission_of
 from farm.client.freezing import in_package
 from farm.errors import ManifestError
-from farm.manifest.entries import Manifest
+from farm.manifest.entries import Manifest, manifest_schema
 from farm.manifest.parsing import load_manifest
-from farm.manifest.schema import manifest_schema
 from farm.matrix.cells import expand
 from farm.matrix.combinations import MatrixRules, combine
 from farm.spec import Device

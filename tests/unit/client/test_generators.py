@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.client import generators
+from farm.client import made_data
 from farm.client.authoring import lint
 from farm.client.client import freeze
 from farm.errors import ManifestError
@@ -103,10 +103,10 @@ def test_a_module_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path)
 
 def test_an_endless_generator_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "def samples():\n    while True: yield {'x': np.zeros((1, 4), np.float32)}"
-    monkeypatch.setattr(generators, "MAX_SAMPLES", 5)
+    monkeypatch.setattr(made_data, "MAX_SAMPLES", 5)
     assert "calib:samples yields more than 5 samples" in refusal(tmp_path, endless)
-    monkeypatch.setattr(generators, "MAX_SAMPLES", 500)
-    monkeypatch.setattr(generators, "MAX_BYTES", 100)
+    monkeypatch.setattr(made_data, "MAX_SAMPLES", 500)
+    monkeypatch.setattr(made_data, "MAX_BYTES", 100)
     assert "calib:samples, sample 6: more than 100 bytes" in refusal(tmp_path, endless)
 
 

@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.client.freezing import KnownFacts
-from farm.models.data import FrozenData, freeze_data
-from farm.models.model import FrozenModel, UnreadableModel, read_model
+from farm.models.frozen import FrozenData, FrozenModel, UnreadableModel, freeze_data, read_model
 
 
 def save_net(path: Path, operator: str = "Relu", *, external: int = 0) -> Path:
@@ -62,7 +61,7 @@ def test_other_bytes_are_another_model(facts: KnownFacts, tmp_path: Path) -> Non
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     facts: KnownFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from farm.models.model import check_here
+    from farm.models.frozen import check_here
 
     path = save_net(tmp_path / "net.onnx")
     before = path.read_bytes()

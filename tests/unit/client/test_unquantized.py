@@ -103,5 +103,5 @@ def test_a_reference_needs_samples(fields: str) -> None:
 
 
 def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.client.unquantized.run_child", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("farm.client.made_data.run_child", lambda *_, **__: pytest.fail("it ran"))
     assert read_inputs(combine(manifest()), made, cache=tmp_path, quick=True).problems == []

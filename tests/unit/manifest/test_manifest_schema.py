@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farm.errors import ManifestError
+from farm.manifest.entries import _as_draft7, manifest_schema
 from farm.manifest.parsing import parse_manifest
-from farm.manifest.schema import _as_draft7, manifest_schema
 from farm.manifest.yaml import read_document
 from tests.support.places import ROOT
 

@@ -11,7 +11,7 @@ from farm.errors import ManifestError
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
-from farm.models.model import FrozenModel
+from farm.models.frozen import FrozenModel
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX
 from farm.targets.pools import Pool, Target, in_use, profiles

@@ -19,8 +19,7 @@ from farm.jobs.order import keys_of
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, check, expand
 from farm.matrix.combinations import combine
-from farm.models.data import ArrayDocument, FrozenData
-from farm.models.model import FrozenModel
+from farm.models.frozen import ArrayDocument, FrozenData, FrozenModel
 from farm.models.shapes import Span, shape_label, sum_of
 from farm.runner.documents import TensorInfo
 from farm.spec import Device, cache_key

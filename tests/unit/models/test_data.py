@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from farm.models.data import ArrayDocument, DataError, FrozenData, check_data, freeze_data
-from farm.models.model import FrozenModel
+from farm.models.frozen import ArrayDocument, DataError, FrozenData, FrozenModel, check_data, freeze_data
 from farm.models.shapes import Input
 from tests.support.tensors import tensor
 
@@ -84,7 +83,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from farm.models import data
+from farm.models import frozen as data
 from tests.unit.models.test_data import MODEL, SYMBOLIC
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -231,7 +230,7 @@ def test_a_hostile_archive_is_refused_by_name(members: dict[str, bytes], message
 
 
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.models.data.MAX_BYTES", 64 << 20)
+    monkeypatch.setattr("farm.models.frozen.MAX_BYTES", 64 << 20)
     path = tmp_path / "bomb.npz"
     size = (64 << 20) // 4 + 1
     with (

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import TypeAdapter
 
-from farm.models.model import FrozenModel, UnreadableModel, lowered, read_model
+from farm.models.frozen import FrozenModel, UnreadableModel, lowered, read_model
 from farm.spec import digest_of
 
 

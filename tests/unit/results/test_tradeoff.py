@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.cli.compare_command import lines
+from farm.cli.cell_commands import lines
 from farm.results.tradeoff import NOISY, advise, choices
 from farm.results.verdict import BAND
 

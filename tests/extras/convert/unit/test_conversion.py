@@ -18,7 +18,7 @@ from farm.errors import ManifestError
 from farm.extras.convert.conversion import convert, kind_of
 from farm.manifest.entries import ModelEntry
 from farm.manifest.parsing import parse_manifest
-from farm.models.model import UnreadableModel
+from farm.models.frozen import UnreadableModel
 from tests.support.helpers import folders_without_end
 from tests.unit.client.test_freezing import write_text
 

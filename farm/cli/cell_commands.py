@@ -1,4 +1,4 @@
-"""Commands about one cell: logs, open, reproduce, history, acknowledge."""
+"""Commands about cells: logs, open, reproduce, history, acknowledge; compare: which of a model's programs to ship."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.cli import completion, output, render
+from farm.cli import connection, output, render
 from farm.cli.connection import connect, connect_or_start
 from farm.errors import NotFound, UsageError
 from farm.inert import inert
@@ -19,6 +19,7 @@ from farm.inert import inert
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.results.report import JudgedCell, PastCell
+    from farm.results.tradeoff import Advice, Contender
 
 
 JOB = r"j-[0-9a-f]{16}"
@@ -36,7 +37,7 @@ TAIL = 200
 CellName = Annotated[
     str,
     typer.Argument(
-        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=completion.cells
+        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=connection.cells
     ),
 ]
 
@@ -45,7 +46,7 @@ def logs(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=completion.builds
+            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=connection.builds
         ),
     ],
     cell: CellName = "",
@@ -96,7 +97,7 @@ def open(
         typer.Argument(
             metavar="[BUILD|CELL]",
             help="A build, or a cell's whole name: as it ended last; default: all builds.",
-            autocompletion=completion.builds,
+            autocompletion=connection.builds,
         ),
     ] = "",
     as_json: output.Json = False,
@@ -121,7 +122,7 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=completion.builds
+            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=connection.builds
         ),
     ],
     cell: CellName = "",
@@ -194,7 +195,7 @@ def added(before: bytes, now: bytes) -> bytes:
 
 def history(
     cell: Annotated[
-        str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)
+        str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)
     ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
     rebuild: Annotated[
@@ -235,7 +236,7 @@ def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
 
 
 def acknowledge(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=completion.cells)],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)],
     kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of failure, such as regression.")] = "",
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it is accepted.")] = "",
     until: Annotated[
@@ -262,3 +263,87 @@ def acknowledge(
         client.jobs.acknowledge(cell, kind, reason, until, link)
     known = {"cell": cell, "kind": kind, "reason": reason, "until": until, "link": link}
     output.result(known, f"{cell} may fail with {kind} until {until}", as_json=as_json)
+
+
+# --- compare: which of a model's programs to ship ---------------------------------------------------------------------
+
+
+LOOKED_AT = 50
+"""Builds that are looked at for a model, the newest first."""
+
+
+def compare(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name.")],
+    build: Annotated[
+        str,
+        typer.Argument(
+            metavar="[BUILD]", help="A build; default: the newest with the model.", autocompletion=connection.builds
+        ),
+    ] = "",
+    as_json: output.Json = False,
+) -> None:
+    """Show which of a model's programs to ship: speed against error and size.
+
+    A `*` marks the Pareto front: no other program of that target and shape is both faster and nearer to the reference.
+    """
+    from farm.results.tradeoff import advise, choices
+
+    with connect_or_start() as client:
+        build_id, cells = _find(client, model, build)
+    found = choices(
+        (cell["identifier"], cell["state"] == "succeeded", facts) for cell in cells if (facts := cell["facts"])
+    )
+    advice = advise(found)
+    document = {
+        "build": build_id,
+        "model": model,
+        "cells": [each._asdict() for each in found],
+        "recommended": [
+            {"target": target, "shape": shape, "cell": chosen and chosen.identifier, "reason": reason}
+            for (target, shape), chosen, reason in advice
+        ],
+    }
+    output.result(document, lines(build_id, model, found, advice, output.width()), as_json=as_json)
+
+
+def _find(client: FarmClient, model: str, build: str) -> tuple[str, list[JudgedCell]]:
+    known = [client.find_build(build)] if build else [
+        each["id"] for each in client.builds(LOOKED_AT) if not each.get("shadows") and each["counts"]["succeeded"]
+    ]  # fmt: skip
+    for build_id in known:
+        cells = [cell for cell in client.cells(build_id) if cell["model"] == model]
+        if any(cell["facts"] for cell in cells):
+            return build_id, cells
+    where = build or f"the newest {LOOKED_AT} builds"
+    raise NotFound(
+        f"no program of {model} in {where}", hint="`farm ls` lists models; name a build to look further back"
+    )
+
+
+def lines(build: str, model: str, found: Sequence[Contender], advice: Sequence[Advice], columns: int = 0) -> list[str]:
+    """Return a model's programs as a table, and what to ship of each target and shape."""
+    rows = [("", "cell", "latency", "p99", "throughput", "x fp32", "error", "size", "")]
+    for each in found:
+        weak = [*each.marks, *([] if each.passed else ["refused"])]
+        rough = "~" if "shared" in each.marks else ""
+        rows.append((
+            "*" if each.on_front else "",
+            each.identifier.partition("/")[2],
+            rough + render.duration(each.latency) if each.latency else "",
+            render.duration(each.p99),
+            render.rate(each.throughput),
+            f"{rough}{each.gain:.2f}x" if each.gain else "",
+            render.error(each.error),
+            render.size(each.size),
+            ", ".join(weak),
+        ))  # fmt: skip
+    said = [f"{model} in {build}", *render.align(rows, columns=columns)]
+    for place, chosen, reason in advice:
+        where = " ".join(place)
+        if not chosen:
+            said.append(f"{where}: nothing to recommend: {reason}")
+            continue
+        gain = f"{chosen.gain:.2f}x fp32, " if chosen.gain and chosen.precision != "fp32" else ""
+        numbers = f"{gain}error {chosen.error:.1e}, {render.size(chosen.size)}"
+        said.append(f"{where}: ship {chosen.precision}: {numbers}; {reason}")
+    return said
