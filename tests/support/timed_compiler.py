@@ -57,7 +57,7 @@ def seconds_of(key: str, identifier: str, mean: float = MEAN) -> float:
     """Seconds that the compile of a cell takes: always the same, log-normal over the cache keys or over the models."""
     if not BY_MODEL:
         return mean * random.Random(key).lognormvariate(-(SPREAD**2) / 2, SPREAD)
-    of_model = random.Random(identifier.partition(".")[0]).lognormvariate(-(SPREAD**2) / 2, SPREAD)
+    of_model = random.Random(identifier.partition("/")[0]).lognormvariate(-(SPREAD**2) / 2, SPREAD)
     return mean * of_model * random.Random(key).lognormvariate(0, NOISE)
 
 
