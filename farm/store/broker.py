@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import kombu
 import redis
 from celery import Celery
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.transport.redis import SentinelChannel
 
 from farm.errors import FarmFault, StoreUnavailable
@@ -30,6 +30,9 @@ SOCKET_SECONDS = 10
 
 CHECK_SECONDS = 5
 """A worker looks so often whether its blocking read, of a second, was answered: else the server's host has vanished."""
+
+TOGETHER = 100
+"""Messages that are sent at once."""
 
 
 def make_celery(settings: Settings) -> Celery:
@@ -84,21 +87,26 @@ def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> Non
     fresh = [attempt for attempt in attempts if attempt[1] == 1]
     again = [attempt for attempt in attempts if attempt[1] > 1]
     with _reaching(app), app.producer_pool.acquire(block=True) as producer:
-        for job_id, number in [*fresh, *reversed(again)]:
-            app.send_task(
-                TASK,
-                args=(job_id, number),
-                queue=pool,
-                task_id=f"{job_id}.{number}",
-                producer=producer,
-                ignore_result=True,
-            )
-            if number > 1:
-                # From the end where Kombu puts messages to the one where workers take them. A worker may have been
-                # faster: then another message is first, or none. Kombu's own priorities would be further lists, to be
-                # added up by all who count what is queued.
-                queue = PREFIX + pool
-                producer.connection.default_channel.client.lmove(queue, queue, "LEFT", "RIGHT")
+
+        def send(job_id: str, number: int) -> None:
+            task = f"{job_id}.{number}"
+            app.send_task(TASK, args=(job_id, number), queue=pool, task_id=task, producer=producer, ignore_result=True)
+
+        try:
+            # Together: with a thousand free slots each would wait for the answer about the one before.
+            with producer.batch(TOGETHER):
+                for job_id, number in fresh:
+                    send(job_id, number)
+        except BatchPublishError:  # Each by itself is tried again. Those that had arrived do no harm.
+            for job_id, number in fresh:
+                send(job_id, number)
+        for job_id, number in reversed(again):
+            send(job_id, number)
+            # From the end where Kombu puts messages to the one where workers take them. A worker may have been
+            # faster: then another message is first, or none. Kombu's own priorities would be further lists, to be
+            # added up by all who count what is queued.
+            queue = PREFIX + pool
+            producer.connection.default_channel.client.lmove(queue, queue, "LEFT", "RIGHT")
 
 
 def queued(app: Celery, pool: str) -> set[tuple[str, int]]:

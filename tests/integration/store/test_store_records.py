@@ -892,6 +892,19 @@ def test_what_was_started_before_is_taken_first_and_what_is_no_attempt_is_no_mes
     assert broker.queued(app, "p") == {("j-1", 1), ("j-2", 1), ("j-3", 3), ("j-4", 2)}
 
 
+def test_messages_travel_together_and_all_arrive_over_a_connection_that_was_lost(
+    farm_settings: Settings, raw: redis.Redis
+) -> None:
+    app = broker.make_celery(farm_settings)
+    broker.dispatch(app, "p", [("j-0", 1)])
+    before = int(raw.info("stats")["total_reads_processed"])  # type: ignore[index]
+    broker.dispatch(app, "p", [(f"j-{number}", 1) for number in range(1, 500)])
+    assert int(raw.info("stats")["total_reads_processed"]) - before < 250  # type: ignore[index]
+    raw.client_kill_filter(_type="normal", skipme=True)
+    broker.dispatch(app, "p", [(f"j-{number}", 1) for number in range(500, 800)])
+    assert broker.queued(app, "p") == {(f"j-{number}", 1) for number in range(800)}
+
+
 def test_a_broker_that_refuses_is_said_with_its_reason(farm_settings: Settings, raw: redis.Redis) -> None:
     app = broker.make_celery(farm_settings)
     raw.config_set("maxmemory", "1mb")
