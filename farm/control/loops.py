@@ -44,7 +44,7 @@ def hand_out(store: Store, send: Send, pool: str) -> int:
     """Hand a pool's next jobs to the broker; return their number. None if no live worker serves it.
 
     Order: the highest priority first; then one job of each build in turn, first turns before others; within a build the
-    longest job first, else the manifest's order. The store keeps this order (`lua/_jobs.lua`, `lua/hand_out.lua`),
+    longest job first, else the manifest's order. The store keeps this order (`lua/_shared.lua`, `lua/hand_out.lua`),
     because only there a choice and its record can be one step.
     """
     chosen = store.jobs.hand_out(pool, PER_SLOT)

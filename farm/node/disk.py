@@ -523,7 +523,7 @@ AWAY_PAUSES = (0.5, 1.5)
 
 
 AWAY = "object storage is away"
-"""Start of the reason for which jobs wait without a time limit; `_workers.lua` knows it, too."""
+"""Start of the reason for which jobs wait without a time limit; `_shared.lua` knows it, too."""
 
 
 class Deliveries:

@@ -5,7 +5,6 @@ repeated and gives the same answer. `docs/job-store.md` lists the keys.
 """
 
 from farm.store.job_records import Claim, Renewal, Renewed
-from farm.store.store import Store
-from farm.store.worker_records import Beat
+from farm.store.store import Beat, Store
 
 __all__ = ["Beat", "Claim", "Renewal", "Renewed", "Store"]

@@ -133,8 +133,8 @@ def _place(host: str) -> tuple[str, int]:
 
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
-_SHARED = ("_builds", "_jobs", "_workers")
-"""Files that are prepended to every script, in this order: each uses only those before it."""
+_SHARED = "_shared"
+"""The file that is prepended to every script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,10 @@ class Script:
 
 def load_scripts(constants: str) -> dict[str, Script]:
     """Return every script by its name; `constants` is Lua text that is prepended to all of them."""
-    sources = _sources()
-    shared = "\n".join([constants, *(sources[name] for name in _SHARED)])
+    sources = dict(_sources())
+    shared = f"{constants}\n{sources.pop(_SHARED)}"
     scripts = {}
     for name, source in sources.items():
-        if name in _SHARED:
-            continue
         found = _ARGUMENTS.search(source)
         arguments = tuple(found[1].split(", ")) if found else ()
         bound = f"local {', '.join(arguments)} = unpack(ARGV)\n" if arguments else ""

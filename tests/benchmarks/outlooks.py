@@ -27,7 +27,7 @@ from farm.builds.plan import outlook  # noqa: E402  # noqa: E402
 from farm.jobs.estimate import Compile, estimate  # noqa: E402  # noqa: E402
 
 KEPT = 200
-"""Past compiles that a farm remembers, as `farm/store/index_records.py` does."""
+"""Past compiles that a farm remembers, as `farm/store/store.py` does."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ LINES = {
     "results": 2182,
     "runner": 7042,
     "serving": 456,
-    "store": 1900,
+    "store": 1887,
     "targets": 1166,
     "tasks": 182,
     "tuning": 2573,

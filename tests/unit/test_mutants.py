@@ -96,7 +96,7 @@ def test_a_seed_always_gives_the_same_changes() -> None:
 
 
 def test_a_shared_function_is_tried_by_the_scripts_that_reach_it() -> None:
-    change = Change("farm/store/lua/_jobs.lua", 0, 0, "", "", (1, 1), function="queue_up")
+    change = Change("farm/store/lua/_shared.lua", 0, 0, "", "", (1, 1), function="queue_up")
     assert "hand_out" in scripts_with(change)  # through `offer` of the same file
     assert "lead" not in scripts_with(change)
 

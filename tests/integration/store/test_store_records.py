@@ -23,7 +23,7 @@ from farm.settings import Settings, load_settings
 from farm.store import Store, broker, job_records
 from farm.store.link import key as key_of
 from farm.store.link import load_scripts
-from farm.store.worker_records import Beat
+from farm.store.store import Beat
 from tests.support.helpers import wait_until
 from tests.support.jobs import join_pool, new_cell, run_next, submit, take
 from tests.support.places import ROOT
