@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts.refs import SNAPSHOT_LIMIT
 from farm.artifacts.storage import (
+    AT_ONCE,
     BLOBS,
     ArtifactStore,
     ListedObject,
@@ -44,18 +45,21 @@ class Known(NamedTuple):
     blobs: list[tuple[str, int]]
 
 
-def rebuild(artifacts: ArtifactStore, namespace: str) -> Iterator[tuple[str, ArtifactFacts]]:
-    """Yield key and facts of every complete artifact of a namespace, and update its checkpoint."""
+def rebuild(artifacts: ArtifactStore, namespace: str, requests: int = AT_ONCE) -> Iterator[tuple[str, ArtifactFacts]]:
+    """Yield key and facts of every complete artifact of a namespace, and update its checkpoint.
+
+    It sends so many requests at once: with many, whatever else this process does has to wait for its turn.
+    """
     prefix = artifacts_prefix(namespace)
     listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
     checkpoint = _read_checkpoint(artifacts, namespace)
     known = {key: found for key, found in checkpoint.items() if listed.get(key) == found.etag}
     changed = [key for key in listed if key not in known]
-    read = at_once(lambda key: _read(artifacts, key), changed)
+    read = at_once(lambda key: _read(artifacts, key), changed, requests)
     known |= {key: found for key, found in zip(changed, read, strict=True) if found}
     if known != checkpoint:
         _write_checkpoint(artifacts, namespace, known)
-    sizes = _blob_sizes(artifacts, {blob for found in known.values() for blob in found.blobs})
+    sizes = _blob_sizes(artifacts, {blob for found in known.values() for blob in found.blobs}, requests)
     whole = [found for found in known.values() if all(sizes.get(digest) == size for digest, size in found.blobs)]
     log.info("artifacts indexed", namespace=namespace, sidecars=len(listed), read=len(changed), whole=len(whole))
     for found in whole:
@@ -85,13 +89,15 @@ def _read(artifacts: ArtifactStore, key: str) -> Known | None:
     return Known(found.etag, facts, [(blob["digest"], blob["size"]) for blob in sidecars.required(sidecar["blobs"])])
 
 
-def _blob_sizes(artifacts: ArtifactStore, wanted: Collection[tuple[str, int]]) -> dict[str, int]:
+def _blob_sizes(
+    artifacts: ArtifactStore, wanted: Collection[tuple[str, int]], requests: int = AT_ONCE
+) -> dict[str, int]:
     """Return the sizes of the wanted blobs that exist."""
     if len(wanted) <= FEW:
-        there = at_once(lambda blob: artifacts.has_blob(*blob), wanted)
+        there = at_once(lambda blob: artifacts.has_blob(*blob), wanted, requests)
         return {digest: size for (digest, size), is_there in zip(wanted, there, strict=True) if is_there}
     folders = Counter(digest[:2] for digest, _ in wanted)
-    listings = at_once(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders)
+    listings = at_once(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders, requests)
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 

@@ -237,11 +237,11 @@ AT_ONCE = 16
 """Requests of one question at once."""
 
 
-def at_once(ask: Callable[[A], T], about: Iterable[A]) -> list[T]:
-    """Ask storage about many things, some at once; return the answers in order. Raises what the first one raises."""
+def at_once(ask: Callable[[A], T], about: Iterable[A], most: int = AT_ONCE) -> list[T]:
+    """Ask storage about many things, `most` at once; return the answers in order. Raises what the first one raises."""
     from concurrent.futures import ThreadPoolExecutor  # Most commands ask for nothing here.
 
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(most) as threads:
         return list(threads.map(ask, about))
 
 

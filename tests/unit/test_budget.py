@@ -16,12 +16,12 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1860,
-    "artifacts": 2424,
+    "artifacts": 2430,
     "builds": 3189,
     "cli": 5099,
     "client": 4866,
     "compiling": 3289,
-    "control": 638,
+    "control": 643,
     "extras/ci": 568,
     "extras/convert": 510,
     "extras/nvidia": 990,

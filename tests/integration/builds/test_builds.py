@@ -897,6 +897,26 @@ def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(f
     assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
 
 
+def test_looking_after_storage_leaves_the_server_to_others(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = f"    batches: {list(range(1, 11))}\n"
+    submit(farm, freeze_manifest(tmp_path, MANIFEST + batches, batch="batch"))
+    assert work(farm) == 20
+    read, asking, most = farm.artifacts.get_object, set[int](), [0]
+
+    def counted(key: str) -> Any:
+        asking.add(threading.get_ident())
+        most[0] = max(most[0], len(asking))
+        found = read(key)
+        asking.discard(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(farm.artifacts, "get_object", counted)
+    loops.tidy_storage(farm.store, farm.artifacts, changes_kept=timedelta(days=400))
+    assert 0 < most[0] <= 2
+
+
 def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Frozen) -> None:
     paused, cancelled = submit(farm, frozen), submit(farm, again(frozen))
     farm.builds.pause("main", paused["id"], paused=True)
