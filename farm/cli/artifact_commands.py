@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.cli import connection, output, render
-from farm.cli.connection import connect_or_start
+from farm.cli.connection import connect_or_start, connect_to_storage
 from farm.client.packs import Layout
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
@@ -189,11 +189,7 @@ def _best_here(
 
 def connected(source: str) -> AbstractContextManager[FarmClient]:
     """Return a client of the farm's API, or of the object storage that `--from` names."""
-    if not source:
-        return connect_or_start()
-    from farm.cli.connection import connect_to_storage
-
-    return connect_to_storage(source)
+    return connect_to_storage(source) if source else connect_or_start()
 
 
 KEPT = "no file is half written; what was downloaded is kept, and the next fetch goes on from there"

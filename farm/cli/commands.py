@@ -261,7 +261,8 @@ def run(arguments: Sequence[str]) -> int:
     except TyperException as error:
         code = _wrong_usage(error, arguments, as_json="--json" in arguments)
     except ModuleNotFoundError as error:
-        extra = "signing" if error.name in _SIGNING else _extra(arguments)
+        of_command = {"serve": "server", "worker": "worker"}.get(next(iter(arguments), ""), "embedded")
+        extra = "signing" if error.name in _SIGNING else of_command
         missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{extra}]'")
         output.complain(missing, as_json="--json" in arguments)
         code = missing.exit_code
@@ -322,7 +323,3 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bo
 _SIGNING = ("cryptography", "securesystemslib", "tuf")
 VALUE_ERROR = "Value error, "
 """What pydantic writes before a sentence of ours."""
-
-
-def _extra(arguments: Sequence[str]) -> str:
-    return {"serve": "server", "worker": "worker"}.get(arguments[0] if arguments else "", "embedded")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from farm.cli import connection, output, render
+from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
+from farm.cli.connection import connect
 from farm.errors import ArtifactGone, CompileFailed, FarmError, FarmFault, GateFailed, NotFound, UsageError
 from farm.files import hash_file
 from farm.inert import one_line
@@ -230,8 +232,6 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
 
 def _what_it_is(place: Path) -> str:
     """Return what a program is, as its sidecar says."""
-    from farm.cli.artifact_commands import sidecar_and_program
-
     try:
         sidecar, _ = sidecar_and_program(place)
     except FarmError:
@@ -436,7 +436,6 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
     if text.count("/") not in (2, 3):
         hint = "name a file, a folder, or MODEL/TARGET/PRECISION[/SHAPE][@REF] as `farm ls` lists them"
         raise NotFound(f"{text!r} is neither a file nor the name of an artifact", hint=hint)
-    from farm.cli.connection import connect
     from farm.client.transport import split_ref
     from farm.results.ref_rules import given
 
@@ -472,7 +471,6 @@ def _cache(sidecar: Sidecar) -> Path:
 
 
 def _local(path: Path) -> list[BenchedProgram]:
-    from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
     from farm.client.fetching import program_path
 
     if path.is_dir():
@@ -568,8 +566,6 @@ def _original(one: BenchedProgram, model: Path | None, settings: Settings) -> Pa
         return model.resolve()
     if not one.stored:
         raise UsageError("--against onnxruntime needs the original model", hint="--model FILE.onnx")
-    from farm.cli.connection import connect
-
     with connect(settings) as client:
         folder = _cache(one.sidecar) / "model"
         folder.mkdir(parents=True, exist_ok=True)
@@ -647,6 +643,8 @@ def _figures(measured: MeasuredDocument) -> list[tuple[str, str]]:
 
 def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
     """Draw throughput by batch if there are several batches, else the latency distribution."""
+    import numpy as np
+
     from farm.results.pictures import curves
 
     series: dict[str, list[tuple[float, float]]] = {}
@@ -659,13 +657,6 @@ def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
         return
     for row in rows:
         for measured in row:
-            series[measured.contestant.name] = list(_percentiles(measured))
+            runs = [seconds * 1000 for block in measured.rounds for seconds in block]
+            series[measured.contestant.name] = [(each, float(np.percentile(runs, each))) for each in PERCENTILES]
     curves(path, title="Latency of each run", x="percentile", y="latency (ms)", series=series)
-
-
-def _percentiles(measured: Measured) -> Iterator[tuple[float, float]]:
-    import numpy as np
-
-    runs = [seconds * 1000 for block in measured.rounds for seconds in block]
-    for percentile in PERCENTILES:
-        yield percentile, float(np.percentile(runs, percentile))

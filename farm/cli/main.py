@@ -52,19 +52,13 @@ def _run(arguments: Sequence[str]) -> int:
             print(f"error: cannot write: {error.strerror}\n  is the disk full?", file=sys.stderr)  # noqa: T201
             return 2
         return 0
-    _let_idle_threads_sleep()
+    # By default the threads that numpy starts for linear algebra (OpenBLAS) spin for 2^26 ticks, which makes importing
+    # numpy half as long again. What the user sets stays.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     _reach_this_machine_directly()
     from farm.cli.commands import run
 
     return run(arguments)
-
-
-def _let_idle_threads_sleep() -> None:
-    """Let the threads sleep that numpy starts for linear algebra: by default they spin for 2^26 ticks (OpenBLAS).
-
-    While they spin, importing numpy costs half as much again. What the user sets stays.
-    """
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def _reach_this_machine_directly() -> None:

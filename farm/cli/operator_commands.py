@@ -553,7 +553,9 @@ def _disk_place(settings: Settings) -> tuple[Path, int]:
 
 def _memory(settings: Settings, slots: int) -> Check:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _cgroup_limit()
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    texts = [path.read_text().strip() for path in limits if path.is_file()]
+    limit = next((int(text) for text in texts if text.isdigit()), None)
     usable = min(total, limit or total)
     share = usable / slots
     found = f"{usable / 1e9:.1f} GB for {slots} slots"
@@ -565,12 +567,6 @@ def _memory(settings: Settings, slots: int) -> Check:
     if share < SCARCE:
         return Check("memory", "broken", found, f"set cpu_slots to {max(1, int(usable // SCARCE))}")
     return Check("memory", "ok", found)
-
-
-def _cgroup_limit() -> int | None:
-    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    found = [path.read_text().strip() for path in limits if path.is_file()]
-    return next((int(text) for text in found if text.isdigit()), None)
 
 
 def _disk(settings: Settings) -> Check:

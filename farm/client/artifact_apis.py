@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from farm.artifacts.refs import ListedRefs, RefView, ShownRef, SnapshotCell
 from farm.artifacts.storage import SignedSidecar
@@ -296,17 +296,17 @@ class Downloads:
         if self._cache and whole:
             note_use(self._cache, [whole])  # First: another process may trim the cache while this one hashes.
         if whole is None or not _is_whole(whole, wanted, said):
-            part, kept = _open_part(whole, place)
+            part, path, kept = _open_part(whole, place)
             try:
                 # Another process may have brought it while this one waited.
                 if whole is None or not kept or not _is_whole(whole, wanted, said):
-                    _fetch(part.descriptor, wanted, reads, said)
-                    os.ftruncate(part.descriptor, wanted["size"])
-                    part.path.replace(whole if whole and kept else place)
+                    _fetch(part, wanted, reads, said)
+                    os.ftruncate(part, wanted["size"])
+                    path.replace(whole if whole and kept else place)
             finally:
-                os.close(part.descriptor)
+                os.close(part)
                 if not kept:
-                    part.path.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             if not kept:
                 return place
         if self._cache and whole:
@@ -332,15 +332,10 @@ class Downloads:
         return self._cache / "blobs" / digest if self._cache else None
 
 
-class _Unfinished(NamedTuple):
-    """A file in which a blob is put together: behind the blob's bytes, one for each piece that is there."""
+def _open_part(whole: Path | None, place: Path) -> tuple[int, Path, bool]:
+    """Open the file in which a blob is put together, for this process alone; return its path too, and if it is cached.
 
-    descriptor: int
-    path: Path
-
-
-def _open_part(whole: Path | None, place: Path) -> tuple[_Unfinished, bool]:
-    """Open the file in which a blob is put together, for this process alone; and whether it is in the cache.
+    Behind the blob's bytes it has one for each piece that is there.
 
     Without a cache, or if that cannot be written, it is next to the place, for this time only. Raises OSError.
     """
@@ -348,9 +343,9 @@ def _open_part(whole: Path | None, place: Path) -> tuple[_Unfinished, bool]:
         path = whole.with_name(f"{whole.name}.part")
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            return _Unfinished(_alone(path), path), True
+            return _alone(path), path, True
     path = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    return _Unfinished(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path), False
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path, False
 
 
 def _alone(path: Path) -> int:

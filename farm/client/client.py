@@ -576,9 +576,7 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
     try:
         document = json.loads(read_private(path, 1 << 20))
         url, token = str(document["api_url"]), str(document["api_token"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     except OSError as error:
         url, token = error.strerror or "", ""

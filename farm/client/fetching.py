@@ -425,10 +425,9 @@ def _write_statements(document: Path, signed: SignedArtifact | None, *, force: b
 
 
 def _are_statements(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
         return all("mediaType" in json.loads(line) for line in read_plain(path, LARGEST_SIDECAR).splitlines())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+    return False
 
 
 def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionDocument:
@@ -495,7 +494,9 @@ def place_kernels(bring: Bring, packed: FileReference, kernels: Path) -> None:
     import zipfile
 
     with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=kernels.parent) as scratch:
-        if kernels.is_symlink() or not all(_is_kernels(entry) for entry in os.scandir(kernels)):
+        if kernels.is_symlink() or not all(
+            entry.name.endswith(".ukdb") and entry.is_file(follow_symlinks=False) for entry in os.scandir(kernels)
+        ):
             raise UsageError(f"{kernels} holds files that no fetch has written", hint="choose another folder")
         try:
             bring(packed, Path(scratch) / "packed")
@@ -512,10 +513,6 @@ def place_kernels(bring: Bring, packed: FileReference, kernels: Path) -> None:
                         shutil.copyfileobj(source, file)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
             raise ArtifactGone(f"the kernel binaries cannot be unpacked: {error}") from None
-
-
-def _is_kernels(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".ukdb") and entry.is_file(follow_symlinks=False)
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def read_inputs(
     """
     cache = cache or default_cache()
     known = KnownFacts((facts or cache) / "facts")
-    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick=quick, untrusted=untrusted)
+    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick, untrusted)
     reader.read()
     if not quick:
         note_use(reader.cache, reader.found.files.values())
@@ -100,29 +100,27 @@ def read_inputs(
     return reader.found
 
 
+@dataclass
 class _ManifestReader:
     """One reading of one manifest's models and data."""
 
-    def __init__(
-        self,
-        matrix: Combinations,
-        folder: Path,
-        cache: Path,
-        transport: httpx.BaseTransport | None,
-        pythons: Mapping[str, str],
-        known: KnownFacts,
-        *,
-        quick: bool,
-        untrusted: bool,
-    ) -> None:
-        self.matrix, self.manifest, self.folder = matrix, matrix.manifest, folder
-        self.cache, self.transport, self.pythons, self.known, self.quick = cache, transport, pythons, known, quick
-        self.untrusted = untrusted
-        self.found = FrozenInputs()
-        self.frozen_before: dict[Hashable, tuple[FrozenData, Path]] = {}
-        self.read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = {}
-        self.paths: dict[str, Path] = {}
-        """Where the models are, by their names."""
+    matrix: Combinations
+    folder: Path
+    cache: Path
+    transport: httpx.BaseTransport | None
+    pythons: Mapping[str, str]
+    known: KnownFacts
+    quick: bool
+    untrusted: bool
+    found: FrozenInputs = field(default_factory=FrozenInputs)
+    frozen_before: dict[Hashable, tuple[FrozenData, Path]] = field(default_factory=dict)
+    read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    """Where the models are, by their names."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.matrix.manifest
 
     def complain(self, error: UsageError, place: Place) -> None:
         self.found.problems.append(self.manifest.written.problem(error.message, *place, hint=error.hint))
@@ -414,7 +412,9 @@ def download(
     return place
 
 
-RUNNER = Path(__file__).parent.parent / "runner"
+_RUNNER = Path(__file__).parent.parent / "runner"
+CHECKS = {"onnx": _RUNNER / "onnx_models.py", "tf": _RUNNER / "tf_check.py"}
+"""The code that checks models, by their format: what it found counts until it changes."""
 
 
 class KnownFacts:
@@ -434,7 +434,7 @@ class KnownFacts:
             before, (digest, size) = _identity(path), hash_file(path)
         except OSError:
             return check_here, None  # Reading says what is wrong.
-        key = _key("model", digest, format, outputs, _rules(RUNNER / f"{format}_check.py"))
+        key = _key("model", digest, format, outputs, _rules(CHECKS[format]))
         known = self._get(key)
 
         def check(path: Path, format: str, outputs: Sequence[str]) -> CheckAnswer:
@@ -499,7 +499,7 @@ def _key(*parts: object) -> str:
 @cache
 def _rules(module: Path) -> str:
     """Return the digest of the code that reads a kind of files."""
-    return hashlib.sha256(module.read_bytes()).hexdigest() if module.is_file() else ""
+    return hashlib.sha256(module.read_bytes()).hexdigest()
 
 
 def _is_plain(folder: Path, name: str, size: int) -> bool:

@@ -243,12 +243,8 @@ def _join(samples: Path, runs: Path, joined: Path) -> None:
         found = [run[name] for run in outputs]
         if len({array.shape for array in found}) > 1:
             raise UsageError(f"output `{name}` has another shape for each sample: {found[0].shape}, {found[-1].shape}")
-        # Of a model with a batch each run has a batch of 1; of another one it is a sample as it is.
-        batched = found[0].ndim and found[0].shape[0] == 1 and _has_batch(inputs[0], arrays)
+        # Of a model with a batch each run has a batch of 1, and samples stack on that axis, not on a new one.
+        stacks = any(array.ndim == arrays[name].ndim for name, array in inputs[0].items())
+        batched = found[0].ndim and found[0].shape[0] == 1 and stacks
         arrays[name] = np.concatenate(found) if batched else np.stack(found)
     write_npz(str(joined), arrays)
-
-
-def _has_batch(run: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
-    """Whether samples stack on an axis that the inputs have, and not on a new one."""
-    return any(array.ndim == arrays[name].ndim for name, array in run.items())

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
@@ -88,13 +88,6 @@ def _remove(entry: Path) -> None:
         remove_tree(going)
 
 
-class KeptAnswer(NamedTuple):
-    """A document, and when the farm gave it, in Unix seconds."""
-
-    document: Any
-    given: float
-
-
 class KeptAnswers:
     """The last answers of one farm to one caller, in a `cache`; without a cache nothing is kept."""
 
@@ -113,7 +106,7 @@ class KeptAnswers:
         Only for what a farm that is away would have answered: not for what it refuses.
         """
         if self._away and (kept := self._read(name)):
-            return kept.document
+            return kept[0]
         try:
             document = ask()
         except FarmFault as fault:
@@ -121,22 +114,23 @@ class KeptAnswers:
             if kept is None:
                 raise
             if self.on_away and not self._away:
-                self.on_away(fault.message, max(0.0, time.time() - kept.given))
+                self.on_away(fault.message, max(0.0, time.time() - kept[1]))
             self._away = True
-            return kept.document
+            return kept[0]
         self._keep(name, document)
         return document
 
     def _place(self, name: str) -> Path | None:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()}.json" if self._folder else None
 
-    def _read(self, name: str) -> KeptAnswer | None:
+    def _read(self, name: str) -> tuple[Any, float] | None:
+        """Return a document, and when the farm gave it, in Unix seconds."""
         place = self._place(name)
         if place is None:
             return None
         try:
             found = parsed(place.read_bytes(), place.name)
-            return KeptAnswer(found["document"], float(found["given"]))
+            return found["document"], float(found["given"])
         except (OSError, UsageError, ValueError, KeyError, TypeError):
             return None
 

@@ -221,16 +221,10 @@ class Transport:
 
         Raises what it refuses with, FarmFault if it cannot be reached after all tries, UsageError for a longer one.
         """
-        import httpx
 
         def once() -> httpx.Response:
-            try:
-                with self._not_in_silence(), self._api.stream(method, path, **options) as response:
-                    return _checked(_read(response, limit))
-            except httpx.DecodingError:
-                raise _foreign(f"{self.url}{path}") from None
-            except httpx.TransportError as error:
-                raise self._unreachable(error) from None
+            with self._reaching(path), self._not_in_silence(), self._api.stream(method, path, **options) as response:
+                return _checked(_read(response, limit))
 
         return retry(once)
 
@@ -247,11 +241,21 @@ class Transport:
         finally:
             timer.cancel()
 
-    def _unreachable(self, error: Exception) -> FarmFault:
-        hint = "is it running? FARM_API_URL sets its address"
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            hint = "is it the right host? SSL_CERT_FILE names a file of certificates that are trusted"
-        return FarmFault(f"cannot reach the farm at {self.url}: {error or type(error).__name__}", hint=hint)
+    @contextlib.contextmanager
+    def _reaching(self, path: str) -> Iterator[None]:
+        """Raises FarmFault if the farm cannot be reached in the block, UsageError for an answer that cannot be read."""
+        import httpx
+
+        try:
+            yield
+        except httpx.DecodingError:
+            raise unexpected(f"{self.url}{path}", "it cannot be read") from None
+        except httpx.TransportError as error:
+            hint = "is it running? FARM_API_URL sets its address"
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                hint = "is it the right host? SSL_CERT_FILE names a file of certificates that are trusted"
+            message = f"cannot reach the farm at {self.url}: {error or type(error).__name__}"
+            raise FarmFault(message, hint=hint) from None
 
     def events(self, path: str, after: str | None, silence: float, **params: Any) -> Iterator[tuple[str, str, str]]:
         """Yield name, id and data of server-sent events until the server ends the stream.
@@ -271,14 +275,9 @@ class Transport:
         import httpx
 
         options |= {"timeout": httpx.Timeout(10.0, read=timeout), "extensions": {"silent": True}}
-        try:
-            with self._api.stream("GET", path, **options) as response:
-                _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
-                yield _lines(response)
-        except httpx.DecodingError:
-            raise _foreign(f"{self.url}{path}") from None
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from None
+        with self._reaching(path), self._api.stream("GET", path, **options) as response:
+            _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
+            yield _lines(response)
 
     def put(self, put: Put, path: Path, count: Callable[[int], None]) -> None:
         """Send one blob, or a part of it; the signature covers its size, and a whole blob's SHA-256."""
@@ -401,10 +400,6 @@ def _read(response: httpx.Response, limit: int) -> httpx.Response:
     packing = (b"content-encoding", b"content-length", b"transfer-encoding")
     headers = [(name, value) for name, value in response.headers.raw if name.lower() not in packing]
     return httpx.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
-
-
-def _foreign(url: str) -> UsageError:
-    return unexpected(url, "it cannot be read")
 
 
 def _require_short(size: int, limit: int, response: httpx.Response) -> None:

@@ -396,13 +396,7 @@ Sizes = Annotated[
         },
     ),
 ]
-BatchSizes = Annotated[
-    tuple[int, ...],
-    *read_by(
-        _batch_sizes,
-        BATCHES_SCHEMA,
-    ),
-]
+BatchSizes = Annotated[tuple[int, ...], *read_by(_batch_sizes, BATCHES_SCHEMA)]
 Patterns = Annotated[
     tuple[str, ...],
     *read_by(_patterns, {"anyOf": [_PATTERN_SCHEMA, {"type": "array", "items": _PATTERN_SCHEMA, "minItems": 1}]}),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
 from farm.jobs.state import AttemptLimits
-from farm.manifest.entries import Budgets, CellSettings, Gates, Manifest, Tuning, Verify
+from farm.manifest.entries import Budgets, CellSettings, Gates, IncludeEntry, Manifest, OverrideEntry, Tuning, Verify
 from farm.manifest.values import Entry
 from farm.matrix.combinations import (
     Combination,
@@ -564,7 +564,9 @@ class PoolChoice:
 def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     """Return the settings of a cell: the manifest's, with its model's, those of `include` and `overrides` on top."""
     names = CellSettings.model_fields
-    layers = combination.layers(manifest)
+    entries: Mapping[str, Sequence[IncludeEntry | OverrideEntry]]
+    entries = {"include": manifest.include, "overrides": manifest.overrides}
+    layers = [manifest, combination.model, *(entries[name][position] for name, position in combination.extras)]
     given = [{name: getattr(layer, name) for name in names if name in layer.model_fields_set} for layer in layers]
     return CellSettings.model_construct(**_merged(given))
 

@@ -21,7 +21,6 @@ from farm.manifest.entries import (
     IncludeEntry,
     Manifest,
     ModelEntry,
-    OverrideEntry,
     SelectEntry,
 )
 from farm.manifest.values import Data, EnvFile
@@ -125,12 +124,6 @@ class Combination:
         """What is the same for its siblings of other shapes, and decides all but their inputs."""
         target = self.places["target"]
         return self.index, self.slug, self.toolchain, self.precision, tuple(self.extras), target, self.packs
-
-    def layers(self, manifest: Manifest) -> list[Manifest | ModelEntry | IncludeEntry | OverrideEntry]:
-        """Return the parts of its manifest that have settings for it; later ones are laid over earlier ones."""
-        entries: Mapping[str, Sequence[IncludeEntry | OverrideEntry]]
-        entries = {"include": manifest.include, "overrides": manifest.overrides}
-        return [manifest, self.model, *(entries[name][position] for name, position in self.extras)]
 
     def asked_packs(self, manifest: Manifest) -> tuple[str, ...]:
         """Return the layouts that its manifest asks for."""

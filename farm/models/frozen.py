@@ -122,7 +122,8 @@ def read_model(
         others = [file_reference(path.parent / name, name) for name in found.get("external_files", ())]
         files = [hashed or file_reference(path, path.name), *others]
     except BadModel as error:
-        raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=_way_out(error.message)) from None
+        hint = next((hint for words, hint in _WAYS_OUT.items() if words in error.message), "")
+        raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=hint) from None
     except OSError as error:
         raise UnreadableModel(f"{path}: {error.strerror or error}") from None
     model: FrozenModel = {
@@ -150,10 +151,6 @@ _WAYS_OUT = {
     "not a regular file": "name the model file itself",
 }
 """What to do about a model that cannot be read, by words of the sentence that says why."""
-
-
-def _way_out(message: str) -> str:
-    return next((hint for words, hint in _WAYS_OUT.items() if words in message), "")
 
 
 def file_reference(path: Path, name: str) -> FileReference:

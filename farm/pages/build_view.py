@@ -233,7 +233,9 @@ class ShownBuild:
 
     def reasons(self) -> list[Reason]:
         """Return why cells wait, once for each reason; without the numbers that differ by one."""
-        found = Counter(_reason(cell.waiting) for cell in self.cells if cell.waiting)
+        # How many jobs are ahead differs from cell to cell.
+        texts = (re.sub(r"^\d+ jobs? ahead", "other jobs are ahead", cell.waiting) for cell in self.cells)
+        found = Counter(filter(None, texts))
         known = [Reason(count, text) for text, count in found.most_common()]
         explained = sum(cell.look == "queued" and bool(cell.waiting) for cell in self.cells) if known else 0
         unexplained = self.looks.get("queued", 0) - explained
@@ -265,11 +267,6 @@ class ShownBuild:
             start = f"{self.done:,} of {plural(total, 'cell')} are done"
         eta = outlook["eta"] if outlook else None
         return f"{start}; the rest takes about {duration(eta['expected'])} more" if eta and eta["expected"] else start
-
-
-def _reason(text: str) -> str:
-    """Return a reason without how many jobs are ahead, which differs from cell to cell."""
-    return re.sub(r"^\d+ jobs? ahead", "other jobs are ahead", text)
 
 
 def grouped(cells: Iterable[CellLine]) -> list[Group]:

@@ -316,11 +316,6 @@ def version_of(name: str) -> str:
     return hashlib.sha256(static(name)).hexdigest()[:12]
 
 
-def _harmless(value: object) -> object:
-    """Return what a template puts out without control characters, and without what reverses text or hides in it."""
-    return inert(value) if type(value) is str else value
-
-
 _QUOTED = re.compile(r"`([^`]{1,300})`")
 
 
@@ -337,7 +332,8 @@ def _environment() -> Environment:
         loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_harmless,
+        # What a template puts out has no control characters, and nothing that reverses text or hides in it.
+        finalize=lambda value: inert(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

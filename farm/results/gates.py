@@ -40,6 +40,8 @@ Outcome = Literal["worse", "better", "within", "unclear", "not compared", "new"]
 """`new`: the baseline's tag has no such cell, so there is nothing to judge."""
 
 DECIDED: frozenset[Outcome] = frozenset({"worse", "better", "within"})
+OPEN: Sequence[Outcome] = ("unclear", "not compared")
+"""What could not be judged: it is said, so that nobody believes it was."""
 
 ALONE = 0.1
 """By how much a number that is measured once may be wrong if nothing else ran on the node, as a share of it."""
@@ -146,12 +148,9 @@ def judge_gates(planned: CellPlan, rows: Sequence[GateRow]) -> Judgement | None:
         kind = FailureKind.REGRESSION if worse[0]["against"] else FailureKind.BUDGET
         return Judgement(kind, "; ".join(map(sentence, worse)))
     absent = bool(baseline and baseline.get("absent"))
-    open_ones = [
-        row for row in rows if _is_open(row) and (gates.get("undecided") == "fail" or (absent and row["against"]))
-    ]
-    return (
-        Judgement(FailureKind.UNDECIDED, f"cannot judge: {'; '.join(map(sentence, open_ones))}") if open_ones else None
-    )
+    fails = gates.get("undecided") == "fail"
+    texts = sentences([row for row in rows if fails or (absent and row["against"])], *OPEN)
+    return Judgement(FailureKind.UNDECIDED, f"cannot judge: {'; '.join(texts)}") if texts else None
 
 
 def rule(row: GateRow) -> str:
@@ -251,26 +250,12 @@ def amount(measure: str, value: float | None) -> str:
     return size(value) if measure in ("size", "memory") else duration(value)
 
 
-def improvements(rows: Sequence[GateRow]) -> list[str]:
-    """Return a sentence for each number that is better than the baseline's."""
-    return [sentence(row) for row in rows if row["outcome"] == "better"]
-
-
-def undecided(rows: Sequence[GateRow]) -> list[str]:
-    """Return a sentence for each number that could not be judged, so that nobody believes it was."""
-    return [sentence(row) for row in rows if _is_open(row)]
-
-
-def new(rows: Sequence[GateRow]) -> list[str]:
-    """Return a sentence for each number that has nothing to be compared with yet."""
-    return [sentence(row) for row in rows if row["outcome"] == "new"]
+def sentences(rows: Sequence[GateRow], *outcomes: Outcome) -> list[str]:
+    """Return a sentence for each number with one of these outcomes."""
+    return [sentence(row) for row in rows if row["outcome"] in outcomes]
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
-
-
-def _is_open(row: GateRow) -> bool:
-    return row["outcome"] in ("unclear", "not compared")
 
 
 def _limited(

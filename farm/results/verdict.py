@@ -18,18 +18,18 @@ from farm.errors import ArtifactGone, ExitCode, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
 from farm.jobs.state import FailureKind, Fault, State, is_gate, policy_of
-from farm.matrix.planned import UNKNOWN, CellPlan, ExpectedFailure
+from farm.matrix.planned import UNKNOWN, CellPlan
 from farm.results.gates import (
+    OPEN,
     GateRow,
+    Outcome,
     between,
-    improvements,
     judge_program,
     judge_unverified,
     left_out,
     moved,
-    new,
     rules_of,
-    undecided,
+    sentences,
 )
 from farm.results.report import Changes, JudgedCell, Remark
 from farm.results.tradeoff import Contender, error_of, marks_of, part_of
@@ -266,7 +266,7 @@ def _speed(before: CellEnd | CellLine, after: CellEnd | CellLine, rows: Sequence
     if rows:
         outcomes = {row["outcome"] for row in rows}
         effect: Effect = "worse" if "worse" in outcomes else "better" if "better" in outcomes else "same"
-        return CellChange(effect, left_out="; ".join(undecided(rows)))
+        return CellChange(effect, left_out="; ".join(sentences(rows, *OPEN)))
     if why := _unfair(before, after):
         return CellChange("same", left_out=why)
     assert before.latency and after.latency
@@ -339,7 +339,8 @@ def judge_cell(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     policy = policy_of(cell["kind"]) if cell["kind"] else None
     cell["fault"] = policy.fault if policy else None
     cell["advice"] = policy.advice if policy else ""
-    entry = _valid_expectation(planned)
+    expected = expected_failure(planned)
+    entry = planned["expected"] if expected and datetime.now(UTC).timestamp() < expected["before"] else None
     # A failure that somebody acknowledged may be mended: that makes no manifest out of date.
     cell["expected"] = entry is not None and not (entry.get("by") and cell["state"] == State.SUCCEEDED)
     cell["as_expected"] = entry is not None and cell["state"] == State.FAILED and cell["kind"] == entry["kind"]
@@ -442,9 +443,9 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
         (len(by_farm), "ended by the farm's fault"),
         (len(surprises), "succeeded against the manifest's expectation"),
         (len(cancelled), "cancelled"),
-        (sum(bool(improvements(found)) for found in rows), "better than the baseline"),
-        (sum(bool(undecided(found)) for found in rows), "not judged by a gate"),
-        (sum(bool(new(found)) for found in rows), "new to the baseline"),
+        (sum(bool(sentences(found, "better")) for found in rows), "better than the baseline"),
+        (sum(bool(sentences(found, *OPEN)) for found in rows), "not judged by a gate"),
+        (sum(bool(sentences(found, "new")) for found in rows), "new to the baseline"),
         (sum(bool(cell.get("held")) for cell in cells), "that `latest` does not take"),
     ):
         if number:
@@ -474,11 +475,6 @@ def expected_failure(planned: CellPlan) -> TimedFailure | None:
     return {"kind": entry["kind"], "before": last.timestamp() + DAY}
 
 
-def _valid_expectation(planned: CellPlan) -> ExpectedFailure | None:
-    expected = expected_failure(planned)
-    return planned["expected"] if expected and datetime.now(UTC).timestamp() < expected["before"] else None
-
-
 def changes_of(cells: Sequence[JudgedCell]) -> Changes:
     """Return what judged cells (`farm.results.verdict.judge_cell`) say about a build, in the manifest's order.
 
@@ -492,9 +488,7 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
         "new_failures": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "newly failed"],
         "still_failing": [_failure(cell) for cell in failed if effects[cell["identifier"]] == "still failing"],
         "regressions": [_failure(cell) for cell in failed if cell["kind"] == FailureKind.REGRESSION],
-        "improvements": [
-            _remark(cell, "; ".join(said)) for cell in succeeded if (said := improvements(cell.get("compared") or []))
-        ],
+        "improvements": _said(succeeded, "better"),
         "fixed": [
             _remark(cell, f"failed before: {past['kind']}")
             for cell in succeeded
@@ -506,7 +500,7 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
             if (past := cell.get("before")) and effects[cell["identifier"]] == "unjudged"
         ],
         "held": [_remark(cell, held) for cell in succeeded if (held := cell.get("held"))],
-        "new": [_remark(cell, "; ".join(said)) for cell in cells if (said := new(cell.get("compared") or []))],
+        "new": _said(cells, "new"),
         "undecided": [_remark(cell, "; ".join(said)) for cell in cells if (said := list(_undecided(cell)))],
         "hits": [cell["identifier"] for cell in cells if cell["hit"]],
         "recompiled": [_remark(cell, cell["reason"]) for cell in cells if cell.get("reason") and not cell["hit"]],
@@ -529,7 +523,12 @@ def _undecided(cell: JudgedCell) -> Iterator[str]:
     past = cell.get("before")
     if cell["state"] == State.FAILED and past and past["state"] == UNKNOWN:
         yield f"{cell['kind']}: {cell['message']}; it is not known if it failed before: {past['kind']}"
-    yield from undecided(cell.get("compared") or [])
+    yield from sentences(cell.get("compared") or [], *OPEN)
+
+
+def _said(cells: Sequence[JudgedCell], outcome: Outcome) -> list[Remark]:
+    found = [(cell, sentences(cell.get("compared") or [], outcome)) for cell in cells]
+    return [_remark(cell, "; ".join(said)) for cell, said in found if said]
 
 
 def _failure(cell: JudgedCell) -> Remark:

@@ -17,7 +17,7 @@ from farm import __version__
 from farm.errors import Problem
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import Fault, State
-from farm.results.gates import movements, sentence, undecided
+from farm.results.gates import OPEN, movements, sentence, sentences
 from farm.results.report import BuildView, JudgedCell, Remark, Report
 from farm.results.verdict import change_of, changes_of
 from farm.units import duration, named, size, together
@@ -251,7 +251,7 @@ def commands_of(cells: Sequence[JudgedCell], file: str = "") -> Commands:
         _of_cell("warning", cell, "; ".join(said), file)
         for cell in cells
         if cell["state"] == State.SUCCEEDED
-        and (said := [*filter(None, [cell["warning"]]), *undecided(cell.get("compared") or [])])
+        and (said := [*filter(None, [cell["warning"]]), *sentences(cell.get("compared") or [], *OPEN)])
     ]
     return {"error": errors, "warning": warnings}
 

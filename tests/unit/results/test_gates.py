@@ -13,14 +13,13 @@ from farm.errors import ExitCode
 from farm.manifest.parsing import read_gates
 from farm.node.executor import ROUNDS, ROUNDS_AGAIN
 from farm.results.gates import (
+    OPEN,
     gate_rows,
-    improvements,
     is_suspicious,
     judge_gates,
-    new,
     rule,
     sentence,
-    undecided,
+    sentences,
     values_of,
     weak_outputs,
 )
@@ -510,8 +509,8 @@ def test_a_sentence_has_the_rule_the_number_and_why(
 ) -> None:
     row = row_at(cell, hit, **changes)
     assert sentence(row) == said
-    assert new([row]) == ([said] if "no such cell" in said else [])
-    assert undecided([row]) == improvements([row]) == []
+    assert sentences([row], "new") == ([said] if "no such cell" in said else [])
+    assert sentences([row], *OPEN) == sentences([row], "better") == []
 
 
 def test_a_difference_is_measured_again_if_it_may_be_beyond_the_limit() -> None:
