@@ -79,8 +79,6 @@ class Farm:
         """The job store. Raises UsageError if no address is set, FarmFault if the server would lose work."""
         from farm.store import Store
 
-        if not self.settings.redis_url.get_secret_value():
-            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run` or `farm up`")
         store = Store.connect(self.settings)
         store.check()
         return store

@@ -25,7 +25,7 @@ def problem(error: FarmError) -> ProblemDetails:
     """Return the Problem Details of an error."""
     document: ProblemDetails = {
         "type": TYPE_PREFIX + type(error).__name__,
-        "title": _title(type(error).__name__),
+        "title": re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).capitalize(),
         "status": error.http_status,
         "detail": error.message,
     }
@@ -92,7 +92,3 @@ def _wrong(problem: Mapping[str, Any]) -> str:
         wrong = f"{str(problem['input'])[:100]!r} is not a {place[-1].replace('_', ' ')}"
         return wrong if place[0] == "path" else f"{wrong}, which has to match {problem['ctx']['pattern']}"
     return f"{'.'.join(map(str, place))}: {problem['msg']}"
-
-
-def _title(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()

@@ -58,7 +58,9 @@ def rebuild(artifacts: ArtifactStore, namespace: str, requests: int = AT_ONCE) -
     read = at_once(lambda key: _read(artifacts, key), changed, requests)
     known |= {key: found for key, found in zip(changed, read, strict=True) if found}
     if known != checkpoint:
-        _write_checkpoint(artifacts, namespace, known)
+        text = json.dumps({"schema": SCHEMA, "sidecars": known}).encode()
+        packed = gzip.compress(text, compresslevel=1)
+        artifacts.put_object(_checkpoint_key(namespace), packed, content_type="application/gzip")
     sizes = _blob_sizes(artifacts, {blob for found in known.values() for blob in found.blobs}, requests)
     whole = [found for found in known.values() if all(sizes.get(digest) == size for digest, size in found.blobs)]
     log.info("artifacts indexed", namespace=namespace, sidecars=len(listed), read=len(changed), whole=len(whole))
@@ -128,12 +130,6 @@ def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Know
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         log.warning("checkpoint unreadable", namespace=namespace, error=repr(error))
         return {}
-
-
-def _write_checkpoint(artifacts: ArtifactStore, namespace: str, known: Mapping[str, Known]) -> None:
-    text = json.dumps({"schema": SCHEMA, "sidecars": known}).encode()
-    data = gzip.compress(text, compresslevel=1)
-    artifacts.put_object(_checkpoint_key(namespace), data, content_type="application/gzip")
 
 
 ORPHAN_AGE = timedelta(days=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from farm.artifacts import planned_orders
@@ -20,7 +20,6 @@ from farm.errors import Conflict, FarmError, FarmFault, InputsMissing, NotFound,
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
 from farm.logging import get_logger
-from farm.manifest.entries import Concurrency
 from farm.matrix.combinations import fits_any
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.metrics.instruments import CELLS_PLANNED, miss_reason
@@ -336,8 +335,10 @@ class BuildService:
             },
             "cells": plan.cells,
         }
-        if manifest.concurrency:
-            document["build"]["concurrency"] = _group(manifest.concurrency, document["build"]["labels"])
+        if group := manifest.concurrency:
+            per = f" {group.per}={document['build']['labels'].get(group.per, '')}" if group.per else ""
+            asked: ConcurrencyGroup = {"group": group.group + per, "cancels": group.cancel_in_progress}
+            document["build"]["concurrency"] = asked
         if only := submission.get("only"):
             document["build"]["only"] = list(only)
         return document
@@ -458,12 +459,6 @@ class BuildService:
             self._artifacts.delete_object(f"{PAUSED_POOLS}{pool}")
         self._store.workers.pause_pool(pool, paused=paused)
         self._store.wakeups.wake_pool(pool)
-
-
-def _group(concurrency: Concurrency, labels: Mapping[str, str]) -> ConcurrencyGroup:
-    per = concurrency.per
-    name = f"{concurrency.group} {per}={labels.get(per, '')}" if per else concurrency.group
-    return {"group": name, "cancels": concurrency.cancel_in_progress}
 
 
 def _shown(cell: CellPlan) -> ShownCell:

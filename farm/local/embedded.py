@@ -102,7 +102,11 @@ class EmbeddedFarm:
         if self.settings.api_url:
             self.joined = True
             return self.settings
-        self._look_for_parts()
+        # Refuse early if a server that has to be started is not installed.
+        if not self.settings.redis_url.get_secret_value():
+            valkey_binary()
+        if not (self.settings.s3_endpoint or self.settings.s3_bucket):
+            weed_binary()
         folder = own_data_folder(self.settings.data_dir)
         self.settings = self.settings.model_copy(update={"data_dir": folder})
         if (free := shutil.disk_usage(folder).free) < SCARCE:
@@ -127,13 +131,6 @@ class EmbeddedFarm:
             self.stop(wait_for_others=False)
             raise
         return self.settings
-
-    def _look_for_parts(self) -> None:
-        """Refuse early if a server that has to be started is not installed."""
-        if not self.settings.redis_url.get_secret_value():
-            valkey_binary()
-        if not (self.settings.s3_endpoint or self.settings.s3_bucket):
-            weed_binary()
 
     def _join(self) -> bool:
         """Join the farm that another process runs in this folder; False when there is none that answers."""

@@ -76,7 +76,8 @@ class Server:
         guard = [sys.executable, "-I", "-S", str(GUARD), str(self.patience), *self.command]
         for folder in {self.log.parent, self.folder or self.log.parent}:
             own_folder(folder)
-        with open(self.log, "ab", opener=_private) as output:
+        # For this user alone, and not a link.
+        with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
             self._guard = subprocess.Popen(
                 guard,
                 stdin=subprocess.PIPE,
@@ -477,11 +478,6 @@ def require_own_data(folder: Path) -> None:
 def _foreign_data(folder: Path, names: Sequence[str]) -> UsageError:
     text = f"no farm of yours wrote {' and '.join(names)} in {folder}"
     return UsageError(text, hint="remove what you did not make, or set another data_dir")
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file for this user alone; it is not a link."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def write_private(path: Path, text: str) -> Path:

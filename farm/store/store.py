@@ -493,7 +493,7 @@ class Store:
         """
         url = settings.redis_url.get_secret_value()
         if not url:
-            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run`")
+            raise UsageError("no address of Redis is set", hint="set FARM_REDIS_URL, or use `farm run` or `farm up`")
         if url.startswith("sentinel"):
             from farm.store.broker import require_sentinels
 

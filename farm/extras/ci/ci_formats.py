@@ -210,12 +210,8 @@ def _linked(cell: str, link: str) -> str:
 
 def _in_markdown(text: str) -> str:
     """Return text that Markdown shows as it stands, on one line: names and messages are untrusted."""
-    return _SPECIAL.sub(r"\\\1", " ".join(_visible(text))).replace("@", "@\u200b")
-
-
-def _visible(text: str) -> Iterable[str]:
-    """Yield the words of a text, without characters that are not shown."""
-    return "".join(character if character.isprintable() else " " for character in text).split()
+    words = "".join(character if character.isprintable() else " " for character in text).split()
+    return _SPECIAL.sub(r"\\\1", " ".join(words)).replace("@", "@\u200b")
 
 
 SHOWN = 10
@@ -322,7 +318,8 @@ def open_metrics(cells: Sequence[JudgedCell]) -> str:
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {what}"]
         for identifier, numbers in found:
             if (value := numbers[number]) is not None:
-                lines.append(f'{name}{{cell="{_in_metrics(identifier)}"}} {value:.9g}')
+                cell = re.sub(r"[^ -~]", "?", identifier).replace("\\", r"\\").replace('"', r"\"")
+                lines.append(f'{name}{{cell="{cell}"}} {value:.9g}')
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
@@ -335,10 +332,6 @@ def _numbers(facts: ArtifactFacts) -> dict[str, float | None]:
         "error": max(errors, default=None),
         "compile_seconds": facts.get("compile_seconds"),
     }
-
-
-def _in_metrics(text: str) -> str:
-    return re.sub(r"[^ -~]", "?", text).replace("\\", r"\\").replace('"', r"\"")
 
 
 RULE = "manifest"

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from farm.app import Farm
     from farm.artifacts.storage import ArtifactStore
     from farm.client.client import FarmClient
-    from farm.settings import Settings
 
 PLACE = f"ns/{MAIN}/roles.json"
 """The object key of the published roles: where everybody who reads artifacts may read."""
@@ -304,11 +303,6 @@ class Sealer:
     roles: Roles
     keys: Mapping[str, CryptoSigner]
 
-    @classmethod
-    def of(cls, roles: Roles, settings: Settings) -> Sealer:
-        """Return what signs by the settings. Raises UsageError for a bad key."""
-        return cls(roles, signers_of(settings))
-
     def seal(self, commit: RefCommit, now: datetime) -> RefView:
         """Return a ref with its metadata.
 
@@ -387,7 +381,7 @@ def commit(farm: Farm, move: RefCommit) -> RefView | None:
         return unsigned(move.after)
     if move.before and not is_own(farm, roles, move.namespace, move.before):
         return None
-    return Sealer.of(roles, farm.settings).seal(move, clock())
+    return Sealer(roles, signers_of(farm.settings)).seal(move, clock())
 
 
 class Renewals:
@@ -409,7 +403,7 @@ class Renewals:
     def renew(self, now: datetime | None = None) -> int:
         """Sign what is due; without roles, take off what was signed. Return how many refs were written."""
         roles, at = published(self._farm.artifacts), now or clock()
-        sealer = Sealer.of(roles, self._farm.settings) if roles else None
+        sealer = Sealer(roles, signers_of(self._farm.settings)) if roles else None
         for name, each in (("root", roles.root), ("targets", roles.top)) if roles else ():
             _warn(name, each.expires, at)
         return sum(self._renewed(namespace, tag, sealer, at) for namespace, tag in self._all())

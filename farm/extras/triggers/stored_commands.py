@@ -75,7 +75,11 @@ def ls(as_json: output.Json = False) -> None:
     with connect() as client:
         found = ManifestsApi.of(client).all()
     rows = [("NAME", "VERSION", "PUSHED (UTC)", "BY")]
-    rows += [(each["name"], str(each["version"]), *_pushed(each)) for each in found]
+    rows += [
+        (each["name"], str(each["version"]), render.when(newest["pushed"]), newest["by"])
+        for each in found
+        for newest in each["versions"][-1:]
+    ]
     output.table(rows, "no manifest is stored yet: farm manifest push FILE", {"items": found}, as_json=as_json)
 
 
@@ -180,11 +184,6 @@ def triggers(
                 said.append(f"{name}: {trigger['text']}: waits: {trigger['problem']}")
     output.table(rows, "no trigger: `triggers:` in a manifest has them", {"items": items}, as_json=as_json)
     output.say_all([] if as_json else map(inert, said))
-
-
-def _pushed(stored: StoredManifest) -> tuple[str, str]:
-    newest = stored["versions"][-1]
-    return render.when(newest["pushed"]), newest["by"]
 
 
 def _lines(content: FrozenManifest) -> list[str]:

@@ -30,7 +30,6 @@ from farm.extras.triggers.triggers import (
     triggers_of,
 )
 from farm.logging import get_logger
-from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.planned import FrozenManifest, ShownPlan, SubmissionDocument
 from farm.results.report import BuildView
@@ -86,7 +85,11 @@ class StoredManifests:
                 f"{by.name} is signed in by the proxy, and triggers need a token that can be revoked",
                 hint="push with a token (FARM_API_TOKEN): `farm token create` makes one",
             )
-        _require_frozen(manifest, content)
+        models = [each.name for each in manifest.models if not each.source.s3]  # Those in buckets the farm reads.
+        if missing := [each for each in models if each not in content["models"]]:
+            raise UsageError(
+                f"the model {missing[0]} was not frozen", hint="push by `farm manifest push` or the client"
+            )
         if absent := lacking(self._artifacts, _blobs(content)):
             raise InputsMissing(
                 f"{len(absent)} inputs of the manifest are not in object storage, the first is {absent[0]}",
@@ -305,13 +308,6 @@ def _shown(head: ManifestHead) -> StoredManifest:
         "versions": head["versions"],
         "triggers": [view_of(TriggerView, state) for state in head.get("triggers", [])],
     }
-
-
-def _require_frozen(manifest: Manifest, content: FrozenManifest) -> None:
-    """Check that every model is there, but for those in buckets."""
-    missing = [model.name for model in manifest.models if not model.source.s3 and model.name not in content["models"]]
-    if missing:
-        raise UsageError(f"the model {missing[0]} was not frozen", hint="push by `farm manifest push` or the client")
 
 
 def _blobs(content: FrozenManifest) -> dict[str, int]:

@@ -167,7 +167,8 @@ def to_bf16(model: Any) -> Any:
         # The casts are in the same places as for fp16.
         model = convert_float_to_float16(model, keep_io_types=True)
     for graph in graphs_of(model.graph):
-        for tensor in (*graph.initializer, *_constants(graph)):
+        constants = [each.t for node in graph.node for each in node.attribute if each.HasField("t")]
+        for tensor in (*graph.initializer, *constants):
             if tensor.data_type == kinds.FLOAT16:
                 array = weights.get(tensor.name)
                 array = numpy_helper.to_array(tensor) if array is None else array
@@ -183,10 +184,6 @@ def to_bf16(model: Any) -> Any:
                     attribute.i = kinds.BFLOAT16
     OnnxModel(model).topological_sort()  # The converter puts its casts at the end.
     return model
-
-
-def _constants(graph: Any) -> list[Any]:
-    return [each.t for node in graph.node for each in node.attribute if each.HasField("t")]
 
 
 _BUILDERS = {"quick": (3, 4), "exhaustive": (2, 3, 4, 5)}

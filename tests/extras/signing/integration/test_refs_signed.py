@@ -48,7 +48,7 @@ from farm.extras.signing.signed_refs import (
     target_of,
     withdraw,
 )
-from farm.extras.signing.signing_keys import clock, load_signer
+from farm.extras.signing.signing_keys import clock, load_signer, signers_of
 from farm.extras.signing.statements import SIDECAR, resource_of
 from farm.extras.signing.trust import load_policy
 from farm.extras.signing.verifying import Trust
@@ -284,7 +284,7 @@ def test_a_timestamp_ends_after_a_day_and_is_renewed(
     assert Renewals(farm).renew(now + day / 3) == 1 and len(stored(farm, "latest").data) == len(old.data)
     only(farm, "latest", "net")
     move = RefCommit("main", "latest", None, parse_ref("latest", stored(farm, "latest")))
-    put(farm, "latest", stored_ref(Sealer.of(signed.roles, farm.settings).seal(move, now - 1.1 * day)))
+    put(farm, "latest", stored_ref(Sealer(signed.roles, signers_of(farm.settings)).seal(move, now - 1.1 * day)))
     farm.store.signed.forget()  # As a server that was down for a day and more has it.
     with pytest.raises(Untrusted, match=r"timestamp\.json is expired"):
         reader.ls()
@@ -372,7 +372,7 @@ def test_a_server_cannot_forge_prod(farm: Farm, signed: Ceremony, trusting: Call
     assert roles
     forged = {**older, "generation": 9}
     text = role_signed("main/prod", target_of(forged), next_version(older, now), signed.signer("farm"), now)
-    parts = Sealer.of(roles, farm.settings)
+    parts = Sealer(roles, signers_of(farm.settings))
     with pytest.raises(NotAllowed):
         parts.seal(RefCommit("main", "prod", None, forged, json.dumps({"ref": forged, "role": text.decode()})), now)
     monkey = Roles(roles.roots, roles.targets)
