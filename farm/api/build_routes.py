@@ -256,14 +256,14 @@ async def _events(
         else:
             wait = round(EVENT_WAIT * 1000)
             items = (await in_thread(partial(farm.store.events.read, build_id, position, wait)))["items"]
+        texts = []
         for item in items:
             position = item.get("id") or position
             ended = item["type"] == "build" and item.get("state") == "reported"
             place = f"id: {item['id']}\n" if item.get("id") else ""
-            yield f"event: {item['type']}\n{place}data: {json.dumps(item)}\n\n"
-        if not items:
-            # A comment: it keeps proxies from closing the line, and shows us that the other end is gone.
-            yield ":\n\n"
+            texts.append(f"event: {item['type']}\n{place}data: {json.dumps(item)}\n\n")
+        # Without news a comment: it keeps proxies from closing the line, and shows us that the other end is gone.
+        yield "".join(texts) or ":\n\n"
         if ended or any(item["type"] == "reset" for item in items) or (not items and idle % LOOK_EVERY == 0):
             # Without news look at the build itself: its events may be gone while its report is there.
             build = await in_thread(partial(farm.build_reader.get, namespace, build_id))
