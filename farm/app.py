@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
     from farm.builds.finishing import BuildFinisher
-    from farm.builds.job_views import JobViews
     from farm.builds.known_failures import AcknowledgedFailures, RefusedPrograms
     from farm.builds.past_builds import BuildIndex
     from farm.builds.planner import KnownArtifacts
-    from farm.builds.reading import BuildReader
+    from farm.builds.reading import BuildReader, JobViews
     from farm.builds.service import Admission, BuildService
     from farm.extension import Extension
     from farm.node.executor import Executor
@@ -206,7 +205,7 @@ class Farm:
     @cached_property
     def jobs(self) -> JobViews:
         """Reads jobs."""
-        from farm.builds.job_views import JobViews
+        from farm.builds.reading import JobViews
 
         return JobViews(self.store, self.artifacts)
 

@@ -15,7 +15,7 @@ from farm.api.gate import Admin, Change, FarmDep, ReaderCaller, may_monitor, rea
 from farm.app import Farm
 from farm.artifacts.inventory import Collected, collect
 from farm.artifacts.tokens import Role, Secret, TokenDocument
-from farm.builds.troubles import troubles
+from farm.builds.reading import troubles
 from farm.control.audit import Auditor
 from farm.errors import FarmFault, NotFound
 from farm.jobs.rows import Listed, PoolView, WorkerView

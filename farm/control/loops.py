@@ -258,7 +258,7 @@ PATIENCE = 4.0
 class Presence:
     """What one control plane tells the others: that it is there, and if it does not reach object storage.
 
-    `farm/builds/troubles.py` reads it.
+    `farm/builds/reading.py` reads it.
     """
 
     def __init__(self, store: Store, reach: Callable[[], object]) -> None:

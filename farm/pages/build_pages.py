@@ -24,8 +24,7 @@ from farm.artifacts.sidecar import facts
 from farm.artifacts.tokens import Role
 from farm.builds.known_failures import today
 from farm.builds.past_builds import DayOfBuilds
-from farm.builds.reading import is_aside
-from farm.builds.troubles import troubles
+from farm.builds.reading import is_aside, troubles
 from farm.errors import NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView

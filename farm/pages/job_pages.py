@@ -18,9 +18,9 @@ from farm.api.gate import FarmDep, ReaderCaller
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Token
-from farm.builds.job_views import JobLog
 from farm.builds.known_failures import LONGEST, today
 from farm.builds.past_builds import KEPT
+from farm.builds.reading import JobLog
 from farm.errors import ArtifactGone, NotFound, QuotaExceeded, UsageError
 from farm.jobs.rows import CellOfBuild, JobView
 from farm.jobs.state import State, policy_of

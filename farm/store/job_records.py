@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
@@ -327,17 +327,9 @@ def _pairs(flat: Sequence[str]) -> Handed:
 
 
 def _explained(row: Mapping[str, Any]) -> WaitReasons:
-    return {
-        "live_workers": row["live_workers"],
-        "slots": row["slots"],
-        "ahead": row["ahead"],
-        "handed_out": row["handed_out"],
-        "resting": row.get("resting"),
-        "bounded_by": row.get("bounded_by"),
-        "paused": row.get("paused"),
-        "delayed_until": in_seconds(row.get("delayed_until")),
-        "before": next(_attempts(row["before"]), None),
-    }
+    said = {name: row.get(name) for name in WaitReasons.__annotations__}
+    before = next(_attempts(row["before"]), None)
+    return cast(WaitReasons, {**said, "delayed_until": in_seconds(row.get("delayed_until")), "before": before})
 
 
 def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:

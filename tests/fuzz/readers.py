@@ -22,7 +22,7 @@ from onnx import numpy_helper
 from farm.artifacts.refs import RefCommit, RefView, ShownRef, canonical, parse_ref, stored_ref
 from farm.artifacts.s3_bucket import Object
 from farm.artifacts.sidecar import facts, serving_of
-from farm.builds.job_views import JobLog
+from farm.builds.reading import JobLog
 from farm.client.fetching import read_sidecar
 from farm.client.inspection import disagreements, inspect_if_small, wrong_card
 from farm.client.transport import _events, _lines

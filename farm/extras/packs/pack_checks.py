@@ -20,6 +20,7 @@ from farm.extras.packs.fetch import SCRATCH, CacheFile, fixed_model, model_path,
 from farm.extras.packs.layouts import require_fit
 from farm.extras.signing.trust import Standing, TrustCheck
 from farm.extras.signing.verifying import (
+    LARGEST_SIDECAR,
     Trust,
     file_digest,
     read_document,
@@ -145,9 +146,6 @@ def _model_of(sidecar: Sidecar, downloads: Downloads) -> tuple[Path, dict[str, s
     return kept(model["digest"], model["size"]), {file["path"]: file["digest"] for file in others}
 
 
-_LARGEST_SIDECAR = 16 << 20
-
-
 def wrong_files(folder: Path, cards: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Yield each file of a cache that should not be trusted, and why; one line for each reason.
 
@@ -179,5 +177,5 @@ def wrong_files(folder: Path, cards: Collection[str] = ()) -> Iterator[tuple[str
 def _sidecar_of(file: Path) -> Sidecar | None:
     for path in (sidecar_path(file), file.parent / "artifact.json", file.parent.parent / "artifact.json"):
         with suppress(OSError, ValueError):
-            return read(read_plain(path, _LARGEST_SIDECAR))
+            return read(read_plain(path, LARGEST_SIDECAR))
     return None

@@ -17,8 +17,15 @@ from farm.errors import (
     StorageUnavailable,
     UsageError,
 )
-from farm.extras.triggers.stored_manifests import ManifestHead, StoredManifests
-from farm.extras.triggers.triggers import PendingRun, TriggerState, claimed, ended, postponed
+from farm.extras.triggers.stored_manifests import (
+    ManifestHead,
+    PendingRun,
+    StoredManifests,
+    TriggerState,
+    claimed,
+    ended,
+    postponed,
+)
 from farm.extras.webhooks.hooks import Webhooks
 from farm.logging import get_logger
 from farm.targets.pools import Pool, in_use, understand_target

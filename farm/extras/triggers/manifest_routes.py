@@ -12,8 +12,7 @@ from fastapi.responses import RedirectResponse
 from farm.api import schemas
 from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.artifacts.tokens import Role
-from farm.extras.triggers.stored_manifests import StoredManifests
-from farm.extras.triggers.triggers import BuildWish, ShownManifest, StoredManifest
+from farm.extras.triggers.stored_manifests import BuildWish, ShownManifest, StoredManifest, StoredManifests
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from farm.client.client import SubmittedBuild
 from farm.client.transport import Api, named
 from farm.errors import InputsMissing, NotFound
-from farm.extras.triggers.triggers import ShownManifest, StoredManifest
+from farm.extras.triggers.stored_manifests import ShownManifest, StoredManifest
 from farm.matrix.planned import ShownPlan
 
 if TYPE_CHECKING:

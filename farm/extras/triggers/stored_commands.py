@@ -34,7 +34,7 @@ from farm.extras.triggers.manifests_api import ManifestsApi
 from farm.inert import inert
 
 if TYPE_CHECKING:
-    from farm.extras.triggers.triggers import StoredManifest
+    from farm.extras.triggers.stored_manifests import StoredManifest
     from farm.matrix.planned import FrozenManifest
 
 commands = output.commands(__doc__)

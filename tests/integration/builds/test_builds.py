@@ -1350,7 +1350,7 @@ def test_the_end_of_a_long_log_is_shown(farm: Farm, frozen: Frozen, monkeypatch:
     build = submit(farm, frozen)
     digest, _ = farm.artifacts.put_blob_bytes(b"passes\n" * 1000 + b"and then it died\n")
     work(farm, lambda *_: Outcome.failure(FailureKind.COMPILER_ERROR, "no", log=digest))
-    monkeypatch.setattr("farm.builds.job_views.SHOWN_LOG", 24)
+    monkeypatch.setattr("farm.builds.reading.SHOWN_LOG", 24)
     job = farm.build_reader.cells("main", build["id"])[0]["job"]
     first, *rest = b"".join(farm.jobs.log("main", job).last()).decode().splitlines()
     assert first == f"(6993 bytes before this are in blob {digest})"

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import farm
-from farm.builds.troubles import troubles
+from farm.builds.reading import troubles
 from farm.control.loops import Presence
 from farm.errors import StorageAway
 from farm.node import health

@@ -25,9 +25,9 @@ from farm.artifacts.s3_bucket import Bucket
 from farm.artifacts.sidecar import facts, validate
 from farm.artifacts.storage import build_key
 from farm.artifacts.tokens import LINK_SECONDS, Role, Tokens, link_code
-from farm.builds import job_views, reading
-from farm.builds.job_views import JobLog
+from farm.builds import reading
 from farm.builds.known_failures import today
+from farm.builds.reading import JobLog
 from farm.client.client import FarmClient, Frozen
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
@@ -936,7 +936,7 @@ def test_a_long_log_is_read_in_parts_and_searched_once_at_a_time(
     farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hostile compiler may print a gigabyte: no page holds it, and a search holds a part of it."""
-    monkeypatch.setattr(job_views, "PART", 1000)
+    monkeypatch.setattr(reading, "PART", 1000)
     text = "".join(f"line {number}\n" for number in range(1, 1001))
     accept(farm, "nightly", [Cell("net")])
     play(farm, lambda job, order, key, number: failed(farm, order, log=text.encode()))
@@ -959,7 +959,7 @@ def test_a_long_log_is_read_in_parts_and_searched_once_at_a_time(
     search_again = False
     monkeypatch.setattr(Bucket, "read_range", noting)
     monkeypatch.setattr(JobLog, "part", kept)
-    monkeypatch.setattr(job_views, "LONGEST_LINE", 100)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 100)
     page = browser.get(log).text
     assert "Part 9 of 9" in page and "line 1000<" in page and "line 500<" not in page
     assert len(asked) == 1 and asked[0] <= 1101
