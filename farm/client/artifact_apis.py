@@ -120,8 +120,6 @@ class ArtifactsApi(Api):
     any_name = False
     """Whether a trust policy may be met by what was signed under another model's name: a hit of the same cell."""
 
-    _refreshed = False
-
     @cached_property
     def _downloads(self) -> Downloads:
         return Downloads(self._client.cache)

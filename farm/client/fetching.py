@@ -401,15 +401,12 @@ def _places(folder: Path, cell: SnapshotCell, sidecar: Sidecar) -> dict[str, Pat
     names = {kind: file_name(blob["path"]) for kind, blob in _blobs_of(sidecar).items()}
     extension = program_extension(names["program"], sidecar.get("identifier", ""))
     program = file_name(program_name(cell["identifier"], extension))
-    if odd := [name for name in (program, *names.values()) if not _is_artifacts(name)]:
-        raise ArtifactGone(f"the farm names a file {odd[0]!r}, which no artifact has")
+    for name in (program, *names.values()):
+        if not name.endswith(SUFFIXES) or name in RESERVED or name.endswith(SIDECAR_SUFFIX):
+            raise ArtifactGone(f"the farm names a file {name!r}, which no artifact has")
     if len(set(names.values())) < len(names):
         raise ArtifactGone("the farm gives two files of the artifact one name")
     return {kind: folder / (program if kind == "program" else f"{program}.{name}") for kind, name in names.items()}
-
-
-def _is_artifacts(name: str) -> bool:
-    return name.endswith(SUFFIXES) and name not in RESERVED and not name.endswith(SIDECAR_SUFFIX)
 
 
 def _write_statements(document: Path, signed: SignedArtifact | None, *, force: bool) -> None:

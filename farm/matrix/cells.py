@@ -319,7 +319,7 @@ def expand(
     Raises ManifestError with every problem found, each with its place.
     """
     complaints = Complaints(matrix.manifest, matrix.problems)
-    choice = PoolChoice(matrix, pools, known or pools, slots or {}, complaints)
+    choice = PoolChoice(pools, known or pools, slots or {}, complaints)
     cells = list(_cells(Lookup(matrix, models, data, files or {}, complaints, is_all=True), choice, limits))
     if complaints.problems:
         raise ManifestError(complaints.found())
@@ -380,7 +380,7 @@ def _cell(
         target=str(choice.target),
         precision=combination.precision,
         shape=combination.label,
-        sizes={name: plain_size(size) for name, size in combination.sizes.items()},
+        sizes={name: plain_size(size) for name, size in combination.point.sizes.items()},
         key=key,
         job=job_key(order, key),
         pool=pool,
@@ -401,7 +401,7 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     if combination.packs:
         check_packs(lookup, combination, work.model["format"])
     warnings = (*work.warnings, *_unpacked(lookup, combination))
-    dynamic = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
+    dynamic = [name for name, size in combination.point.sizes.items() if isinstance(size, Span)]
     if not dynamic:
         return warnings
     target, inputs = combination.choice.served, list(shape.tensors.values())
@@ -478,7 +478,7 @@ def check_pool(
 
 def check_packs(lookup: Lookup, combination: Combination, format: str) -> None:
     """Complain of packs that no program of the cell can go into."""
-    sizes = [name for name, size in combination.sizes.items() if isinstance(size, Span)]
+    sizes = [name for name, size in combination.point.sizes.items() if isinstance(size, Span)]
     reading = [layout for layout in combination.packs if layout != "onnxruntime"]
     hint = f"write `packs: []` for model `{combination.model.name}`"
     if sizes:
@@ -507,15 +507,9 @@ class PoolChoice:
     """The pools to plan for, and which of them serve a combination."""
 
     def __init__(
-        self,
-        matrix: Combinations,
-        pools: Sequence[Pool],
-        known: Sequence[Pool],
-        slots: Mapping[str, int],
-        complaints: Complaints,
+        self, pools: Sequence[Pool], known: Sequence[Pool], slots: Mapping[str, int], complaints: Complaints
     ) -> None:
         """Choose of `pools`, or of all that are `known` if the manifest names a toolchain; `slots` are by pool."""
-        self._matrix = matrix
         self._pools = pools
         self._known = known
         self._slots = slots

@@ -100,11 +100,6 @@ class Combination:
     """The layouts for which its program is compiled; empty for a program that is used as it is."""
 
     @property
-    def sizes(self) -> Mapping[str, Extent]:
-        """Sizes of the named dimensions."""
-        return self.point.sizes
-
-    @property
     def label(self) -> str:
         """The shape label; that of a program for packs is its twin's and `.pack`."""
         return f"{self.point.label}{PACK}" if self.packs else self.point.label
@@ -333,7 +328,7 @@ class MatrixRules:
                     if (not slug or combination.slug == slug)
                     and (not entry.toolchain or combination.toolchain == entry.toolchain)
                     and (not entry.precision or combination.precision == entry.precision)
-                    and all(combination.sizes.get(name) == size for name, size in point.items())
+                    and all(combination.point.sizes.get(name) == size for name, size in point.items())
                 ]
                 for combination in extended:
                     combination.extras.append(path)
@@ -509,19 +504,19 @@ class CellInputs:
         if frozen is None or symbolic is None:
             return None
         try:
-            inputs, used = resolve_inputs(frozen, symbolic, combination.sizes)
+            inputs, used = resolve_inputs(frozen, symbolic, combination.point.sizes)
         except ShapeError as error:
             field: Path = tuple(error.field)
             found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
-            at = f" at {combination.label}" if combination.sizes else ""
+            at = f" at {combination.label}" if combination.point.sizes else ""
             self._complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
             return None
-        unused = [name for name in combination.sizes if name not in used]
+        unused = [name for name in combination.point.sizes if name not in used]
         for name in unused:
             self._unused(combination, name, symbolic)
         if unused:
             return None
-        batch = plain_size(combination.sizes[BATCH]) if BATCH in combination.sizes else None
+        batch = plain_size(combination.point.sizes[BATCH]) if BATCH in combination.point.sizes else None
         documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
         return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
 

@@ -74,7 +74,7 @@ def page_of(
         "namespace": namespace,
         "home": f"{BASE}/ns/{namespace}",
         "who": caller.name if caller else "",
-        "signed_in": bool(caller and has_cookie(request)),
+        "signed_in": bool(caller and cookie_name(request.scope) in request.cookies),
         "section": "",
         "menu": tuple(entry for extension in get_farm(request).extensions for entry in extension.menu),
         "now": time.time(),
@@ -220,11 +220,6 @@ def forget(request: Request, response: Response) -> None:
 def is_here(request: Request) -> bool:
     """Whether the browser runs on the server's machine, without TLS: only there links sign in."""
     return cookie_name(request.scope) == COOKIES[1]
-
-
-def has_cookie(request: Request) -> bool:
-    """Whether somebody signed in with a token, which signing out forgets."""
-    return cookie_name(request.scope) in request.cookies
 
 
 def knows(farm: Farm, token: str) -> bool:

@@ -416,7 +416,8 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
     because the manifest is then out of date.
     """
     wrong = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
-    surprises = [cell for cell in cells if cell["expected"] and cell["state"] == State.SUCCEEDED]
+    succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
+    surprises = [cell for cell in succeeded if cell["expected"]]
     cancelled = [cell for cell in cells if cell["state"] == State.CANCELLED]
     by_farm = [cell for cell in wrong if cell["fault"] == Fault.FARM]
     by_gate = [cell for cell in wrong if is_gate(cell["kind"])]
@@ -428,13 +429,11 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
         code = ExitCode.GATE_FAILED
     else:
         code = ExitCode.OK
-    count = sum(cell["state"] == State.SUCCEEDED for cell in cells)
-    parts = [f"{count} of {len(cells)} cells succeeded"]
-    unverified = sum(cell["state"] == State.SUCCEEDED and is_unverified(cell) for cell in cells)
-    if unverified:
+    parts = [f"{len(succeeded)} of {len(cells)} cells succeeded"]
+    if unverified := sum(map(is_unverified, succeeded)):
         parts[0] += f" ({unverified} not or only partly verified)"
     unjudged = sum(cell["kind"] == FailureKind.UNDECIDED for cell in by_gate)
-    rows = [cell.get("compared") or [] for cell in cells if cell["state"] == State.SUCCEEDED]
+    outcomes = [{row["outcome"] for row in cell.get("compared") or ()} for cell in succeeded]
     for number, words in (
         (sum(cell["as_expected"] for cell in cells), "failed as expected"),
         (len(wrong) - len(by_farm) - len(by_gate), "failed"),
@@ -443,9 +442,9 @@ def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
         (len(by_farm), "ended by the farm's fault"),
         (len(surprises), "succeeded against the manifest's expectation"),
         (len(cancelled), "cancelled"),
-        (sum(bool(sentences(found, "better")) for found in rows), "better than the baseline"),
-        (sum(bool(sentences(found, *OPEN)) for found in rows), "not judged by a gate"),
-        (sum(bool(sentences(found, "new")) for found in rows), "new to the baseline"),
+        (sum("better" in found for found in outcomes), "better than the baseline"),
+        (sum(not found.isdisjoint(OPEN) for found in outcomes), "not judged by a gate"),
+        (sum("new" in found for found in outcomes), "new to the baseline"),
         (sum(bool(cell.get("held")) for cell in cells), "that `latest` does not take"),
     ):
         if number:

@@ -86,7 +86,7 @@ def test_pools_that_serve_alike_get_cells_by_their_slots_and_each_keeps_its_cell
     cells = [f"net/onnxruntime-cpu/fp32/b{number}" for number in range(400)]
 
     def given(slots: dict[str, int]) -> list[str]:
-        choice = PoolChoice(nobody, (), (), slots, nobody)
+        choice = PoolChoice((), (), slots, nobody)
         return [choice.spread(cell, list(slots)) for cell in cells]
 
     counts = Counter(given({"a": 1, "b": 3, "c": 0}))
