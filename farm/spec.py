@@ -3,7 +3,7 @@
 The key is a published contract: `docs/cache-key.md` describes it with test vectors.
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 import hashlib
 import json

@@ -238,9 +238,11 @@ class FarmClient:
 
         Raises ManifestError with every problem found.
         """
-        from farm.matrix.planned import ShownPlan
+        from farm.matrix.planned import ShownCell, ShownPlan
 
-        return self.transport.post("/v1/plan", ShownPlan, frozen.submission, timeout=300.0)
+        # Each cell may also be a `CellPlan` elsewhere, and to prepare that check takes longer than to plan.
+        found = self.transport.post("/v1/plan", ShownPlan[ShownCell], frozen.submission, timeout=300.0)
+        return cast("ShownPlan", found)
 
     def submit(
         self, frozen: Frozen, *, plan: ShownPlan | None = None, progress: OnUpload | None = None

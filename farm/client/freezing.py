@@ -34,13 +34,13 @@ from farm.models.frozen import FrozenData, FrozenModel, ModelCheck, check_here, 
 from farm.models.shapes import ShapeError, symbolic_inputs
 from farm.runner.documents import TensorInfo
 from farm.spec import FileReference, digest_of
-from farm.wire.asked import BlobSize
-from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
     import httpx
 
     from farm.runner.documents import CheckAnswer
+    from farm.wire.asked import BlobSize
+    from farm.wire.program import ConversionRecord
 
 
 MAX_DOWNLOAD = 16 * 2**30

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import ssl
 import sys
 import threading
 import time
@@ -17,13 +16,14 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
-from urllib.request import getproxies
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 from farm.wire.checking import checked, read, unexpected
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
     from farm.artifacts.refs import ShownRef
@@ -72,6 +72,8 @@ def trusted() -> ssl.SSLContext:
 
 
 def _names_no_proxy() -> bool:
+    from urllib.request import getproxies
+
     return not getproxies().keys() & {"http", "https", "all"}
 
 

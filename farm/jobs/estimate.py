@@ -5,7 +5,7 @@ mode: of the same model if there are any, else of models of about its size. With
 estimate.
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 import math
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Facts: the small extract of an artifact's sidecar that the store, the index and reports keep."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired

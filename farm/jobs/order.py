@@ -1,6 +1,6 @@
 """Work orders: what the server gives a worker to compile one cell."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
 from typing import NotRequired

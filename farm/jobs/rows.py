@@ -1,6 +1,6 @@
 """Rows: builds, cells, jobs, events, workers and pools, as the store takes them and returns them."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Generic, NotRequired, TypeVar

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import TypedDict
 
-from farm.jobs.facts import ArtifactFacts
+if TYPE_CHECKING:
+    from farm.jobs.facts import ArtifactFacts
 
 
 class State(StrEnum):

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from farm.jobs.order import DebugWish
 from farm.manifest.values import (
     BATCHES_SCHEMA,
     MAX_SELECTORS,
@@ -66,6 +65,9 @@ from farm.manifest.values import (
 from farm.manifest.yaml import Written
 from farm.models.shapes import Extent
 from farm.spec import JsonSchema
+
+if TYPE_CHECKING:
+    from farm.jobs.order import DebugWish
 
 
 class InputEntry(Entry):
@@ -190,9 +192,9 @@ class Debug(Entry):
     """Whether the time of each pass is kept with the artifact."""
 
     @property
-    def chosen(self) -> DebugWish:
+    def chosen(self) -> "DebugWish":
         """The parts that are asked for, as a work order has them."""
-        return cast(DebugWish, self.model_dump(mode="json", exclude_defaults=True))
+        return cast("DebugWish", self.model_dump(mode="json", exclude_defaults=True))
 
 
 TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -30,7 +30,9 @@ from farm.manifest.values import NAME, SPELLINGS, Source
 from farm.manifest.yaml import Unchecked, Written, YamlDocument, in_yaml, read_document
 from farm.targets.compilers import canonical_precision, compilers
 from farm.targets.pools import understand_target
-from farm.wire.asked import ChosenGates
+
+if TYPE_CHECKING:
+    from farm.wire.asked import ChosenGates
 
 
 def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:

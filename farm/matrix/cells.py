@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
@@ -23,7 +23,6 @@ from farm.matrix.combinations import (
     Recipe,
     Shape,
 )
-from farm.matrix.planned import AskedGates, CellGates, ExpectedFailure, SoughtBatch
 from farm.models.frozen import FrozenData, FrozenModel, lowered
 from farm.models.shapes import Input, Span, plain_size
 from farm.runner.documents import DeviceDocument
@@ -41,7 +40,10 @@ from farm.spec import (
 )
 from farm.targets.compilers import OFF, TUNING_MODES, Compiler, DeviceKind, default_tolerance
 from farm.targets.pools import Choice, NoPool, Pool, Target, choose_pools
-from farm.wire.asked import BlobSize
+
+if TYPE_CHECKING:
+    from farm.matrix.planned import AskedGates, CellGates, ExpectedFailure, SoughtBatch
+    from farm.wire.asked import BlobSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,9 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
             message = f"model `{combination.model.name}` has no output `{pattern}`"
             place: Path = ("models", combination.index, "verify", "tolerance")
             lookup.complain(message, place, suggestion(pattern, outputs))
-    tolerance = tolerances(verify, combination.precision, outputs)
-    gates = CellGates(tolerance=tolerance, weak=verify.weak, on_fail=verify.on_fail, unverifiable=verify.unverifiable)
+    told = tolerances(verify, combination.precision, outputs)
+    weak, on_fail, unknown = verify.weak, verify.on_fail, verify.unverifiable
+    gates: CellGates = {"tolerance": told, "weak": weak, "on_fail": on_fail, "unverifiable": unknown}
     if combination.choice.served.maker:
         gates["fallback"] = verify.fallback
     return {**gates, **gates_of(settings.gates, settings.budgets)}
@@ -605,7 +608,7 @@ def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
     numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
     limits = {name: getattr(gates, name) for name in numbers}
     most = {name: value for name, value in budgets.model_dump().items() if value is not None}
-    asked = AskedGates()
+    asked: AskedGates = {}
     if limits:
         asked.update({"limits": limits, "baseline": gates.baseline, "hits": gates.hits})
     if most:

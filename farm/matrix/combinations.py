@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import ManifestError, NotFound, Problem, suggestion
 from farm.manifest.entries import (
@@ -24,7 +24,6 @@ from farm.manifest.entries import (
     SelectEntry,
 )
 from farm.manifest.values import Data, EnvFile
-from farm.matrix.planned import ExpectedFailure
 from farm.models.frozen import DataError, FrozenData, FrozenModel, check_data
 from farm.models.shapes import (
     BATCH,
@@ -42,7 +41,10 @@ from farm.spec import FileReference, OptionValue, PlainSize, canonical_fields
 from farm.targets.compilers import Compiler, DeviceKind, compilers
 from farm.targets.environment import FILE
 from farm.targets.pools import Choice, understand_target
-from farm.wire.asked import BlobSize
+
+if TYPE_CHECKING:
+    from farm.matrix.planned import ExpectedFailure
+    from farm.wire.asked import BlobSize
 
 MAX_CELLS = 50_000
 """Largest matrix of one manifest."""

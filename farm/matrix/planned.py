@@ -1,12 +1,12 @@
 """What is submitted, and what is planned for it: the documents of a submission, of `plan.json` and of a shown plan."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Generic, Literal, NotRequired
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, TypeVar
 
 from farm.jobs.estimate import Estimate, OutlookDocument
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
@@ -233,7 +233,10 @@ class PlanDocument(TypedDict):
     shadow: NotRequired[ShadowNotes]
 
 
-class ShownPlan(TypedDict):
+Cell = TypeVar("Cell", bound=ShownCell | CellPlan, default=ShownCell | CellPlan)
+
+
+class ShownPlan(TypedDict, Generic[Cell]):
     """What a submission or a retry would do; a submission's `kept` accepts it (`BuildService.submit_planned`)."""
 
     build_id: str
@@ -244,7 +247,7 @@ class ShownPlan(TypedDict):
         Annotated[str, Field(description="SHA-256 of the cells' identifiers, cache keys and pools"), Default("")]
     ]
     name: str
-    cells: Sequence[ShownCell | CellPlan]
+    cells: Sequence[Cell]
     outlook: OutlookDocument
     warnings: list[str]
     conversions: NotRequired[Annotated[Mapping[str, ConversionRecord], Default({})]]

@@ -6,7 +6,7 @@ A request names an `action`; `Request` says which fields each of them has, and t
 back. `protocol.py` describes the messages that carry them.
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required, TypeAlias, TypeVar
@@ -180,6 +180,25 @@ class ConvertedInput(TypedDict):
 
 Options: TypeAlias = Mapping[str, Any]
 """Options of a compiler by name, as its table of options has checked them."""
+
+
+Switch = Annotated[str, Bound(pattern="[01]")]
+
+
+class SessionChoice(TypedDict):
+    """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider.
+
+    Scripts are made of it, so each text is one of a closed set.
+    """
+
+    level: Annotated[str, Bound(pattern="basic|extended|all")]
+    threads: Count
+    spinning: bool
+    cudnn_conv_algo_search: NotRequired[Annotated[str, Bound(pattern="EXHAUSTIVE|HEURISTIC|DEFAULT")]]
+    prefer_nhwc: NotRequired[Switch]
+    enable_cuda_graph: NotRequired[Switch]
+    trt_builder_optimization_level: NotRequired[Annotated[str, Bound(pattern="[0-5]")]]
+    trt_cuda_graph_enable: NotRequired[Switch]
 
 
 class BenchProgram(TypedDict, total=False):
@@ -382,25 +401,6 @@ class ProgramPort(TypedDict):
     dtype: Word
     shape: Shape[Count | Name]
     strides: NotRequired[Shape[int] | None]
-
-
-Switch = Annotated[str, Bound(pattern="[01]")]
-
-
-class SessionChoice(TypedDict):
-    """How ONNX Runtime runs a program best, if that was tuned; on CUDA also options of its provider.
-
-    Scripts are made of it, so each text is one of a closed set.
-    """
-
-    level: Annotated[str, Bound(pattern="basic|extended|all")]
-    threads: Count
-    spinning: bool
-    cudnn_conv_algo_search: NotRequired[Annotated[str, Bound(pattern="EXHAUSTIVE|HEURISTIC|DEFAULT")]]
-    prefer_nhwc: NotRequired[Switch]
-    enable_cuda_graph: NotRequired[Switch]
-    trt_builder_optimization_level: NotRequired[Annotated[str, Bound(pattern="[0-5]")]]
-    trt_cuda_graph_enable: NotRequired[Switch]
 
 
 class Placement(TypedDict):

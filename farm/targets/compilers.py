@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from farm import entry_points
-from farm.jobs.order import DebugWish
 from farm.spec import OptionValue
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
+
+if TYPE_CHECKING:
+    from farm.jobs.order import DebugWish
 
 Maker = Literal["amd", "nvidia"]
 """The maker of a GPU: children see it by that maker's driver."""

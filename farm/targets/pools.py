@@ -10,14 +10,16 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import suggestion
 from farm.files import configs_folder
-from farm.jobs.rows import PoolDocument
 from farm.spec import Device, digest_of
 from farm.targets.compilers import Maker, compilers
 from farm.units import parse_size
+
+if TYPE_CHECKING:
+    from farm.jobs.rows import PoolDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Pool:
         """Return the pool as plain JSON."""
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "registered"}
         plain = {"target": asdict(self.target), "device": self.device.as_dict(), "features": list(self.features)}
-        return cast(PoolDocument, {**own, **plain, "name": self.name})
+        return cast("PoolDocument", {**own, **plain, "name": self.name})
 
     @classmethod
     def from_dict(cls, document: PoolDocument) -> Pool:

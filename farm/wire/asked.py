@@ -1,6 +1,6 @@
 """What is asked for over HTTP: parts of submissions, and builds of what the farm has already."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping
 from typing import Annotated, NotRequired

@@ -3,7 +3,7 @@
 A field with a default may be left out, and whoever reads a sidecar gets the default.
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NotRequired, Required

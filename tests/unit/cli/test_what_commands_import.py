@@ -107,3 +107,29 @@ def test_a_command_imports_what_it_needs_and_no_more(folder: Path, command: str)
     assert rooms <= ROOMS[command.split(maxsplit=1)[0]]
     # Their parts that cost most, for what a command does not do.
     assert {"asyncio", "concurrent.futures", "farm.artifacts.sidecar", "httpx._main"} & set(modules) == set()
+    if command.startswith("lint"):  # It asks no farm and shows no plan.
+        asking = {"ssl", "urllib.request", "http.client"}
+        planning = {"farm.matrix.planned", "farm.jobs.rows", "farm.jobs.facts", "farm.wire.asked"}
+        assert (asking | planning) & set(modules) == set()
+
+
+DOCUMENTS = """
+import sys
+import farm.matrix.planned
+from farm.client import client
+from farm.wire import checking
+from typing import ForwardRef
+from typing_extensions import is_typeddict
+rooms = [each for name, each in sys.modules.items() if name.startswith("farm.")]
+found = [(room.__name__, each) for room in rooms for each in vars(room).values() if is_typeddict(each)]
+own = [each for room, each in found if each.__module__ == room]
+print(sum(isinstance(field, ForwardRef) for each in own for field in each.__annotations__.values()), len(own))
+"""
+
+
+def test_the_fields_of_few_documents_are_compiled_from_text_when_they_are_imported() -> None:
+    """Under `from __future__ import annotations` each field costs a call of the compiler, and another to check it."""
+    done = subprocess.run([sys.executable, "-c", DOCUMENTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    texts, documents = map(int, done.stdout.split())
+    assert documents > 50
+    assert texts < 50  # Of 1,000.
