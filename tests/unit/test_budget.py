@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1856,
+    "api": 1842,
     "artifacts": 2426,
     "builds": 3176,
     "cli": 5073,
@@ -23,12 +23,12 @@ LINES = {
     "compiling": 3289,
     "control": 643,
     "extras/ci": 561,
-    "extras/convert": 510,
+    "extras/convert": 506,
     "extras/nvidia": 987,
     "extras/packs": 1035,
-    "extras/radar": 1322,
+    "extras/radar": 1319,
     "extras/reproduce": 340,
-    "extras/signing": 2160,
+    "extras/signing": 2155,
     "extras/telemetry": 159,
     "extras/triggers": 1205,
     "extras/webhooks": 923,
@@ -43,7 +43,7 @@ LINES = {
     "pages": 3863,
     "results": 2165,
     "runner": 7042,
-    "serving": 456,
+    "serving": 455,
     "store": 1879,
     "targets": 1170,
     "tasks": 182,

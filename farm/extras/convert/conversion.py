@@ -133,17 +133,13 @@ def convert(path: Path, entry: ModelEntry, cache: Path, pythons: Mapping[str, st
             kept = Path(made) / "kept"
             kept.mkdir()
             for file in sorted(output.parent.iterdir()):
-                _keep(file, kept / file.name)
+                try:
+                    take(file, kept / file.name, LIMITS.disk)
+                except NotPlain as error:
+                    raise UnreadableModel(f"the converter left {file.name}: {error.strerror}") from None
             (kept / "conversion.json").write_text(json.dumps({**record, "key": key}, indent=1))
             adopt(kept, place, model)
     return model, {**record, "key": key, "name": path.name}
-
-
-def _keep(file: Path, target: Path) -> None:
-    try:
-        take(file, target, LIMITS.disk)
-    except NotPlain as error:
-        raise UnreadableModel(f"the converter left {file.name}: {error.strerror}") from None
 
 
 def _options(entry: ModelEntry, kind: str) -> dict[str, int | str]:

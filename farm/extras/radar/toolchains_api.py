@@ -321,13 +321,10 @@ def _first_good(
         _wait(client, build)
         radar = ToolchainsApi.of(client).radar(build)
         for search in asking:
-            cell = next((each for each in radar["cells"] if each["identifier"] == search.identifier), None)
-            if cell and cell["passes"]:
+            if any(cell["identifier"] == search.identifier and cell["passes"] for cell in radar["cells"]):
                 found[search.identifier] = build
-            compiled = cell is not None and not cell["hit"]
-            verdict = verdict_on(cell) if cell else TryVerdict.SKIPPED
             search.tried = [tried for tried in search.tried if tried["toolchain"] != version]
-            search.note(version, verdict, cell["text"] if cell else "it was left out", build, compiled=compiled)
+            _take(search, version, radar)
     return found
 
 

@@ -61,11 +61,6 @@ class Notary:
         ]
         add(artifacts, sidecar["namespace"], sidecar["key"], said)
 
-    def promoted(self, subjects: Mapping[str, str], resource: str, policy: str, inputs: Sequence[str]) -> bytes:
-        """Return a statement, signed: what was checked by a policy, by its digest, may have the name of a ref."""
-        predicate = statements.summary(self.name, resource, policy, inputs, __version__, self.now())
-        return self.sign("summary", subjects, predicate)
-
     def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
         """Return a statement, signed."""
         text = statements.payload(kind, subjects, dict(predicate), self.now())
@@ -170,9 +165,9 @@ class Promotions:
         inputs = [hashlib.sha256(each.bundle).hexdigest() for each in others]
 
         def sign() -> None:
-            if self.notary:
-                subjects = {program["path"]: program["digest"], statements.SIDECAR: digest}
-                said = self.notary.promoted(subjects, resource, self.policy.digest, inputs)
-                add(self.artifacts, namespace, cell["key"], [said])
+            if notary := self.notary:
+                subjects, policy = {program["path"]: program["digest"], statements.SIDECAR: digest}, self.policy.digest
+                said = statements.summary(notary.name, resource, policy, inputs, __version__, notary.now())
+                add(self.artifacts, namespace, cell["key"], [notary.sign("summary", subjects, said)])
 
         return sign

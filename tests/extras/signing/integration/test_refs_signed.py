@@ -49,7 +49,7 @@ from farm.extras.signing.signed_refs import (
     withdraw,
 )
 from farm.extras.signing.signing_keys import clock, load_signer, signers_of
-from farm.extras.signing.statements import SIDECAR, resource_of
+from farm.extras.signing.statements import SIDECAR, resource_of, summary
 from farm.extras.signing.trust import load_policy
 from farm.extras.signing.verifying import Trust
 from tests.support.api_farm import commands, finished, freeze_manifest, succeed, work
@@ -658,8 +658,9 @@ def test_the_guides_policy_takes_what_two_keys_sign_and_no_summary_of_a_worker(
     digest = hashlib.sha256(farm.artifacts.get_object(cell["sidecar"]).data).hexdigest()
     for key, passes in ((worker.signing_key, False), (farm.settings.signing_key, True)):
         subjects = {cell["program"]["path"]: cell["program"]["digest"], SIDECAR: digest}
-        said = Notary(load_signer(Path(key))).promoted(subjects, resource_of("main", "prod"), "", [])
-        add(farm.artifacts, "main", cell["key"], [said])
+        notary = Notary(load_signer(Path(key)))
+        said = summary(notary.name, resource_of("main", "prod"), "", [], "1", notary.now())
+        add(farm.artifacts, "main", cell["key"], [notary.sign("summary", subjects, said)])
         if passes:
             assert fetched("prod").exists()
         else:
