@@ -544,15 +544,11 @@ def _refused(manifest: Manifest, folder: Path) -> Iterator[tuple[str, Place, str
         if model.converted:
             yield f"model is not converted here: `format: {model.format}`", source[:2], "export it to ONNX"
         if model.source.s3:
-            yield "manifest reads no bucket of the farm: `s3`", source, "use `path`, or `https` with `sha256`"
+            yield "manifest reads no bucket of the farm: `s3`", source, _INSTEAD
         if model.source.package:
-            yield _PACKAGE, source, "use `path`, or `https` with `sha256`"
+            yield _PACKAGE, source, _INSTEAD
         if model.source.hf:
-            yield (
-                "manifest reads no model of a hub with your rights: `hf`",
-                source,
-                "use `path`, or `https` with `sha256`",
-            )
+            yield "manifest reads no model of a hub with your rights: `hf`", source, _INSTEAD
     if manifest.triggers:
         yield "manifest is built by nothing else than its submission: `triggers`", ("triggers",), ""
     if manifest.concurrency and manifest.concurrency.cancel_in_progress:
@@ -564,6 +560,7 @@ def _refused(manifest: Manifest, folder: Path) -> Iterator[tuple[str, Place, str
 
 
 _PACKAGE = "manifest reads no file of an installed package: `package`"
+_INSTEAD = "use `path`, or `https` with `sha256`"
 
 
 def _all_data(manifest: Manifest) -> Iterator[tuple[Place, Data]]:

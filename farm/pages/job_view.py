@@ -460,11 +460,8 @@ def timeline(jobs: Sequence[JobView], now: float) -> BuildTimeline:
         queued = job["created_at"] or origin
         for attempt in attempts_of(job, now):
             if begun := attempt.row["started_at"]:
-                spans.append(
-                    AttemptSpan(
-                        job["id"], job["order"]["identifier"], attempt, begun - origin, max(0.0, begun - queued)
-                    )
-                )
+                name, waited = job["order"]["identifier"], max(0.0, begun - queued)
+                spans.append(AttemptSpan(job["id"], name, attempt, begun - origin, waited))
                 steps[queued - origin] += 1
                 steps[max(begun, queued) - origin] -= 1
                 queued = attempt.row["ended_at"] or now
@@ -489,17 +486,8 @@ def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
     workers = {worker: number for number, worker in enumerate(dict.fromkeys(each.worker for each in found.tracks), 1)}
     events: list[dict[str, Any]] = [_named("process_name", 0, 0, name)]
     events += [_named("process_name", number, 0, worker) for worker, number in workers.items()]
-    events += [
-        {
-            "name": "waiting jobs",
-            "cat": "queue",
-            "ph": "C",
-            "ts": round(at * MICROSECONDS),
-            "pid": 0,
-            "args": {"jobs": count},
-        }
-        for at, count in found.queue
-    ]
+    counter = {"name": "waiting jobs", "cat": "queue", "ph": "C", "pid": 0}
+    events += [{**counter, "ts": round(at * MICROSECONDS), "args": {"jobs": count}} for at, count in found.queue]
     for track in found.tracks:
         place = {"pid": workers[track.worker], "tid": track.slot}
         events.append(_named("thread_name", place["pid"], track.slot, f"slot {track.slot}"))

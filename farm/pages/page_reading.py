@@ -235,10 +235,8 @@ class BuildPages:
         while more:
             read = self._farm.build_reader.events(*key, position, 0)
             for item in read["items"]:
-                if (
-                    "identifier" not in item
-                ):  # Cells were accepted, the build was paused or ended, the place is unknown.
-                    return None
+                if "identifier" not in item:
+                    return None  # Cells were accepted, the build was paused or ended, the place is unknown.
                 position = str(item["id"])
                 changed.add(item["identifier"])
             more = bool(read["items"])
