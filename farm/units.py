@@ -1,9 +1,13 @@
-"""Durations, sizes and shares as people write and read them: `10ms`, `4h`, `1.5d`; `512MiB`; `5%`."""
+"""Durations, sizes and shares as people write and read them (`10ms`, `4h`, `1.5d`; `512MiB`; `5%`); lists in parts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
@@ -92,3 +96,10 @@ def together(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
 def named(cells: Sequence[str]) -> str:
     """Return a cell's name, of several their number and the first names: `12 cells (a, b, c, …)`."""
     return cells[0] if len(cells) == 1 else f"{len(cells)} cells ({', '.join(cells[:3])}{', …' * (len(cells) > 3)})"
+
+
+def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    iterator = iter(items)
+    while lot := list(islice(iterator, size)):
+        yield lot

@@ -37,7 +37,7 @@ from farm.results.ref_rules import LATEST, given
 from farm.results.report import BuildView, JudgedCell, PastCell, Report
 from farm.results.verdict import CellEnd, CellLine
 from farm.store import Store
-from farm.store.link import lots
+from farm.units import lots
 from farm.wire.asked import ChosenGates
 
 log = get_logger(__name__)

@@ -43,8 +43,7 @@ from farm.results.verdict import CellEnd, CellLine, changes_of, judge_cell, verd
 from farm.settings import Settings
 from farm.spec import FileReference, digest_of
 from farm.store import Store
-from farm.store.link import lots
-from farm.units import duration
+from farm.units import duration, lots
 from farm.wire.asked import BlobSize
 
 

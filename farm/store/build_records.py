@@ -17,7 +17,8 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
 from farm.jobs.state import State
-from farm.store.link import Link, in_seconds, lots
+from farm.store.link import Link, in_seconds
+from farm.units import lots
 
 LOT = 500
 """Cells per script call, so that no call blocks the server for long."""

@@ -16,7 +16,8 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
-from farm.store.link import Link, in_seconds, lots
+from farm.store.link import Link, in_seconds
+from farm.units import lots
 
 LOT = 500
 """Jobs that are asked about at once."""

@@ -14,8 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
@@ -214,8 +213,6 @@ _PLACE = re.compile(r"^Command # .* of pipeline caused error: |\.? script: \S+, 
 BLOCKING = frozenset({"BZPOPMIN", "XREAD"})
 """Commands that wait for something to happen: their time says nothing about the server."""
 
-T = TypeVar("T")
-
 
 def key(*parts: str) -> str:
     """Return the name of a key; `docs/job-store.md` lists the patterns."""
@@ -229,13 +226,6 @@ def in_seconds(milliseconds: Any) -> float | None:
 
 def _spelt(command: Iterable[Any]) -> Iterator[Any]:
     return (key(*part) if isinstance(part, tuple) else part for part in command)
-
-
-def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`."""
-    iterator = iter(items)
-    while lot := list(islice(iterator, size)):
-        yield lot
 
 
 class Link:

@@ -19,7 +19,8 @@ from farm.jobs.state import POLICIES
 from farm.settings import Settings
 from farm.store.build_records import BuildRecords, EventStreams
 from farm.store.job_records import JobRecords, Wakeups, facts_of, indexed
-from farm.store.link import Link, key, lots
+from farm.store.link import Link, key
+from farm.units import lots
 
 WorkerViews = list[WorkerView]
 PoolViews = list[PoolView]

@@ -111,7 +111,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.targets",
         "farm.wire",
     },
-    "farm.store": {"farm.errors", "farm.jobs", "farm.metrics", "farm.settings"},
+    "farm.store": {"farm.errors", "farm.jobs", "farm.metrics", "farm.settings", "farm.units"},
     # who runs it
     "farm.node": {
         "farm.extension",
