@@ -354,7 +354,7 @@ class ChildProcess:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
-        conversation.phases.enter("")
+        conversation.phases.enter("", conversation.place.clock())
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
@@ -382,7 +382,7 @@ class ChildProcess:
             memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
-            phase=conversation.phases.last,
+            phase=next(reversed(conversation.phases.seconds), ""),
             phases={name: round(seconds, 3) for name, seconds in conversation.phases.seconds.items()},
             log_tail=log_tail,
             stuck=tuple(self._stuck),
@@ -471,21 +471,14 @@ class PhaseClock:
     seconds: dict[str, float] = field(default_factory=dict)
     current: str = ""
     changes: int = 0
-    clock: Callable[[], float] = time.monotonic
     _since: float = 0.0
 
-    def enter(self, phase: str) -> None:
-        """End the current phase and begin another; an empty one ends the child."""
-        now = self.clock()
+    def enter(self, phase: str, now: float) -> None:
+        """End the current phase and begin another; an empty one ends the child. `now` is in seconds of its life."""
         if self.current:
             self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._since
         self.changes += phase != self.current
         self.current, self._since = phase, now
-
-    @property
-    def last(self) -> str:
-        """The phase that ended last for the first time; empty if none has ended."""
-        return next(reversed(self.seconds), "")
 
 
 class Conversation:
@@ -494,7 +487,7 @@ class Conversation:
     def __init__(self, place: HostChild, on_message: OnMessage | None) -> None:
         """`place` is the child's among those of its host."""
         self.place = place
-        self.moved = place.clock()
+        self.moved = place.began
         """When it last said how far it is, in seconds of its life."""
         self.cpu = 0.0
         """Seconds of CPU time that it has used."""
@@ -506,7 +499,7 @@ class Conversation:
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
-        self.phases = PhaseClock(clock=place.clock)
+        self.phases = PhaseClock()
         self.on_message = on_message
         self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
         """What the child has reported last; one that only measures does not report before."""
@@ -603,7 +596,7 @@ class Conversation:
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
                 self.moved = self.place.clock()
-                self.phases.enter(phase)
+                self.phases.enter(phase, self.moved)
                 self.is_nonsense |= self.phases.changes > _MOST_PHASES
                 self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
                 self._report(self._last)

@@ -679,7 +679,6 @@ class Pipeline:
         return record
 
     def _measure(self, compiled: CompileAnswer, reference: Path, tuner: ProgramTuner | None = None) -> ProgramRecord:
-        """Load, verify and measure the program, and return its record."""
         with self.measuring() as contention, self.steps.children.phase(Phase.MEASURING):
             evaluated = self.steps.evaluate(
                 compiled, reference, tuner.measuring if tuner else None, write=[tuner.proof] if tuner else ()

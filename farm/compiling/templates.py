@@ -120,8 +120,6 @@ class Templates:
 
 
 class _Template:
-    """One template process."""
-
     def __init__(self, command: list[str], variables: dict[str, str]) -> None:
         self.used = 0.0
         """When a child was last asked for."""

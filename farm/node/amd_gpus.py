@@ -68,7 +68,6 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
 
 
 def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
-    """GPUs that the machine has and this process does not see."""
     notes = []
     if nodes := hidden_nodes(machine):
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"

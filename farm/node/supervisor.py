@@ -520,7 +520,6 @@ class Worker:
 
 
 def _readings(document: Mapping[str, Any]) -> list[GaugeValue]:
-    """Return what a worker's health says as gauges."""
     values = {
         "up": document["consuming"],
         "running_attempts": document["running"],

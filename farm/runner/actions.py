@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .child import add_package
-from .protocol import Program, RequestFailed, blamed_on_compiler
+from .protocol import RequestFailed, blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TuneAnswer,
     )
     from .launcher import Messages
+    from .measuring import Program
 
 MAX_SAMPLES = 64
 """Samples of the user's that verification runs at most."""

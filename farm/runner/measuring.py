@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from .protocol import CannotRun, Program, RequestFailed
+from .protocol import CannotRun, RequestFailed
 from .samples import load_runs, make_samples, plain, points_of, write_npz
 
 if TYPE_CHECKING:
     from .documents import (
+        Array,
         Arrays,
         EvaluateAnswer,
         Evidence,
@@ -39,6 +41,25 @@ FIRST_SECONDS = 60.0
 MAX_REPEATS = 10_000
 _MAX_RUNS = {"ref": 2}
 """Runs that verification takes at most of a device on which one run can last minutes."""
+
+
+class Program(ABC):
+    """Something that runs: a compiled program from its file, or an original model."""
+
+    outputs: list[str]
+    """Names of the outputs in the model's order."""
+
+    def prepare(self, feeds: Arrays) -> Any:
+        """Return the inputs in the compiler's own form; arrays by input name come in."""
+        return feeds
+
+    @abstractmethod
+    def run(self, prepared: Any) -> list[Array]:
+        """Run once, with the copies from and to the host, and return the outputs in order."""
+
+    def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
+        """Return what runs once without host copies, or None if that is the same."""
+        return None
 
 
 def evaluate(request: Request, messages: Messages, load: Callable[[Request], Program]) -> EvaluateAnswer:
@@ -126,7 +147,6 @@ def _verified_and_measured(
 
 
 def _not_run(program: Program, why: str) -> Verification:
-    """Return the verification of a program that could be loaded and not be run."""
     return {
         "errors": {},
         "rms": {},
@@ -161,7 +181,6 @@ def _compare(
 
 
 def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
-    """Yield the indexes of each point's runs, at most so many."""
     start = 0
     for point in points:
         yield range(start, start + min(most, point["runs"]))
@@ -188,7 +207,6 @@ def _latency(seconds: Sequence[float]) -> Latency:
 
 
 def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:
-    """Return the seconds of each run, repeated until the budget is spent."""
     seconds: list[float] = []
     start = now = said = time.perf_counter()
     while len(seconds) < MAX_REPEATS and (not seconds or now - start < budget):
@@ -203,7 +221,6 @@ def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[f
 
 
 def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
-    """Write one set of inputs and its expected outputs, named as in the model."""
     write_npz(path, {name: plain(array) for name, array in {**reference, **feeds}.items()})
 
 

@@ -18,9 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import mxr
+from .measuring import Program
 from .migraphx_module import migraphx_module, probe, takes
 from .mxr import dtype_name
-from .protocol import CannotRun, Program, RequestFailed, blamed_on_compiler, keep_text
+from .protocol import CannotRun, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 
 if TYPE_CHECKING:
@@ -311,7 +312,6 @@ def _calibration(
 
 
 def _bounds(shape: Any) -> tuple[list[int], list[int]]:
-    """Return the smallest and the largest dimensions of a MIGraphX shape."""
     if not shape.dynamic():
         return list(shape.lens()), list(shape.lens())
     return [dimension.min for dimension in shape.dyn_dims()], [dimension.max for dimension in shape.dyn_dims()]
@@ -449,8 +449,6 @@ class _Prepared(NamedTuple):
 
 
 class _MigraphxProgram(Program):
-    """A compiled program, ready to run."""
-
     def __init__(self, migraphx: Any, program: Any, request: Request) -> None:
         self.migraphx = migraphx
         self.program = program

@@ -15,16 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .measuring import Program
 from .onnx_models import outputs_behind
-from .protocol import Program, blamed_on_compiler
+from .protocol import blamed_on_compiler
 
 if TYPE_CHECKING:
     from .documents import Array, Arrays, Request
 
 
 class _Evaluated(Program):
-    """An original model, run operator by operator."""
-
     def __init__(self, path: str) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -109,7 +108,6 @@ def _attributes(node: Any, schema: Any) -> Iterator[str]:
 
 
 def _ports(node: Any, schema: Any) -> Iterator[str]:
-    """Yield the optional inputs and outputs that a node has."""
     for what, names, formal in (("input", node.input, schema.inputs), ("output", node.output, schema.outputs)):
         for name, port in zip(names, formal, strict=False):
             if name and port.option.name == "Optional":

@@ -125,8 +125,6 @@ def _parse(path: Path) -> Any:
 
 
 class _Check:
-    """One walk through one model."""
-
     def __init__(self, model: Any, folder: Path, alone: bool) -> None:
         import onnx
 

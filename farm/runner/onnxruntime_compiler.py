@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import onnxruntime_sessions
 from .actions import find_module
+from .measuring import Program
 from .onnx_models import (
     DTYPES,
     LARGEST_FILE,
@@ -32,7 +33,7 @@ from .onnx_models import (
 )
 from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
 from .precisions import CONVERSIONS, DENSE
-from .protocol import Program, RequestFailed, blamed_on_compiler, first_line, keep_text
+from .protocol import RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
@@ -367,7 +368,6 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
 
 
 def _text(model: Any) -> str:
-    """Return a model's graph for people, without its weights."""
     import onnx
 
     return str(onnx.helper.printable_graph(model.graph))

@@ -20,13 +20,12 @@ A request is a JSON object, as is an answer: `documents.py` has the fields of bo
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .documents import Array, Arrays, Request
+    from .documents import Request
 
 _PLACE = re.compile(
     r"\S+\.[ch]pp:\d+: .*?: "  # MIGraphX
@@ -52,25 +51,6 @@ class RequestFailed(Exception):
 
 class CannotRun(RequestFailed):
     """A program cannot be given its inputs from here, which says nothing against it."""
-
-
-class Program(ABC):
-    """Something that runs: a compiled program from its file, or an original model."""
-
-    outputs: list[str]
-    """Names of the outputs in the model's order."""
-
-    def prepare(self, feeds: Arrays) -> Any:
-        """Return the inputs in the compiler's own form; arrays by input name come in."""
-        return feeds
-
-    @abstractmethod
-    def run(self, prepared: Any) -> list[Array]:
-        """Run once, with the copies from and to the host, and return the outputs in order."""
-
-    def run_on_device(self, prepared: Any) -> Callable[[], None] | None:
-        """Return what runs once without host copies, or None if that is the same."""
-        return None
 
 
 @contextmanager

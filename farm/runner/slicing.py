@@ -305,7 +305,6 @@ class _Graph:
 
 
 def _operations(node: Any) -> int:
-    """Count the tunable operations of a node, also of graphs inside it."""
     return sum(each.op_type in TUNABLE for each in (node, *nodes_inside(node)))
 
 

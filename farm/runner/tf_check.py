@@ -45,7 +45,6 @@ _MESSAGES = {
 
 @cache
 def _graph_class() -> Any:
-    """Return the class of a graph's message."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 
     file = descriptor_pb2.FileDescriptorProto(name="farm/graph.proto", package="farm", syntax="proto3")
@@ -110,7 +109,6 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> Check
 
 
 def _nodes(graph: Any) -> dict[str, Any]:
-    """Return the nodes by name."""
     if len(graph.node) > MAX_NODES:
         raise BadModel(f"the graph has more than {MAX_NODES} nodes")
     nodes: dict[str, Any] = {}
@@ -128,7 +126,6 @@ def _nodes(graph: Any) -> dict[str, Any]:
 
 
 def _sinks(nodes: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
-    """Return the nodes that are the graph's outputs."""
     used = set()
     for node in nodes.values():
         for name in node.input:

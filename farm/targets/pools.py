@@ -328,7 +328,6 @@ def understand_target(text: str) -> Choice:
 
 
 def _cards() -> dict[str, Profile]:
-    """Return the profiles of NVIDIA's cards."""
     return {name: profile for name, profile in profiles().items() if profile.device.arch.startswith("sm_")}
 
 

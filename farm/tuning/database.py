@@ -332,7 +332,6 @@ class TuningDatabase:
 
 
 def _digest(key: str) -> str:
-    """Return the digest in a delta's object key."""
     return key.rpartition("/")[2].removesuffix(".gz")
 
 

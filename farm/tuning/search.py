@@ -81,7 +81,6 @@ class FanOut(Generic[Piece]):
                 self._change.wait_for(lambda: not self._borrowed)
 
     def _next(self) -> tuple[Piece] | None:
-        """Return a piece for the own slot; None when none is left."""
         with self._change:
             self._change.wait_for(lambda: self._waiting or self._returned or not self._borrowed)
             if self._waiting:
@@ -89,7 +88,6 @@ class FanOut(Generic[Piece]):
             return (self._returned.pop(),) if self._returned else None
 
     def _help(self, slot: Slot, ended: threading.Event) -> None:
-        """Do pieces in a slot whenever nobody else wants it."""
         works = True
         while works:
             with self._free.borrow(slot, ended) as borrowed:
@@ -324,7 +322,6 @@ class Search:
             self._collector.copy(folder)
 
     def _finish(self) -> None:
-        """Commit the rest; if storage is away, `save` does so later."""
         try:
             self._collector.finish(self.work)
         except FarmFault as error:
@@ -419,7 +416,6 @@ class Search:
         return TuningWork(tuned=tuned, known=rest, saved=round(self._collector.seconds(rest), 3))
 
     def _spend(self, seconds: float) -> None:
-        """Count what a child took."""
         self.work = replace(self.work, seconds=round(self.work.seconds + seconds, 3))
 
     def _judge(self, piece: SearchedSlice, ended: StepEnded) -> None:
@@ -434,12 +430,10 @@ class Search:
             raise ended
 
     def _leave(self, piece: SearchedSlice) -> None:
-        """Leave a slice untuned: the budget is over."""
         self.cut = True
         self.left_over += piece.operations
 
     def _lane(self, slot: Slot) -> Lane:
-        """Return what tunes in a slot."""
         if slot not in self._lanes:
             steps = self.steps.in_slot(slot, self.children.folder / f"lane-{len(self._lanes)}")
             self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
@@ -481,7 +475,6 @@ class Search:
         return self._deadline is not None and self.children.seconds >= self._deadline
 
     def _was_cut(self, ended: StepEnded) -> bool:
-        """Whether it is the budget that ended a child."""
         is_time_limit = ended.failure is not None and ended.failure.kind is FailureKind.TIME_LIMIT
         return is_time_limit and self._out_of_budget()
 

@@ -43,7 +43,7 @@ LARGE = Compiler(name="scripted", recipe=1, devices=(DeviceKind("cpu", ("fp32",)
 MODULE = """
 import os
 from farm.runner import onnxruntime_compiler
-from farm.runner.protocol import Program
+from farm.runner.measuring import Program
 RECIPE = 1
 class Nothing(Program):
     outputs = ["y"]

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farm.runner.protocol import Program, RequestFailed, blamed_on_compiler
+from farm.runner.measuring import Program
+from farm.runner.protocol import RequestFailed, blamed_on_compiler
 from farm.runner.samples import plain
 
 if TYPE_CHECKING:
