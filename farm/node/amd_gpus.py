@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
         sources["amd-smi"] = of_amd_smi(_ask(machine, "amd-smi", programs, AMD_SMI, SHORT_AMD_SMI))
     name, base = next(((name, report) for name, report in sources.items() if report), ("", []))
     others = {source: report for source, report in sources.items() if source != name and report}
-    notes = [*_unseen(machine, base), *_counts(name, base, others)]
+    notes = _unseen(machine, base)
+    counts = [(source, len(listed)) for source, listed in others.items() if len(listed) != len(base)]
+    for source, count in counts:
+        text = f"{name} has {len(base)}, {source} {count}: the value of {name} is used"
+        notes.append(Note("GPUs", text, broken=False))
     uuids = Counter(gpu.uuid for gpu in base)
     found: list[Gpu] = []
     for index, report in enumerate(base):
@@ -82,17 +86,10 @@ def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
 _CONTAINER = "start the container with --device /dev/kfd --device /dev/dri"
 
 
-def _counts(name: str, base: Sequence[GpuReport], others: dict[str, list[GpuReport]]) -> list[Note]:
-    return [
-        Note("GPUs", f"{name} has {len(base)}, {source} {len(report)}: the value of {name} is used", broken=False)
-        for source, report in others.items()
-        if len(report) != len(base)
-    ]
-
-
 def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[GpuReport, dict[str, GpuReport]]:
     """Fill the gaps of a report from other sources; return it with the reports of these sources."""
-    said = {source: one for source, list_ in others.items() if (one := _about(report, list_))}
+    matches = {source: [one for one in reports if same_gpu(report, one)] for source, reports in others.items()}
+    said = {source: found[0] for source, found in matches.items() if len(found) == 1}
     whole = report
     for one in said.values():
         gaps = {
@@ -102,11 +99,6 @@ def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[G
             gaps["arch"] = one.arch
         whole = replace(whole, **gaps)
     return whole, said
-
-
-def _about(report: GpuReport, others: Iterable[GpuReport]) -> GpuReport | None:
-    matches = [one for one in others if same_gpu(report, one)]
-    return matches[0] if len(matches) == 1 else None
 
 
 def _usable(
@@ -131,6 +123,7 @@ def _usable(
     if ":" not in report.arch and report.arch.startswith("gfx9"):
         text = f"feature bits of {report.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
         notes.append(Note(subject, text, "install rocminfo", False))
+    kernel = machine.text("/proc/sys/kernel/osrelease")
     gpu = Gpu(
         index=index,
         uuid=report.uuid,
@@ -142,7 +135,8 @@ def _usable(
         partition=_partition(machine, report) or report.partition,
         bdf=report.bdf,
         cpus=_cpus(machine, report),
-        driver=_driver(machine),
+        # The kernel's own driver has the kernel's version.
+        driver=machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else ""),
         alone=alone,
     )
     return gpu, notes
@@ -166,12 +160,6 @@ def _partition(machine: Machine, report: GpuReport) -> str:
     folders = [f"/sys/class/drm/renderD{report.render}/device"] if report.render else []
     folders += [f"/sys/bus/pci/devices/{whole_card(report.bdf)}"] if report.bdf else []
     return next(filter(None, (machine.text(f"{folder}/current_compute_partition") for folder in folders)), "")
-
-
-def _driver(machine: Machine) -> str:
-    """Return the version of amdgpu; the kernel's own driver has the kernel's version."""
-    kernel = machine.text("/proc/sys/kernel/osrelease")
-    return machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else "")
 
 
 def _cpus(machine: Machine, report: GpuReport) -> str:
@@ -298,7 +286,8 @@ def find_rocm(machine: Machine, python: str = "") -> Rocm | None:
         folder = Path(root) if Path(root).is_relative_to(machine.root) else machine.path(root)
         if folder.is_dir():
             shown = f"/{folder.relative_to(machine.root)}"
-            return Rocm(shown, because, _version(machine, shown), _miopen(machine, shown))
+            version = machine.text(f"{shown}/.info/version").partition("-")[0]  # `7.2.4`, or `7.2.4-93` from packages
+            return Rocm(shown, because, version, _miopen(machine, shown))
     return None
 
 
@@ -312,11 +301,6 @@ def _roots(machine: Machine, python: str) -> list[tuple[str, str]]:
     found += [(root, "the newest /opt/rocm/core*") for root in newest[:1]]
     found.append(("/opt/rocm", "the usual place"))
     return [(root, because) for root, because in found if root]
-
-
-def _version(machine: Machine, root: str) -> str:
-    """`.info/version` has `7.2.4`, or `7.2.4-93` from packages."""
-    return machine.text(f"{root}/.info/version").partition("-")[0]
 
 
 def _miopen(machine: Machine, root: str) -> str:

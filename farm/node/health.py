@@ -166,9 +166,10 @@ class Probes:
         self._running = False
         self._fences = 0
         self._since = 0
-        self._next = 0.0
+        self.due_at = 0.0
+        """When the pause after the last one is over, by the monotonic clock."""
         self.answer: str | None = None
-        """What the last probe found wrong, until it is reported; empty: nothing."""
+        """What the last probe found wrong, until it is reported or not to be believed; empty: nothing."""
         self.row = 0
         """How many passed in a row since the node was fenced."""
         self.proven = False
@@ -177,16 +178,12 @@ class Probes:
     @property
     def due(self) -> bool:
         """Whether the pause after the last one is over."""
-        return time.monotonic() >= self._next
+        return time.monotonic() >= self.due_at
 
     def begin_row(self) -> None:
         """The node was fenced: earlier passes do not count. Each further fence makes the pauses longer."""
-        self.row, self._since, self._next = 0, 0, 0.0
+        self.row, self._since, self.due_at = 0, 0, 0.0
         self._fences += 1
-
-    def hurry(self) -> None:
-        """The next one is due now."""
-        self._next = 0.0
 
     def start(self) -> None:
         """Start a probe, unless one runs or its result has not been reported yet."""
@@ -201,10 +198,6 @@ class Probes:
         self.answer = None
         self.proven = True
 
-    def forget(self) -> None:
-        """The last answer is not to be believed."""
-        self.answer = None
-
     def _run(self) -> None:
         try:
             wrong = self._probe()
@@ -212,7 +205,7 @@ class Probes:
             log.exception("health probe broke")
             wrong = f"{type(error).__name__}: {error}"
         self.row = 0 if wrong else self.row + 1
-        self._next = time.monotonic() + min(
+        self.due_at = time.monotonic() + min(
             self._first_pause * 2 ** min(self._since + max(0, self._fences - 1), 20), LONGEST_PAUSE
         )
         self._since += 1

@@ -375,7 +375,7 @@ class Worker:
         full = lacks_room(self._settings)
         foreign = foreign_users(self._kind.slots, self._settings.lock_dir)
         if self._probes.answer and full:
-            self._probes.forget()  # A full disk is not the node's fault: it is probed again when there is room.
+            self._probes.answer = None  # A full disk is not the node's fault: it is probed again when there is room.
         self._see_to_doubts()
         wrong = self._probes.answer
         if wrong is not None:
@@ -416,17 +416,14 @@ class Worker:
         if wrong and FailureKind.TOOLCHAIN_MISMATCH in wrong:
             log.error("worker rests", worker=self._id, reason=wrong)
             self._doubt = f"{wrong}; start it again, then it serves what is installed now"
-            self._probes.forget()
+            self._probes.answer = None
         elif wrong == "":
             self._doubt = ""
-        if self._process and self._process.met(MISMATCH):
-            log.error("worker rests", worker=self._id, reason=MISMATCHED)
-            self._doubt = self._doubt or MISMATCHED
-            self._probes.hurry()  # No fence: the pauses stay as they are.
-        if self._process and self._process.met(FAULT):
-            log.error("worker rests", worker=self._id, reason=FAULTED)
-            self._doubt = self._doubt or FAULTED
-            self._probes.hurry()
+        for word, doubt in ((MISMATCH, MISMATCHED), (FAULT, FAULTED)):
+            if self._process and self._process.met(word):
+                log.error("worker rests", worker=self._id, reason=doubt)
+                self._doubt = self._doubt or doubt
+                self._probes.due_at = 0.0  # No fence: the pauses stay as they are.
 
     def leave(self) -> None:
         """End its process and its registration."""
@@ -609,15 +606,13 @@ class CeleryProcess:
         """Let it take messages; its age counts from now. Repeatable."""
         if not self.may_consume:
             self.may_consume, self._started = True, time.monotonic()
-            with suppress(BrokenPipeError):
-                self._lifeline.send(CONSUME)
+            self._say(CONSUME)
 
     def pause(self) -> None:
         """Let it take no messages until `consume` is called again. Running attempts continue. Repeatable."""
         if self.may_consume:
             self.may_consume = False
-            with suppress(BrokenPipeError):
-                self._lifeline.send(PAUSE)
+            self._say(PAUSE)
 
     def stop_consuming(self) -> None:
         """Take no more messages, and end when the running ones have."""
@@ -625,8 +620,11 @@ class CeleryProcess:
 
     def release(self) -> None:
         """End the attempts that run, and give them back."""
+        self._say(RELEASE)
+
+    def _say(self, word: bytes) -> None:
         with suppress(BrokenPipeError):
-            self._lifeline.send(RELEASE)
+            self._lifeline.send(word)
 
     def kill(self) -> None:
         """Kill it if it has not ended, and close its lifeline. Repeatable."""
