@@ -187,6 +187,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
     """Ask for the model to be quantized, tuned, compiled and saved to `program`."""
     spec = order["spec"]
     compiler, _, device = order["target"].partition("/")
+    known = compilers()[compiler].quantization_options(spec["precision"], device)
     return _request(
         order,
         action="compile",
@@ -195,9 +196,7 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         program=str(program),
         cross=order.get("cross"),
         precision=spec["precision"],
-        quantization=filled(
-            compilers()[compiler].quantization_options(spec["precision"], device), spec["quantization"]
-        ),
+        quantization=filled(known, spec["quantization"]),
         tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 

@@ -118,12 +118,8 @@ class _StoredReferences:
     def __init__(
         self, attempt: Attempt, children: Children, patient: S3Store, impatient: S3Store, cache: NodeCache
     ) -> None:
-        self._order = attempt.order
-        self._namespace = attempt.namespace
-        self._children = children
-        self._patient = patient
-        self._impatient = impatient
-        self._cache = cache
+        self._attempt, self._children = attempt, children
+        self._patient, self._impatient, self._cache = patient, impatient, cache
         self._uploader = ThreadPoolExecutor(1)
         self._uploading: Future[None] | None = None
         self.file: FileReference | None = None
@@ -131,8 +127,8 @@ class _StoredReferences:
 
     def bring(self, used: str, path: Path) -> bool:
         """Write to `path` what a reference made for another attempt; return whether there was something."""
-        key = digest_of(reference_recipe(self._order, used))
-        known = self._patient.get_object(reference_key(self._namespace, key))
+        key = digest_of(reference_recipe(self._attempt.order, used))
+        known = self._patient.get_object(reference_key(self._attempt.namespace, key))
         if known:
             try:
                 document = json.loads(known.data)
@@ -160,12 +156,14 @@ class _StoredReferences:
 
     def _upload(self, used: str, path: Path) -> None:
         """Upload reference outputs. If that fails, another attempt makes them again."""
-        recipe = reference_recipe(self._order, used)
+        recipe = reference_recipe(self._attempt.order, used)
         try:
             copy, digest, size = self._cache.add(path, self._children.largest, within=self._children.folder)
             self._impatient.put_blob_file(copy, digest=digest)
             kept = {"digest": digest, "size": size, "recipe": recipe}
-            self._impatient.put_object(reference_key(self._namespace, digest_of(recipe)), json.dumps(kept).encode())
+            self._impatient.put_object(
+                reference_key(self._attempt.namespace, digest_of(recipe)), json.dumps(kept).encode()
+            )
         except (StorageUnavailable, UsageError, OSError) as error:
             log.warning("reference not kept", error=str(error))
         else:

@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -81,8 +82,9 @@ def _features(migraphx: Any) -> list[str]:
         [name for name in _FUNCTIONS if hasattr(migraphx, name)]
         + [name for function, names in _KEYWORDS.items() for name in names if takes(migraphx, function, name)]
         + [name for name, text in _VARIABLES.items() if any(_contains(path, text) for path in libraries)]
-        + ["gpu_arch"] * _cross_compiles(migraphx)
-        + ["unpack_int4"] * _has_operator(migraphx, "unpack_int4")
+        # For an architecture that is not here: an older binding lacks the keyword.
+        + ["gpu_arch"] * _works(lambda: migraphx.get_target("gpu", gpu_arch="gfx942"))
+        + ["unpack_int4"] * _works(lambda: migraphx.op("unpack_int4"))
     )
 
 
@@ -100,19 +102,10 @@ def _contains(path: str, text: str) -> bool:
         return data.find(text.encode()) >= 0
 
 
-def _has_operator(migraphx: Any, name: str) -> bool:
+def _works(call: Callable[[], object]) -> bool:
     try:
-        migraphx.op(name)
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
-
-def _cross_compiles(migraphx: Any) -> bool:
-    """Whether the gpu target can be had for an architecture that is not here."""
-    try:
-        migraphx.get_target("gpu", gpu_arch="gfx942")
-    except (TypeError, RuntimeError):  # The binding lacks the keyword; the target does not load.
+        call()
+    except (TypeError, RuntimeError):
         return False
     return True
 

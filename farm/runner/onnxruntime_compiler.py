@@ -457,7 +457,9 @@ def _optimise_original(request: Request, scratch: Path, target: Path, level: str
     try:
         _optimise(_prepared(request, scratch, fixed=True), target, level, refusal, threads=threads)
     except RequestFailed as failure:
-        if _has_open_sizes(request):
+        inputs = _loaded(request, load_external_data=False).graph.input
+        sizes = [size for value in inputs for size in value.type.tensor_type.shape.dim]
+        if any(not size.HasField("dim_value") or size.dim_value <= 0 for size in sizes):  # The model leaves some open.
             with suppress(RequestFailed):
                 _optimise(_prepared(request, scratch, fixed=False), target, level, refusal, threads=threads)
                 said = f"static shapes are refused, the program keeps the model's own: {failure.message}"
@@ -481,16 +483,6 @@ def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
     if request["precision"] in CONVERSIONS:
         model = at_least_opset(model, 13)
     return save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
-
-
-def _has_open_sizes(request: Request) -> bool:
-    """Whether some size of an input is left open by the model."""
-    sizes = [
-        dimension
-        for value in _loaded(request, load_external_data=False).graph.input
-        for dimension in value.type.tensor_type.shape.dim
-    ]
-    return any(not size.HasField("dim_value") or size.dim_value <= 0 for size in sizes)
 
 
 def _loaded(request: Request, **how: bool) -> Any:

@@ -135,7 +135,8 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
     are not sealed.
     """
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _drop_capabilities()
+    # A worker that is root (in a container) keeps no more than its user: CAP_PERFMON reads every environment.
+    _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
     if FILES not in (missing := unsealable()):
         patterns = (*_DEVICES, *_GPU_DEVICES.get(maker, ()))
         _allow_files(read, write, [path for pattern in patterns for path in glob.glob(pattern)])  # noqa: PTH207
@@ -212,12 +213,6 @@ def _real(path: str) -> int:
             raise OSError(errno.ELOOP, "a link leads out of what was granted", path)
         place = inner
     return place
-
-
-def _drop_capabilities() -> None:
-    """Leave a worker that is root (in a container) no more than its user: CAP_PERFMON reads every environment."""
-    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
-    _call("capset", header, bytes(24))
 
 
 def _forbid_calls(*, local_sockets: bool, version: int) -> None:

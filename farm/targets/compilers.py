@@ -377,15 +377,14 @@ def _resolve(options: Mapping[str, Option], given: Mapping[str, OptionValue], wh
     known = {name: value for name, value in given.items() if name in options}
     if problems := [f"{what} `{name}` {why}" for name, value in known.items() if (why := options[name].problem(value))]:
         raise ValueError("; ".join(problems))
-    values = {name: _canonical(value) for name, value in filled(options, known).items()}
+    # The order of names in a list says nothing.
+    values = {
+        name: tuple(sorted(set(value))) if isinstance(value, list | tuple) else value
+        for name, value in filled(options, known).items()
+    }
     return {
         name: value for name, value in values.items() if not (options[name].newer and value == options[name].default)
     }
-
-
-def _canonical(value: Any) -> OptionValue:
-    """Return an option's value in its one spelling: the order of names in a list says nothing."""
-    return tuple(sorted(set(value))) if isinstance(value, list | tuple) else value
 
 
 def _listed(device: str, patterns: Sequence[str]) -> bool:

@@ -496,7 +496,10 @@ def check_place(place: Place) -> str:
     if store is not RecordStore.PROBLEM_CACHE:
         named = miopen_name(file)
         return "" if named and named.store is store else f"{file!r} does not name a {store} of MIOpen"
-    return "" if not file or _is_device(file) else f"{file!r} is not a device of MIGraphX's problem cache"
+    device = _parsed(file) if file else None
+    if not file or (isinstance(device, dict) and device.keys() == _DEVICE_KEYS):
+        return ""
+    return f"{file!r} is not a device of MIGraphX's problem cache"
 
 
 def check_record(store: RecordStore, key: str, value: str) -> str:
@@ -512,11 +515,6 @@ def check_record(store: RecordStore, key: str, value: str) -> str:
         return "" if whole else f"no timing cache: {key[:80]}"
     line = f"{key}={value}" if store is RecordStore.FIND_DB else f"{key}:{value}"
     return "" if _parse_line(line) else f"no record of a {store}: {line[:80]}"
-
-
-def _is_device(text: str) -> bool:
-    device = _parsed(text)
-    return isinstance(device, dict) and device.keys() == _DEVICE_KEYS
 
 
 def _parsed(text: str) -> Any:

@@ -375,7 +375,10 @@ class Search:
     def _tune_slice(self, slot: Slot, piece: SearchedSlice) -> None:
         """Tune a slice in a slot; called by a thread for each slot."""
         with self._lock:
-            lane = self._lane(slot)
+            if slot not in self._lanes:
+                steps = self.steps.in_slot(slot, self.children.folder / f"lane-{len(self._lanes)}")
+                self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
+            lane = self._lanes[slot]
             self._begun += 1
             self._prepare(lane)
             if self._is_known(piece):
@@ -433,17 +436,12 @@ class Search:
         self.cut = True
         self.left_over += piece.operations
 
-    def _lane(self, slot: Slot) -> Lane:
-        if slot not in self._lanes:
-            steps = self.steps.in_slot(slot, self.children.folder / f"lane-{len(self._lanes)}")
-            self._lanes[slot] = Lane(steps, steps.children.folder / "tuning")
-        return self._lanes[slot]
-
     def _gather_logs(self) -> None:
         """Add what children in borrowed slots said to the attempt's log."""
         with self.children.log_path.open("ab") as whole:
             for slot, lane in [*self._lanes.items()][1:]:
-                whole.write(f"\nslices that were tuned on {_place(slot)}:\n".encode())
+                place = slot.gpu or f"CPUs {', '.join(map(str, slot.cpus))}"
+                whole.write(f"\nslices that were tuned on {place}:\n".encode())
                 with lane.steps.children.log_path.open("rb") as log_:
                     shutil.copyfileobj(log_, whole)
 
@@ -509,7 +507,3 @@ class Search:
             yield
         except FarmFault as error:
             log.warning("the tuning database is away, going on without it", error=error.message)
-
-
-def _place(slot: Slot) -> str:
-    return slot.gpu or f"CPUs {', '.join(map(str, slot.cpus))}"
