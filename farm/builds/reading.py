@@ -20,8 +20,8 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import blob_key, build_key, open_key, reference_key
 from farm.builds.past_builds import BuildIndex, EndedCells
 from farm.builds.plan import EstimatedCell, outlook
+from farm.compiling.asking import reference_recipe, references_of
 from farm.compiling.attempt import Attempt
-from farm.compiling.requests import reference_recipe, references_of
 from farm.errors import ArtifactGone, FarmFault, NotFound, StoreUnavailable, UsageError
 from farm.jobs.estimate import OutlookDocument
 from farm.jobs.rows import (

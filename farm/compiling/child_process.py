@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from farm import entry_points
 from farm.compiling.alone import LOOK_SECONDS, Clock, Host, HostChild
-from farm.compiling.answers import WrongAnswer, read_answer
+from farm.compiling.asking import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
 from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy
 from farm.compiling.templates import Templates

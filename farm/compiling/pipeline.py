@@ -21,10 +21,7 @@ from typing import Any, Protocol, cast
 
 import farm
 from farm.compiling.alone import Clock, host_at
-from farm.compiling.attempt import ANYWHERE, Installation, Slot
-from farm.compiling.child_process import Seal, run_child
-from farm.compiling.failures import ChildLimits, Failure, classify
-from farm.compiling.requests import (
+from farm.compiling.asking import (
     EXPECTED,
     MadeProgram,
     bench_request,
@@ -36,6 +33,9 @@ from farm.compiling.requests import (
     reference_request,
     references_of,
 )
+from farm.compiling.attempt import ANYWHERE, Installation, Slot
+from farm.compiling.child_process import Seal, run_child
+from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.files import tree_size
 from farm.jobs.order import WorkOrder

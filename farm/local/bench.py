@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.asking import ONE_SAMPLE
 from farm.compiling.attempt import Installation
 from farm.compiling.pipeline import Children, StepSettings
-from farm.compiling.requests import ONE_SAMPLE
 from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, DataRecipe, Request

@@ -25,6 +25,7 @@ from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
+from farm.compiling.asking import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.attempt import Attempt, by_toolchain, is_same_build
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import (
@@ -39,7 +40,6 @@ from farm.compiling.pipeline import (
     alone,
     is_shared,
 )
-from farm.compiling.requests import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.templates import Templates
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, Untrusted, UsageError
 from farm.extension import publishing

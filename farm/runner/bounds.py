@@ -1,7 +1,7 @@
 """Bounds: what the type of a field alone does not say about it.
 
 Answers of children are checked by them: in the farm by a reader that needs only the standard library, as children and
-`farm reproduce` do (`farm.compiling.answers`), and by pydantic wherever the same types are part of a stored or a sent
+`farm reproduce` do (`farm.compiling.asking`), and by pydantic wherever the same types are part of a stored or a sent
 document.
 """
 

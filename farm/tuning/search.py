@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from farm.compiling.asking import slice_request, tune_request, tuning_mode
 from farm.compiling.attempt import FreeSlots, Slot
 from farm.compiling.pipeline import StepEnded, Steps
-from farm.compiling.requests import slice_request, tune_request, tuning_mode
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
 from farm.logging import get_logger

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm.compiling.asking import MadeProgram, bench_request, compile_request
 from farm.compiling.pipeline import StepEnded, inputs_of, is_shared
-from farm.compiling.requests import MadeProgram, bench_request, compile_request
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.client import FarmClient
+from farm.compiling.asking import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.compiling.attempt import ANYWHERE, Slot
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import classify
-from farm.compiling.requests import compile_request, evaluate_request, reference_recipe, reference_request
 from farm.runner.actions import add_modules, run_action
 from farm.runner.launcher import Messages
 from farm.runner.protocol import RequestFailed

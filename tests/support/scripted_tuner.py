@@ -118,11 +118,11 @@ if __name__ == "__main__":
 # --- the worker ------------------------------------------------------------------------------------------------
 
 from farm.artifacts.storage import ArtifactStore  # noqa: E402
+from farm.compiling.asking import MadeProgram  # noqa: E402
 from farm.compiling.attempt import ANYWHERE, Slot  # noqa: E402
 from farm.compiling.child_process import run_child  # noqa: E402
 from farm.compiling.failures import ChildLimits, classify  # noqa: E402
 from farm.compiling.pipeline import Children, OnPhase, StepEnded, Steps, StepSettings  # noqa: E402
-from farm.compiling.requests import MadeProgram  # noqa: E402
 from farm.settings import Settings  # noqa: E402
 from farm.tuning.database import TuningDatabase  # noqa: E402
 from farm.tuning.search import Search  # noqa: E402

@@ -29,7 +29,7 @@ from farm.cli import connection
 from farm.client.authoring import init_manifest
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
-from farm.compiling.answers import WrongAnswer, reader_of
+from farm.compiling.asking import WrongAnswer, reader_of
 from farm.compiling.pipeline import StepSettings
 from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
 from farm.extras.packs.fetch import small_files, write_pack

@@ -473,7 +473,7 @@ PURE = [
     "builds/plan",
     "cli/render",
     "compiling/failures",
-    "compiling/requests",
+    "compiling/asking",
     "jobs/estimate",
     "jobs/state",
     "matrix/cells",

@@ -23,9 +23,9 @@ from typing import Any, TextIO
 import typing_extensions
 
 from farm import entry_points
+from farm.compiling.asking import after_a_crash
 from farm.compiling.attempt import Slot
 from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, Steps, StepSettings
-from farm.compiling.requests import after_a_crash
 from farm.errors import UsageError
 from farm.files import hash_file
 from farm.inert import inert, inert_json

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from farm.compiling.asking import slice_request
 from farm.compiling.pipeline import Children, Steps, StepSettings
-from farm.compiling.requests import slice_request
 from farm.jobs.state import AttemptLimits
 from farm.results.speed import Comparison
 from farm.targets.compilers import compilers

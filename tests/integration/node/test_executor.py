@@ -16,11 +16,11 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.storage import reference_key
 from farm.client.fetching import place_kernels
+from farm.compiling.asking import reference_recipe
 from farm.compiling.attempt import ANYWHERE, Attempt, Slot
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildEnd
 from farm.compiling.pipeline import Steps
-from farm.compiling.requests import reference_recipe
 from farm.errors import UsageError
 from farm.files import remove_tree
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from farm.artifacts.s3 import S3Store
+from farm.compiling.asking import MadeProgram
 from farm.compiling.attempt import Slot
 from farm.compiling.pipeline import StepEnded
-from farm.compiling.requests import MadeProgram
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_sessions import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings

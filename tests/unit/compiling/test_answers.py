@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from farm.compiling.answers import ANSWERS, WrongAnswer, read_answer, reader_of, require_sound
+from farm.compiling.asking import ANSWERS, WrongAnswer, read_answer, reader_of, require_sound
 
 PORT = {"name": "y", "dtype": "float32", "shape": [1, 4], "strides": [4, 1]}
 CHECK = {"action": "check"}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from farm.api.schemas import FILE_NAME
+from farm.compiling.asking import reference_recipe
 from farm.compiling.attempt import Slot
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import Children, StepEnded, Steps, StepSettings, pass_seconds
-from farm.compiling.requests import reference_recipe
 from farm.jobs.state import AttemptLimits, FailureKind, Phase
 from farm.spec import program_extension, program_name
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from farm.compiling.answers import WrongAnswer, read_answer
+from farm.compiling.asking import WrongAnswer, read_answer
 from farm.extras.packs.fetch import CacheNamesAnswer
 
 ASKED: Any = {"action": "cache_names", "extension": "onnxruntime-cache"}
