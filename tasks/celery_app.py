@@ -75,8 +75,8 @@ class Reading(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         attempts, channel = Attempts.current, parent.task_consumer.channel
         has_room = channel.qos.can_consume
         channel.qos.can_consume = lambda: attempts.may_consume(len(state.reserved_requests)) and has_room()
-        # The event loop checks again after an event, or after some seconds.
-        attempts.when_resumed = lambda: parent.hub.call_soon(_nothing)
+        # The event loop checks again after an event, such as a call that does nothing, or after some seconds.
+        attempts.when_resumed = partial(parent.hub.call_soon, bool)
         channel.handlers["BRPOP"] = partial(_read, channel.handlers["BRPOP"])
 
 
@@ -87,10 +87,6 @@ def _read(read: Callable[[], Any]) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         log.error("dropped what is not a message from a queue", error=f"{type(error).__name__}: {error}")
         return None
-
-
-def _nothing() -> None:
-    """Wake up an event loop."""
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # Celery has no types

@@ -98,15 +98,19 @@ class Executor:
         """
         try:
             with self.work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
-                environment = after_a_crash(attempt.previous)
-                look = partial(conditions, attempt.slot)
-                machine = StepSettings.of(self.settings)
+                cold = any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children)
                 children = Children(
-                    folder, machine, attempt.limits, on_phase, cancelled, attempt.slot, environment, look
+                    folder,
+                    StepSettings.of(self.settings),
+                    attempt.limits,
+                    on_phase,
+                    cancelled,
+                    attempt.slot,
+                    after_a_crash(attempt.previous),
+                    partial(conditions, attempt.slot),
+                    clock=attempt.clock,
+                    templates=None if cold else self.templates,
                 )
-                children.clock = attempt.clock
-                if not any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children):
-                    children.templates = self.templates
                 return _AttemptRun(self, attempt, children).outcome()
         except OSError as error:
             return _disk_failed(error)

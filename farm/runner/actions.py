@@ -6,20 +6,17 @@ import importlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .child import add_package
-from .protocol import RequestFailed, blamed_on_compiler
+from .protocol import RequestFailed
 
 if TYPE_CHECKING:
     from .documents import (
         Answer,
-        Arrays,
         BenchAnswer,
         CheckAnswer,
         CompileAnswer,
@@ -28,16 +25,11 @@ if TYPE_CHECKING:
         ProbeAnswer,
         ReferenceAnswer,
         Request,
-        RunsHeader,
-        SamplePoint,
         SliceAnswer,
         TuneAnswer,
     )
     from .launcher import Messages
     from .measuring import Program
-
-MAX_SAMPLES = 64
-"""Samples of the user's that verification runs at most."""
 
 
 class CompilerModule(Protocol):
@@ -208,94 +200,11 @@ def _tune(request: Request, messages: Messages) -> TuneAnswer:
 
 
 def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
-    from .samples import make_samples, points_of, save_runs
+    from .samples import make_reference
 
     messages.phase("verifying", 0.0, "reference outputs")
     check_model(request)
-    ranks, random, doubted = _known_outputs(request)
-    minimum = int(request.get("min_samples") or 8)
-    source = request["samples"]
-    if "generate" in source:
-        source = {**source, "generate": max(minimum, int(source["generate"]))}
-    runs: list[Arrays] = []
-    outputs: list[Arrays] = []
-    points: list[SamplePoint] = []
-    for inputs, batch in points_of(request["inputs"], request.get("batch")):
-        limit = max(minimum, MAX_SAMPLES)
-        samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
-        runs += samples.runs
-        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples.runs))]
-        distinct = samples.distinct(inputs)
-        points.append({"batch": samples.batch, "runs": len(samples.runs), "samples": distinct})
-    origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
-    # What the user expects wins, also of a random output.
-    wanted = [name for name in ranks if name in origin or name not in random]
-    refused = str(request.get("unverified") or "")
-    if not refused and any(name not in origin for name in wanted):
-        with _blamed_on_reference():
-            program = compiler_module(request).load_reference(request)
-            for index, feeds in enumerate(runs):
-                messages.phase("verifying", index / len(runs), "reference outputs")
-                made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
-                # In the model's order.
-                outputs[index] = {name: outputs[index].get(name, made[name]) for name in wanted}
-        origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
-    unverified = {
-        name: f"it depends on the random operator {random[name]}" if name in random else refused
-        for name in ranks
-        if name not in origin
-    }
-    meta: RunsHeader = {
-        "points": points,
-        "minimum": minimum,
-        "origin": origin,
-        "unverified": unverified,
-        "doubted": {name: why for name, why in doubted.items() if origin.get(name) == "onnx"},
-        "refused": refused,
-    }
-    save_runs(request["reference"], runs, outputs, meta)
-    return {
-        "samples": min(point["samples"] for point in points),
-        "runs": len(runs),
-        "origin": origin,
-        "unverified": unverified,
-        "outputs": [
-            {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
-        ],
-        "peak_memory": _peak_memory(),
-    }
-
-
-def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str, str], dict[str, str]]:
-    """Return the ranks of the model's outputs by name, where known; the outputs that depend on a random operator, with
-    its name; and, if the onnx package's evaluator is asked, those that it may get wrong, with the reason.
-
-    All are empty if no right outputs are wanted. Without onnx the names are known alone.
-    """
-    if request["compiler"] == "none":
-        return {}, {}, {}
-    if request["model"]["format"] == "tf" or not find_spec("onnx"):
-        return dict.fromkeys(request["model"]["names"]), {}, {}
-    import onnx
-
-    from .onnx_evaluator import doubted_outputs
-    from .onnx_models import output_ranks, random_outputs
-
-    with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    doubted = doubted_outputs(model) if request["compiler"] == "onnx" else {}
-    return output_ranks(model), random_outputs(model), doubted
-
-
-@contextmanager
-def _blamed_on_reference() -> Iterator[None]:
-    """What a reference cannot run says nothing of the compiler; one that is not here is another matter."""
-    try:
-        yield
-    except RequestFailed as failure:
-        if failure.kind == "toolchain_mismatch":
-            raise
-        raise RequestFailed("unverifiable", failure.message, failure.detail) from None
+    return make_reference(request, messages, lambda: compiler_module(request).load_reference(request))
 
 
 def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:

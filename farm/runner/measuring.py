@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from .protocol import CannotRun, RequestFailed
-from .samples import load_runs, make_samples, plain, points_of, write_npz
+from .samples import load_runs, make_samples, points_of, write_npz
 
 if TYPE_CHECKING:
     from .documents import (
@@ -221,7 +221,7 @@ def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[f
 
 
 def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
-    write_npz(path, {name: plain(array) for name, array in {**reference, **feeds}.items()})
+    write_npz(path, {**reference, **feeds})
 
 
 # --- turns --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Samples: what a model is fed with for calibration and verification, split into runs of its static batch.
+"""Samples: what a model is fed with for calibration and verification, in runs of its static batch; the right outputs.
 
 Data comes as one array per input. An array with the input's own rank stacks samples on the batch axis; one with
 one dimension more is `[N, *shape]`. The last batch wraps around.
@@ -7,21 +7,40 @@ one dimension more is `[N, *shape]`. The last batch wraps around.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import resource
 import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .protocol import RequestFailed, reason_of
+from .protocol import RequestFailed, blamed_on_compiler, reason_of
 
 if TYPE_CHECKING:
-    from .documents import Array, Arrays, DataRecipe, DeclaredValues, InputSpec, RunsHeader, Size
+    from .documents import (
+        Array,
+        Arrays,
+        DataRecipe,
+        DeclaredValues,
+        InputSpec,
+        ReferenceAnswer,
+        Request,
+        RunsHeader,
+        SamplePoint,
+        Size,
+    )
+    from .launcher import Messages
+    from .measuring import Program
 
+MAX_SAMPLES = 64
+"""Samples of the user's that verification runs at most."""
 MOST_UNPACKED = 32 << 20
 """Bytes of compressed arrays, which are unpacked in memory; the farm stores arrays as they are."""
 
@@ -388,6 +407,96 @@ def static_shape(spec: InputSpec) -> tuple[int, ...]:
     return tuple(int(size["max"] if isinstance(size, Mapping) else size) for size in spec["shape"])
 
 
+# --- right outputs ---------------------------------------------------------------------------------------------
+
+
+def make_reference(request: Request, messages: Messages, load: Callable[[], Program]) -> ReferenceAnswer:
+    """Write samples with their right outputs: expected ones, and those of the original model that `load` returns."""
+    ranks, random, doubted = _known_outputs(request)
+    minimum = int(request.get("min_samples") or 8)
+    source = request["samples"]
+    if "generate" in source:
+        source = {**source, "generate": max(minimum, int(source["generate"]))}
+    runs: list[Arrays] = []
+    outputs: list[Arrays] = []
+    points: list[SamplePoint] = []
+    for inputs, batch in points_of(request["inputs"], request.get("batch")):
+        limit = max(minimum, MAX_SAMPLES)
+        samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
+        runs += samples.runs
+        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples.runs))]
+        points.append({"batch": samples.batch, "runs": len(samples.runs), "samples": samples.distinct(inputs)})
+    origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
+    # What the user expects wins, also of a random output.
+    wanted = [name for name in ranks if name in origin or name not in random]
+    refused = str(request.get("unverified") or "")
+    if not refused and any(name not in origin for name in wanted):
+        with _blamed_on_reference():
+            program = load()
+            for index, feeds in enumerate(runs):
+                messages.phase("verifying", index / len(runs), "reference outputs")
+                made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
+                # In the model's order.
+                outputs[index] = {name: outputs[index].get(name, made[name]) for name in wanted}
+        origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
+    unverified = {
+        name: f"it depends on the random operator {random[name]}" if name in random else refused
+        for name in ranks
+        if name not in origin
+    }
+    meta: RunsHeader = {
+        "points": points,
+        "minimum": minimum,
+        "origin": origin,
+        "unverified": unverified,
+        "doubted": {name: why for name, why in doubted.items() if origin.get(name) == "onnx"},
+        "refused": refused,
+    }
+    save_runs(request["reference"], runs, outputs, meta)
+    return {
+        "samples": min(point["samples"] for point in points),
+        "runs": len(runs),
+        "origin": origin,
+        "unverified": unverified,
+        "outputs": [
+            {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
+        ],
+        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str, str], dict[str, str]]:
+    """Return the ranks of the model's outputs by name, where known; the outputs that depend on a random operator, with
+    its name; and, if the onnx package's evaluator is asked, those that it may get wrong, with the reason.
+
+    All are empty if no right outputs are wanted. Without onnx the names are known alone.
+    """
+    if request["compiler"] == "none":
+        return {}, {}, {}
+    if request["model"]["format"] == "tf" or not find_spec("onnx"):
+        return dict.fromkeys(request["model"]["names"]), {}, {}
+    import onnx
+
+    from .onnx_evaluator import doubted_outputs
+    from .onnx_models import output_ranks, random_outputs
+
+    with blamed_on_compiler("the model cannot be read", "bad_model"):
+        model = onnx.load_model(request["model"]["path"], load_external_data=False)
+    doubted = doubted_outputs(model) if request["compiler"] == "onnx" else {}
+    return output_ranks(model), random_outputs(model), doubted
+
+
+@contextmanager
+def _blamed_on_reference() -> Iterator[None]:
+    """What a reference cannot run says nothing of the compiler; one that is not here is another matter."""
+    try:
+        yield
+    except RequestFailed as failure:
+        if failure.kind == "toolchain_mismatch":
+            raise
+        raise RequestFailed("unverifiable", failure.message, failure.detail) from None
+
+
 # --- the file of reference outputs -----------------------------------------------------------------------------
 
 
@@ -396,8 +505,6 @@ def save_runs(path: str, runs: Sequence[Arrays], outputs: list[Arrays], meta: Ru
 
     Arrays are stored one by one, since outputs may differ in shape from run to run.
     """
-    import json
-
     arrays: Arrays = {}
     dtypes: dict[str, str] = {}
     for kind, sets in (("input", runs), ("output", outputs)):
@@ -406,24 +513,22 @@ def save_runs(path: str, runs: Sequence[Arrays], outputs: list[Arrays], meta: Ru
                 key = f"{kind}.{place}.{index}"
                 if array.dtype.isbuiltin != 1:
                     dtypes[key] = str(array.dtype)
-                arrays[key] = plain(array)
+                arrays[key] = array
     header = {**meta, "inputs": list(runs[0]), "outputs": list(outputs[0]), "runs": len(runs), "dtypes": dtypes}
     arrays["meta"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     write_npz(path, arrays)
 
 
 def write_npz(path: str, arrays: Arrays) -> None:
-    """Write an .npz; unlike `numpy.savez` it takes every name, `file` too."""
+    """Write an .npz; unlike `numpy.savez` it takes every name, `file` too, and every dtype, as `plain` has it."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+                np.lib.format.write_array(entry, np.asanyarray(plain(array)), allow_pickle=False)
 
 
 def load_runs(path: str) -> tuple[list[Arrays], list[Arrays], RunsHeader]:
     """Read what `save_runs` wrote: inputs and outputs of every run, and the rest of the header."""
-    import json
-
     with np.load(path, allow_pickle=False) as archive:
         meta = json.loads(archive["meta"].tobytes())
 
