@@ -1,4 +1,8 @@
-"""Slots: the right to run one attempt on a node, on one GPU or on a few CPU cores, taken by one attempt at a time."""
+"""Attempt: one try of a job, as the executor gets it, with the slot and the installation that it runs in.
+
+A slot is the right to run one attempt on a node, on one GPU or on a few CPU cores. An installation has a compiler in an
+interpreter of its own, so that one node has several versions of one side by side.
+"""
 
 from __future__ import annotations
 
@@ -274,9 +278,8 @@ TAIL_BYTES = 64 * 1024
 class LogTail:
     """The end of a log that is still being written. The executor names the file, the lease's renewals read it."""
 
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._size = 0
+    _path: Path | None = None
+    _size = 0
 
     def follow(self, path: Path) -> None:
         """Read from this file from now on."""

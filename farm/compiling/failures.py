@@ -243,37 +243,27 @@ def classify(end: ChildEnd) -> Failure | None:
 
 
 def _from_limit(end: ChildEnd, detail: str) -> Failure:
-    signs = "progress and no CPU time" + (" but that of waiting" if end.limits.waiting else "")
+    limits, left = end.limits, f"{', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}"
+    signs = "progress and no CPU time" + (" but that of waiting" if limits.waiting else "")
+    broken = FailureKind.COMPILER_ERROR
     kind, sentence = {
-        EndedBy.TIME_LIMIT: (
-            FailureKind.TIME_LIMIT,
-            f"it took longer than {_seconds(end.limits.whole or end.limits.time)}",
-        ),
-        EndedBy.HANG: (FailureKind.HANG, f"no {signs} for {_seconds(end.limits.hang)}"),
-        EndedBy.MEMORY_LIMIT: (
-            FailureKind.OUT_OF_MEMORY,
-            f"it needed more memory than {_bytes(end.limits.memory)}",
-        ),
+        EndedBy.TIME_LIMIT: (FailureKind.TIME_LIMIT, f"it took longer than {_seconds(limits.whole or limits.time)}"),
+        EndedBy.HANG: (FailureKind.HANG, f"no {signs} for {_seconds(limits.hang)}"),
+        EndedBy.MEMORY_LIMIT: (FailureKind.OUT_OF_MEMORY, f"it needed more memory than {_bytes(limits.memory)}"),
         EndedBy.DISK_LIMIT: (
             FailureKind.DISK_LIMIT,
-            f"its attempt wrote more than {_bytes(end.limits.disk)} to the node's disk",
+            f"its attempt wrote more than {_bytes(limits.disk)} to the node's disk",
         ),
         EndedBy.FILE_LIMIT: (FailureKind.DISK_LIMIT, "it made, or has open, more files than any compiler"),
         EndedBy.PROCESS_LIMIT: (
             FailureKind.PROCESS_LIMIT,
-            f"it had more than {end.limits.processes} processes and threads",
+            f"it had more than {limits.processes} processes and threads",
         ),
-        EndedBy.LOG_LIMIT: (
-            FailureKind.COMPILER_ERROR,
-            f"it wrote more than {_bytes(end.limits.log)} of log",
-        ),
-        EndedBy.NONSENSE: (FailureKind.COMPILER_ERROR, "it sent the worker something that is not a message"),
-        EndedBy.AWAKE: (FailureKind.COMPILER_ERROR, "it did not stand still while another program was measured"),
+        EndedBy.LOG_LIMIT: (broken, f"it wrote more than {_bytes(limits.log)} of log"),
+        EndedBy.NONSENSE: (broken, "it sent the worker something that is not a message"),
+        EndedBy.AWAKE: (broken, "it did not stand still while another program was measured"),
         EndedBy.UNGUARDED: (FailureKind.COMPILER_CRASH, "the process that starts and guards it ended early"),
-        EndedBy.STRAY_FILES: (
-            FailureKind.COMPILER_ERROR,
-            f"it left what is not a plain file: {', '.join(end.left[:3])}{' and more' if len(end.left) > 3 else ''}",
-        ),
+        EndedBy.STRAY_FILES: (broken, f"it left what is not a plain file: {left}"),
     }[end.by]
     return Failure(kind, sentence + _during(end), detail)
 
@@ -311,7 +301,6 @@ def _during(end: ChildEnd) -> str:
 
 
 def _useful_lines(log: str) -> str:
-    """Return the last lines of a log that are not empty, without colours."""
     lines = [_ANSI.sub("", line).rstrip()[:400] for line in log.splitlines()]
     return "\n".join([line for line in lines if line][-8:])
 

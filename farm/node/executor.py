@@ -1,4 +1,6 @@
-"""Executor: the steps of one attempt, from claim to published artifact. Knows neither Redis nor Celery."""
+"""Executor: the steps of one attempt, from claim to published artifact, and the turns that its program takes with the
+one that it is judged by. Knows neither Redis nor Celery.
+"""
 
 from __future__ import annotations
 
@@ -593,8 +595,9 @@ def compare_with(
 ) -> Against:
     """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
-    `latency` is its median in seconds (0: unknown). `theirs` are the steps of the cell under the other program's
-    toolchain, `steps` under its own.
+    Programs of one toolchain take turns in one process. One of another toolchain runs in processes of its own, under
+    that toolchain, and the processes take turns. `latency` is the program's median in seconds (0: unknown). `theirs`
+    are the steps of the cell under the other program's toolchain, `steps` under its own.
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
     loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
