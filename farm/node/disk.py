@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
-from farm.compiling.pipeline import Contention
+from farm.compiling.pipeline import LARGEST, Contention
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
 from farm.extension import publishing
 from farm.files import NotPlain, remove_tree, replacing, take
@@ -159,9 +159,6 @@ def _taken(lock: Path, how: int) -> int | None:
 TRIES = 30
 """How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile."""
 
-LARGEST = 1 << 62
-"""Bytes of a file in the cache; the limit of its kind was checked when it was put there."""
-
 ABANDONED_SECONDS = 86400.0
 """Seconds since the last byte of a part, after which no process can be at work on it: the one that was is dead."""
 
@@ -205,7 +202,7 @@ class NodeCache:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with replacing(target) as part:
-                    if take(path, part, LARGEST)[0] != digest:
+                    if take(path, part, LARGEST)[0] != digest:  # The limit of its kind was checked as it was put there.
                         raise NotPlain(errno.EIO, "not what its name says", str(path))
                 return
             except NotPlain as error:
