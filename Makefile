@@ -14,9 +14,9 @@ demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
 	$(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In five processes, since many tests wait for others; `make test PYTEST="-k name"` runs some, in one.
+# In eight processes: many tests wait for others, and eight keep two cores busy. `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 5 --dist loadscope)
+	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 8 --dist loadscope)
 
 # Every command and snippet of README and docs/guide, as a reader would type them, and the walk.
 test-guide: $(VENV)/.dev
