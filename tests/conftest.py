@@ -46,6 +46,7 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
     # As often as by default, to look for garbage took a twelfth of the tests' time.
     gc.set_threshold(50_000)
+    gc.disable()  # Until all is collected: that leaves little, and in each of xdist's processes.
     # What one process of xdist measures does not pause what the others compile.
     os.environ["FARM_LOCK_DIR"] = locks = tempfile.mkdtemp(prefix="farm-locks-")
     atexit.register(shutil.rmtree, locks, ignore_errors=True)
@@ -65,9 +66,12 @@ def pytest_configure() -> None:
 PLACES = pytest.StashKey[dict[Path, int]]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Let each of xdist's processes begin at another file: the asserts that one has rewritten, the others read."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Let each of xdist's processes begin at another file: the asserts that one has rewritten, the others read.
+
+    From then on, Python looks for garbage in what the tests make, not in all that was imported and collected for them.
+    """
     config = session.config
     given = getattr(config, "workerinput", None)
     if given and all(Path(each).is_dir() for each in config.args):
@@ -75,12 +79,11 @@ def pytest_collection(session: pytest.Session) -> None:
         config.stash[PLACES] = {file: place for place, file in enumerate(files)}
         start = len(files) * int(given["workerid"].removeprefix("gw")) // given["workercount"]
         config.args = [str(file) for file in files[start:] + files[:start]]
-
-
-def pytest_collection_finish() -> None:
-    """Let Python look for garbage in what the tests make, not in all that was imported and collected for them."""
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
