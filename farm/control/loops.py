@@ -54,9 +54,9 @@ def hand_out(store: Store, send: Send, pool: str) -> int:
 
 
 def wake_pools(store: Store) -> None:
-    """Wake a dispatcher for every pool with waiting jobs: a process may have died with a wake-up."""
+    """Wake a dispatcher for every pool that is short of jobs: a process may have died with a wake-up."""
     for pool in store.workers.pool_names():
-        if store.jobs.pending(pool):
+        if store.jobs.are_short(pool):
             store.wakeups.wake_pool(pool)
 
 

@@ -209,6 +209,12 @@ class JobRecords:
         count: int = self._link.ask("ZCARD", ("pool", pool, "waiting"))
         return count
 
+    def are_short(self, pool: str) -> bool:
+        """Whether jobs of a pool wait to be handed out, and no claim of those in the broker has to come first."""
+        sizes = [["ZCARD", ("pool", pool, "waiting")], ["ZCARD", ("pool", pool, "handed")]]
+        waiting, handed, low = self._link.ask_many([*sizes, ["GET", ("pool", pool, "low")]])
+        return bool(waiting) and handed <= int(low or 0)
+
     def phases(self) -> Counter[str]:
         """Return how many running jobs are in each phase; "" is the time before the first."""
         running = self._link.ask("ZRANGE", ("leases",), 0, -1)

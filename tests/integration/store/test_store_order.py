@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from farm.control.loops import fail_unserved, hand_out, settle_left
+from farm.control.loops import fail_unserved, hand_out, settle_left, wake_pools
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key
@@ -45,6 +45,24 @@ def test_a_higher_priority_goes_first(store: Store) -> None:
     submit(store, *cells("b", priority=5))
     submit(store, *cells("c", priority=-5))
     assert order(store, 5) == ["b", "a", "a", "a", "c"]
+
+
+def test_a_pool_is_looked_at_again_only_if_no_claim_would_have_it_looked_at(store: Store) -> None:
+    """With a thousand workers each look takes a hundredth of a second, in which the store answers nobody."""
+
+    def woken() -> bool:
+        while store.wakeups.next_pool(0.01):
+            pass  # Whoever had it died.
+        wake_pools(store)
+        return store.wakeups.next_pool(0.01) == POOL.name
+
+    join_pool(store, slots=4)
+    submit(store, *cells("aaaaaaaaa"))
+    assert woken()
+    handed = store.jobs.hand_out(POOL.name, 1)
+    assert not woken()
+    start(store, *handed[:2])
+    assert woken()
 
 
 def test_builds_take_turns(store: Store) -> None:
