@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase, translate
-from functools import cache
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,7 +56,7 @@ Path = tuple[str | int, ...]
 """Where in a manifest something is written: keys and positions from the top."""
 
 
-@cache
+@lru_cache(maxsize=1024)  # A server gets patterns from everybody, for as long as it runs.
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
 

@@ -18,7 +18,7 @@ from farm.errors import ManifestError
 from farm.jobs.order import keys_of
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, check, expand
-from farm.matrix.combinations import combine
+from farm.matrix.combinations import _compiled, combine, fits_any
 from farm.models.frozen import ArrayDocument, FrozenData, FrozenModel
 from farm.models.shapes import Span, shape_label, sum_of
 from farm.runner.documents import TensorInfo
@@ -215,6 +215,12 @@ def test_a_selector_whose_fields_match_only_apart_is_an_error_too() -> None:
         "include: [{precision: fp16, batches: [4]}]", "expected: [{precision: fp16, shape: b1, kind: hang}]"
     )
     assert "no cell has all of this" in refusal(text)
+
+
+def test_patterns_of_everybody_do_not_fill_the_memory_of_a_server() -> None:
+    for number in range(3000):
+        assert fits_any([f"net-{number}/*"], [f"net-{number}/b1"])
+    assert _compiled.cache_info().currsize < 2000
 
 
 def test_a_matrix_without_a_cell_is_refused() -> None:
