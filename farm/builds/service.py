@@ -49,6 +49,10 @@ class Admission:
 
     def is_known(self, namespace: str, build_id: str, request: str) -> bool:
         """Whether a build was accepted. Raises Conflict if another request made it, as far as that is known."""
+        self._require_own(namespace, build_id, request)
+        return self.is_whole(build_id) or self._reader.read_report(namespace, build_id) is not None
+
+    def _require_own(self, namespace: str, build_id: str, request: str) -> None:
         row = self._store.builds.get(build_id)
         if row and row["namespace"] != namespace:
             raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
@@ -56,7 +60,6 @@ class Admission:
             raise Conflict(
                 f"build {build_id} was made by another request", hint="choose another build id or Idempotency-Key"
             )
-        return self.is_whole(build_id) or self._reader.read_report(namespace, build_id) is not None
 
     def is_accepted(self, namespace: str, build_id: str, manifest: bytes, request: str) -> bool:
         """Whether a build was submitted before. Raises Conflict if another build has its id."""
@@ -65,7 +68,10 @@ class Admission:
             raise Conflict(
                 f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
             )
-        return self.is_known(namespace, build_id, request) and known is not None
+        if known is None:  # Then it has no report either, which storage need not be asked for.
+            self._require_own(namespace, build_id, request)
+            return False
+        return self.is_known(namespace, build_id, request)
 
     def accept(self, document: PlanDocument, manifest: bytes) -> None:
         """Record a planned build in object storage, then accept it into the store."""

@@ -897,6 +897,14 @@ def test_an_artifact_that_was_deleted_is_no_hit_after_storage_was_looked_after(f
     assert sorted(cell["state"] for cell in planned) == ["hit", "miss"]
 
 
+def test_a_new_build_is_not_looked_for_among_those_that_have_ended(farm: Farm, frozen: Frozen) -> None:
+    asked: list[str] = []
+    farm.artifacts.s3.meta.events.register("before-call.s3.GetObject", lambda params, **_: asked.append(params["url"]))
+    build = submit(farm, frozen)
+    assert [url.rpartition("/")[2] for url in asked if build["id"] in url].count("manifest.yaml") == 1
+    assert not [url for url in asked if build["id"] in url and url.endswith("report.json")]
+
+
 def test_looking_after_storage_leaves_the_server_to_others(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
