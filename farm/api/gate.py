@@ -307,7 +307,7 @@ class Gate:
             return
         begun, status, method = time.perf_counter(), 500, scope["method"]
         if method == "HEAD" and not EVENTS.search(scope["path"]):
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", "farm.looks": True}
 
         async def noting(message: Message) -> None:
             nonlocal status

@@ -101,12 +101,15 @@ def _add_entrance(pages: FastAPI) -> None:
 
     @pages.get("/sign-in")
     def sign_in(request: Request, farm: FarmDep, next: Text = "", once: Text = "") -> Response:
-        token = farm.settings.api_token.get_secret_value()
-        if once and page_answers.is_here(request) and farm.tokens.spend(once, token):
-            response = RedirectResponse(_own_path(next), 303)
-            page_answers.remember(request, response, token)
-            return response
-        wrong = "This link was used, or is older than ten minutes." if once else ""
+        token, wrong = farm.settings.api_token.get_secret_value(), ""
+        if once and not page_answers.is_here(request):
+            wrong = "This link works only in a browser on the farm's own machine, at the address it came with."
+        elif once and not request.scope.get("farm.looks"):  # What looks at links before people do asks for the head.
+            if farm.tokens.spend(once, token):
+                response = RedirectResponse(_own_path(next), 303)
+                page_answers.remember(request, response, token)
+                return response
+            wrong = "This link was used, or is older than ten minutes."
         return page_of(request, None, "sign_in", next=_own_path(next), wrong=wrong)
 
     @pages.post("/sign-in", dependencies=[OwnForm])

@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1842,
     "artifacts": 2426,
-    "builds": 3175,
+    "builds": 3181,
     "cli": 5073,
     "client": 4837,
     "compiling": 3275,
@@ -40,7 +40,7 @@ LINES = {
     "metrics": 217,
     "models": 774,
     "node": 3835,
-    "pages": 3848,
+    "pages": 3851,
     "results": 2165,
     "runner": 7024,
     "serving": 455,

@@ -129,7 +129,11 @@ def test_a_link_signs_in_once_and_on_this_machine_alone(farm: Farm, url: str) ->
     secret = farm.settings.api_token.get_secret_value()
     code = link_code(secret)
     assert secret not in code
-    assert "set-cookie" not in follow(code, Host="farm.example").headers
+    elsewhere = follow(code, Host="farm.example")
+    assert "set-cookie" not in elsewhere.headers
+    assert "works only in a browser on the farm's own machine" in html.unescape(elsewhere.text)
+    looked_at = httpx.head(f"{url}/ui/sign-in", params={"once": code, "next": "/ui/"}, timeout=60)
+    assert (looked_at.status_code, "set-cookie" in looked_at.headers) == (200, False), "a look spends nothing"
     assert httpx.get(f"{url}/ui/", cookies=follow(code).cookies, timeout=60).headers["location"] == "/ui/ns/main"
     now = int(time.time())
     restarted = Tokens(farm.artifacts)
