@@ -1,1 +1,1 @@
-"""The HTTP API: `create_app(farm)` in `application`, one `…_routes` module for each concept."""
+"""The HTTP API: one `…_routes` module for each concept, and the gate before them (`farm.serving` makes the app)."""
