@@ -81,7 +81,7 @@ def linked(lock: str, dist: Path, folder: Path) -> Path:
                 (place / name).symlink_to(Path(str(package.locate_file(name))))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check", "-q"]
     (wheel,) = dist.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-compile", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run([*pip, "install", "--no-compile", "--no-index", wheel], check=True)
     return folder / "bin" / "farm"
 
 
