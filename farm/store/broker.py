@@ -141,14 +141,14 @@ def _reaching(app: Celery) -> Iterator[None]:
 
 def _address(app: Celery) -> str:
     parts = [urlsplit(url) for url in app.conf.broker_url.split(";")]
-    return ", ".join(each.netloc.rpartition("@")[2] or each.path for each in parts)
+    return ", ".join(each.netloc.rpartition("@")[2] for each in parts)
 
 
 def _broker_url(url: str) -> str:
-    """Kombu's spelling of an address: redis-py writes sockets as `unix://`, and checks certificates unasked."""
+    """Kombu's spelling of an address: redis-py checks certificates unasked."""
     if found := sentinels_of(url):
         return ";".join(f"sentinel://{found.who}{spelt(*place)}{found.path}" for place in found.places)
-    parts = urlsplit(url.replace("unix://", "redis+socket://", 1))
+    parts = urlsplit(url)
     query = parts.query
     if parts.scheme == "rediss" and "ssl_cert_reqs=" not in query:
         query = f"{query}&ssl_cert_reqs=required".lstrip("&")

@@ -93,7 +93,9 @@ def connected(url: str, **options: Any) -> Any:
     """Return a client of redis-py for an address of either kind; connects at its first use. Raises ValueError."""
     if found := sentinels_of(url):
         return found.connect(**options)
-    return redis.Redis.from_url(url.replace("redis+socket://", "unix://"), **options)
+    if url.startswith(("unix:", "redis+socket:")):  # Celery and redis-py read such addresses differently.
+        raise ValueError("it names a socket's file, and the farm reaches Redis by host and port alone")
+    return redis.Redis.from_url(url, **options)
 
 
 class _Primary(SentinelManagedConnection):

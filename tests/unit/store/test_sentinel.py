@@ -82,19 +82,23 @@ def test_the_primary_is_reached_as_its_sentinels_are(url: str, tls: bool) -> Non
 def test_a_message_names_the_places_and_no_password() -> None:
     assert Store.connect(load_settings({}, redis_url=URL)).address == "farm (s1:26380, [fd00::2]:26379, s3:26379)"
     assert place_of("redis://u:p@[::1]/0") == "[::1]:6379"
-    assert place_of("unix:///run/redis.sock") == "/run/redis.sock"
 
 
 @pytest.mark.parametrize(
     ("url", "place"),
     [
         ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
-        ("unix:///run/valkey.sock", "/run/valkey.sock"),
         ("sentinel://:hunter2@s1:1,[::1]:2/0?master=farm", "s1:1, [::1]:2"),
     ],
 )
 def test_messages_name_the_place_of_the_broker_without_its_password(url: str, place: str) -> None:
     assert broker._address(broker.make_celery(load_settings({}, redis_url=url))) == place
+
+
+@pytest.mark.parametrize("url", ["unix:///run/valkey.sock", "unix:/run/valkey.sock", "redis+socket:///run/valkey.sock"])
+def test_an_address_of_a_socket_is_refused_when_a_farm_starts(url: str) -> None:
+    with pytest.raises(UsageError, match=r"redis_url: it names a socket's file.* by host and port alone"):
+        Store.connect(load_settings({}, redis_url=url))
 
 
 def test_a_connection_to_a_primary_that_does_not_answer_is_closed() -> None:
