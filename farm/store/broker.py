@@ -18,7 +18,7 @@ from kombu.transport.redis import SentinelChannel
 
 from farm.errors import FarmFault, StoreUnavailable
 from farm.settings import Settings
-from farm.store.link import SOCKET_TIMEOUT, sentinels_of, spelt
+from farm.store.link import SOCKET_TIMEOUT, refused, sentinels_of, spelt
 
 TASK = "tasks.compile"
 
@@ -131,6 +131,8 @@ def _reaching(app: Celery) -> Iterator[None]:
         yield
     except (OperationalError, *app.pool.connection.connection_errors, *app.pool.connection.channel_errors) as error:
         cause = error.__cause__ if isinstance(error, OperationalError) else error
+        if isinstance(cause, redis.AuthenticationError):
+            raise refused("the broker", _address(app), cause) from None
         if isinstance(cause, app.pool.connection.channel_errors):
             said, hint = f"refuses: {cause}", "it is full, or a replica: `farm doctor` says which one"
         else:

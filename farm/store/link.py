@@ -118,7 +118,13 @@ def place_of(url: str) -> str:
     if found := sentinels_of(url):
         return f"{found.master} ({', '.join(spelt(*place) for place in found.places)})"
     parts = urlsplit(url)
-    return spelt(parts.hostname, parts.port or 6379) if parts.hostname else parts.path
+    return spelt(parts.hostname or "", parts.port or 6379)
+
+
+def refused(server: str, address: str, error: AuthenticationError) -> StoreUnavailable:
+    """Return the error for a server that is there and refuses the user or password."""
+    hint = "the operator's turn: write into redis_url (FARM_REDIS_URL) a user and password that the server knows"
+    return StoreUnavailable(f"{server} at {address} refuses the user or password: {error}", hint=hint)
 
 
 def spelt(host: str, port: int) -> str:
@@ -335,10 +341,7 @@ class Link:
             with timed(STORE_SECONDS, operation) if operation else nullcontext(), _counting_errors():
                 yield
         except AuthenticationError as error:
-            raise StoreUnavailable(
-                f"Redis at {self.address} refuses the password: {error}",
-                hint="check the user and password in redis_url",
-            ) from None
+            raise refused("Redis", self.address, error) from None
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT:g} s",

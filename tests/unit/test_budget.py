@@ -44,7 +44,7 @@ LINES = {
     "results": 2165,
     "runner": 7024,
     "serving": 455,
-    "store": 1878,
+    "store": 1885,
     "targets": 1168,
     "tasks": 178,
     "tuning": 2557,

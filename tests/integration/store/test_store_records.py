@@ -608,10 +608,12 @@ def test_a_store_that_is_closed_has_no_connection(redis_url: str, raw: redis.Red
 
 def test_a_wrong_password_is_said_and_not_shown(redis_url: str, raw: redis.Redis) -> None:
     place = redis_url.rpartition("@")[2].removeprefix("redis://")
-    url = f"redis://nobody-known:s3cret@{place}"
-    with pytest.raises(StoreUnavailable, match="refuses the password") as raised:
-        Store.connect(load_settings({}, redis_url=url)).now()
-    assert "s3cret" not in str(raised.value)
+    settings = load_settings({}, redis_url=f"redis://nobody-known:s3cret@{place}")
+    for ask in (Store.connect(settings).now, lambda: broker.queued(broker.make_celery(settings), "pool")):
+        with pytest.raises(StoreUnavailable, match="refuses the user or password") as raised:
+            ask()
+        assert "redis_url" in raised.value.hint
+        assert "s3cret" not in str(raised.value)
 
 
 def test_a_full_server_is_unavailable_and_loses_nothing(store: Store, raw: redis.Redis) -> None:
