@@ -204,7 +204,7 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
         print(f"{workers} workers, {builds * batches * MODELS} jobs, delay {given.delay_ms:g} ms", flush=True)
         watched.begin()
         complete, submitting = False, 0.0
-        with in_a_thread(watched.sample), in_a_thread(watched.tell), suppress(Stopped):
+        with suppress(Stopped), in_a_thread(watched.sample), in_a_thread(watched.tell):
             signal.setitimer(signal.ITIMER_REAL, given.minutes * 60)
             for manifest in manifests:
                 watched.follow(client.submit(freeze(manifest))["id"])
