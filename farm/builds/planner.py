@@ -301,7 +301,7 @@ class Planner:
             if before
             else combine(parse_manifest(submission["manifest"], file), submission.get("only", ()))
         )
-        in_buckets = self._in_buckets(matrix.manifest)  # Objects change; unchanged ones are not read again.
+        in_buckets = self._in_buckets(matrix)  # Objects change; unchanged ones are not read again.
         rows = self._store.workers.pools()
         known, slots = [Pool.from_dict(row["pool"]) for row in rows], {row["name"]: row["slots"] for row in rows}
         used = in_use(zip(known, (row["live_workers"] for row in rows), strict=True), self._settings.toolchains)
@@ -354,12 +354,13 @@ class Planner:
         """Return what readers get of a tag, by identifier."""
         return given(self._refs.read_through(namespace, tag)["cells"].values())
 
-    def _in_buckets(self, manifest: Manifest) -> dict[str, FrozenModel]:
-        """Read the models that the manifest leaves to the farm. Raises ManifestError with every problem found."""
+    def _in_buckets(self, matrix: Combinations) -> dict[str, FrozenModel]:
+        """Read the models that a manifest leaves to the farm. Raises ManifestError with every problem found."""
+        manifest = matrix.manifest
         models: dict[str, FrozenModel] = {}
         problems = []
-        for index, entry in enumerate(manifest.models):
-            if entry.source.s3:
+        for index in sorted(matrix.needed):
+            if (entry := manifest.models[index]).source.s3:
                 try:
                     models[entry.name] = self._bucket_models.freeze(
                         entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes

@@ -126,12 +126,13 @@ class _ManifestReader:
         self.found.problems.append(self.manifest.written.problem(error.message, *place, hint=error.hint))
 
     def read(self) -> None:
-        for index, entry in enumerate(self.manifest.models):
+        models = [(index, self.manifest.models[index]) for index in sorted(self.matrix.needed)]
+        for index, entry in models:
             path = self.model_path(index)
             model = self.model(path, entry, ("models", index, "source")) if path else None
             if model is not None:
                 self.found.models[entry.name] = model
-        for index, entry in enumerate(self.manifest.models):
+        for index, entry in models:
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
                     self.data(index, data_key(entry.name, use), described, ("models", index, use))
@@ -141,7 +142,8 @@ class _ManifestReader:
                 key = data_key(name, "calibration", override)
                 self.data(index, key, described, ("overrides", override, "calibration"))
         for place, file in env_files(self.manifest):
-            if file.path not in self.found.env_files:
+            is_needed = place[0] != "models" or place[1] in self.matrix.needed
+            if is_needed and file.path not in self.found.env_files:
                 self.env_file(file.path, place)
 
     def env_file(self, name: str, place: Place) -> None:

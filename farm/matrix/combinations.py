@@ -154,12 +154,14 @@ class Combinations:
     """What a manifest asks for, before anything is looked up.
 
     `expected` has the failures that the manifest names, by identifier; `problems` are those of the matrix itself.
+    `needed` are the indexes of the models to read: of all, or of those of chosen cells and what they refer to.
     """
 
     manifest: Manifest
     combinations: Sequence[Combination]
     expected: Mapping[str, ExpectedFailure]
     problems: Sequence[Problem]
+    needed: Collection[int]
 
     def overridden_calibration(self) -> list[tuple[int, int]]:
         """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry."""
@@ -180,12 +182,16 @@ def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
     rules = MatrixRules(manifest, complaints)
     combinations = rules.all()
     expected = rules.expected(combinations)
+    needed: Collection[int] = range(len(manifest.models))
     if only:
         known = [each.identifier for each in combinations]
         combinations = [each for each in combinations if fits_any(only, [each.identifier])]
         if not combinations and not complaints.problems:
             raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
-    return Combinations(manifest, combinations, expected, tuple(complaints.problems))
+        names = {each.model.name for each in combinations}
+        names |= {each.model.reference.model for each in combinations if each.model.reference}
+        needed = {index for index, each in enumerate(manifest.models) if each.name in names}
+    return Combinations(manifest, combinations, expected, tuple(complaints.problems), needed)
 
 
 class MatrixRules:

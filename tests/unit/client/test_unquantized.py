@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
+from farm.client import client
 from farm.client.freezing import FrozenInputs, read_inputs
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
@@ -105,3 +106,18 @@ def test_a_reference_needs_samples(fields: str) -> None:
 def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.client.made_data.run_child", lambda *_, **__: pytest.fail("it ran"))
     assert read_inputs(combine(manifest()), made, cache=tmp_path, quick=True).problems == []
+
+
+def test_a_choice_of_cells_reads_the_files_of_their_models_and_what_these_refer_to(made: Path, tmp_path: Path) -> None:
+    for name in ("qdq.onnx", "float.onnx", "samples.npz"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    text = manifest().text
+    (tmp_path / "farm.yaml").write_text(text)
+    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["quark/*"])
+    assert set(chosen.submission["models"]) == {"quark", "float"}, "its samples' outputs are those of its reference"
+    (tmp_path / "qdq.onnx").unlink()
+    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["float/*"])
+    assert set(chosen.submission["models"]) == {"float"}
+    assert {path.name for path in chosen.files.values()} == {"float.onnx"}
+    with pytest.raises(ManifestError, match=r"there is no file .*qdq\.onnx"):
+        client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache")
