@@ -190,6 +190,10 @@ LONGEST_NAME = 128
 """Characters of a program's file name: what clients take, and every file system."""
 
 
+SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
+"""How names of artifacts' files end: an untrusted farm must not name a `Makefile` or a `conftest.py`."""
+
+
 def program_name(identifier: str, extension: str) -> str:
     """Return the name of a cell's program file: its identifier, of a long one the beginning and a digest of it all.
 

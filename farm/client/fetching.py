@@ -27,7 +27,16 @@ from farm.files import hash_file, read_plain, replacing
 from farm.models.shapes import BATCH, PACK
 from farm.runner.bounds import Amount, Bound, Digest, relative
 from farm.runner.documents import MeasuredPoint, TensorInfo
-from farm.spec import FileReference, JsonSchema, PlainSize, digest_of, model_digest, program_extension, program_name
+from farm.spec import (
+    SUFFIXES,
+    FileReference,
+    JsonSchema,
+    PlainSize,
+    digest_of,
+    model_digest,
+    program_extension,
+    program_name,
+)
 from farm.units import by_number
 from farm.wire.checking import read
 from farm.wire.program import Sidecar
@@ -52,8 +61,6 @@ SIDECAR_SUFFIX = ".artifact.json"
 RESERVED = (packs.SIDECAR, packs.PACK, INDEX)
 """Names that no file of an artifact may have: a pack's index says which files the next pack may replace."""
 LARGEST_SIDECAR = 16 << 20
-SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
-"""How names of artifacts' files end: an untrusted farm must not name a `Makefile` or a `conftest.py`."""
 IMPORTABLE = (".py", ".pyc", ".so")
 """How files end that Python imports: a pack's `use.py` imports what lies next to it before what is installed."""
 LARGEST_KERNELS = 4 << 30

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from farm import entry_points
-from farm.spec import OptionValue
+from farm.errors import UsageError
+from farm.spec import SUFFIXES, OptionValue
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
 
 if TYPE_CHECKING:
@@ -605,7 +606,12 @@ MIGRAPHX = Compiler(
 def compilers() -> Mapping[str, Compiler]:
     """Return the farm's own compilers and those of extensions, by name. Extensions are looked for at the first call."""
     known = {compiler.name: compiler for compiler in (ONNXRUNTIME, MIGRAPHX)}
-    for _, added in entry_points.load(entry_points.COMPILERS):
+    for entry, added in entry_points.load(entry_points.COMPILERS):
+        if isinstance(added, Compiler) and not added.extension.endswith(SUFFIXES):  # Nobody could fetch its programs.
+            raise UsageError(
+                f"the compiler {added.name} of {entry.module} names programs *{added.extension}",
+                hint=f"clients take files that end with {', '.join(SUFFIXES)}: let its `extension` end so",
+            )
         for name, kinds in ({} if isinstance(added, Compiler) else added).items():
             known[name] = known[name].adding(kinds)
         known |= {added.name: added} if isinstance(added, Compiler) else {}

@@ -25,7 +25,7 @@ ACME = Compiler(
     recipe=1,
     devices=(DeviceKind("cpu", ("fp32",), module="acme_farm.runner.compiler"),),
     formats=("onnx",),
-    extension=".acme",
+    extension=".acme.onnx",
     options={},
     quantization={},
     calibrated=frozenset(),
@@ -126,7 +126,7 @@ def test_it_compiles_in_sealed_children_and_again_without_the_package(installed:
     log = folder / "work" / "log.txt"
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) is None, log.read_text()
-    assert len(list((folder / "work" / "program").glob("*.acme"))) == 1
+    assert len(list((folder / "work" / "program").glob("*.acme.onnx"))) == 1
     shutil.rmtree(installed)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     again = subprocess.run(
@@ -139,6 +139,20 @@ def test_it_compiles_in_sealed_children_and_again_without_the_package(installed:
     )
     assert again.returncode == 0, again.stdout + again.stderr
     assert "toolchain  acme1.0-12345678, the job's" in again.stdout
+
+
+def test_a_compiler_whose_programs_no_client_takes_is_refused_when_it_is_loaded(installed: Path) -> None:
+    data = installed / "acme_farm" / "data.py"
+    data.write_text(data.read_text().replace(".acme.onnx", ".acme.bin"))
+    environment = {**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{ROOT}"}
+    (installed / "farm.yaml").write_text("version: 1\nname: n\ntargets: [acme/cpu]\nmodels: []\n")
+    linted = subprocess.run(
+        [sys.executable, "-m", "farm", "lint", installed / "farm.yaml"],
+        env=environment, cwd=installed, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert linted.returncode == 2
+    assert "the compiler acme of acme_farm.data names programs *.acme.bin" in linted.stderr
+    assert "clients take files that end with" in linted.stderr
 
 
 def test_a_farm_without_the_extension_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
