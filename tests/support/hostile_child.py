@@ -503,7 +503,7 @@ def do_work(request, messages):
 
 
 def do_fill(request, messages):
-    """Write until somebody stops it: into one file, many, one without a name, or many empty ones; or open some."""
+    """Write twice as much as it may: into one file, many, one without a name, or many empty ones; or open some."""
     folder = Path(request["folder"])
     os.chdir(folder)
     if request["how"] == "out of sight":
@@ -511,7 +511,7 @@ def do_fill(request, messages):
             Path("\u20ac" * 85).mkdir()
             os.chdir("\u20ac" * 85)
     held = []
-    for number in range(1 << 30):
+    for number in range(1200 if request["how"] in ("empty", "open") else 200):
         if request["how"] == "one":
             held = held or [Path("one").open("wb", buffering=0)]  # noqa: SIM115
             held[0].write(bytes(1 << 20))
@@ -527,6 +527,7 @@ def do_fill(request, messages):
                 signal.pause()
         else:
             Path(str(number)).write_bytes(bytes(1 << 20))
+    signal.pause()
 
 
 def do_gulp(request, messages):
