@@ -38,6 +38,9 @@ UNCHANGED = 1.0
 PATIENCE = 1.2
 """Seconds that a page waits for a build that was never read."""
 
+PARTIAL = 20
+"""Builds among which a whole one is looked for, to compare the next with."""
+
 IMPATIENCE = 0.3
 """Seconds that a page waits for a build, if it has an older state, before it shows that."""
 
@@ -141,12 +144,20 @@ class BuildPages:
         ]
 
     def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
-        """Return how a build differs from the one of its name before it that ended; None if that is not known."""
-        before = self.earlier(namespace, after)[:1] if after.judged else []
+        """Return how a build differs from the one of its name before it that ended; None if that is not known.
+
+        One of chosen cells alone says nothing of the others: the one before is the newest whole one, if there is any.
+        """
+        before = self.earlier(namespace, after) if after.judged else []
         with suppress(FarmError):  # Its report may be gone, or take long to read.
-            for build in before:
+            if before:
+                build = next((row for row in before[:PARTIAL] if self._is_whole(row)), before[0])
                 return self.compared(self.view(namespace, build["id"], IMPATIENCE), after)
         return None
+
+    def _is_whole(self, build: BuildView) -> bool:
+        read = self._farm.build_reader.read_plan
+        return not (build["retries"] or read(build["namespace"], build["id"])["build"].get("only"))
 
     def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         """Return how two builds differ."""

@@ -40,7 +40,7 @@ LINES = {
     "metrics": 217,
     "models": 774,
     "node": 3835,
-    "pages": 3851,
+    "pages": 3862,
     "results": 2165,
     "runner": 7024,
     "serving": 455,

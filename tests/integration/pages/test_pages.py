@@ -556,6 +556,30 @@ def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, brow
         assert (float(failures), float(expected)) == (0, 50)
 
 
+@pytest.mark.parametrize("partial", [{"only": ["breaks/*"]}, {"retries": "b-0123456789abcdef"}])
+def test_a_build_is_compared_with_the_newest_whole_one(
+    farm: Farm, browser: httpx.Client, partial: dict[str, Any]
+) -> None:
+    cells = [Cell("breaks"), Cell("stays")]
+    whole = accept(farm, "nightly", cells)
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(whole)
+    part = accept(farm, "nightly", [Cell("stays", salt="part")], **partial)
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(part)
+    after = accept(farm, "nightly", [cell._replace(salt="new") for cell in cells])
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order) if "breaks" in order["identifier"] else passed(farm, order, key)
+        ),
+    )
+    farm.build_finisher.finish(after)
+    said = words(build_page(browser, after))
+    assert f"Since {whole[:10]}" in said
+    assert "1 newly failed breaks/onnxruntime-cpu/fp32/b1" in said
+
+
 def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) -> None:
     cells = [Cell(name) for name in ("breaks", "slows", "mends", "quickens", "stays")]
     before = accept(farm, "nightly", cells)
