@@ -21,8 +21,6 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    PlainValidator,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import core_schema
@@ -91,7 +89,7 @@ ELSEWHERE = {
 
 def read_by(function: Callable[[Any], Any], schema: JsonSchema) -> Any:
     """Return annotations for a value that `function` reads (ValueError says what is wrong) and `schema` describes."""
-    return PlainValidator(function), WithJsonSchema(schema)
+    return (ReadBy(function, schema),)
 
 
 def one_of(known: Sequence[str], unknown: str, read: Callable[[str], str] = str) -> Any:
@@ -104,6 +102,20 @@ def one_of(known: Sequence[str], unknown: str, read: Callable[[str], str] = str)
         return read(value)
 
     return read_by(checked, {"enum": list(known)})
+
+
+@dataclass(frozen=True, eq=False)
+class ReadBy:
+    """Annotation: a value that a function reads. Pydantic's own `PlainValidator` also prepares the type's schema."""
+
+    read: Callable[[Any], Any]
+    schema: JsonSchema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        return self.schema.copy()  # Pydantic adds the field's title.
 
 
 @dataclass(frozen=True, eq=False)

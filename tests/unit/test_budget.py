@@ -35,7 +35,7 @@ LINES = {
     "jobs": 1031,
     "local": 1729,
     "loose": 1864,
-    "manifest": 2166,
+    "manifest": 2178,
     "matrix": 1643,
     "metrics": 217,
     "models": 774,
