@@ -273,7 +273,8 @@ async def _events(
                 yield f"event: end\ndata: {json.dumps(build)}\n\n"
         idle += not items
         then, since = time.monotonic(), then
-        spare = min(AT_ONCE, spare + (then - since) / SECONDS_APART) - 1
+        # Never below -1: who has caught up with thousands of events waits no longer than others.
+        spare = max(min(AT_ONCE, spare + (then - since) / SECONDS_APART) - 1, -1)
         if spare < 0 and len(items) < MANY and not ended:
             await anyio.sleep(-spare * SECONDS_APART)
 

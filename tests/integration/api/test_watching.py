@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -173,6 +174,30 @@ def test_a_pause_is_sent_though_nothing_happens(farm: Farm, client: FarmClient, 
     assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == []
     client.pause(build_id)
     assert next(change["outlook"]["paused"] for change in changes if "outlook" in change) == [build_id]
+
+
+def test_who_catches_up_with_thousands_of_events_hears_the_next_as_soon_as_others(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_id = client.submit(freeze_manifest(tmp_path, many(2), batch="batch"))["id"]
+    item = {"id": "1-1", "type": "cell", "cell": "a", "state": "running"}
+    reads = [[item] * build_routes.MANY] * 60 + [[item], [{"id": "1-2", "type": "build", "state": "reported"}]]
+    slept: list[float] = []
+    monkeypatch.setattr(farm.store.events, "read", lambda *_: {"items": reads.pop(0)})
+    monkeypatch.setattr(farm.build_reader, "get", lambda *_: {"state": "reported"})
+    sleep = anyio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async def watch() -> int:
+        monkeypatch.setattr(build_routes.anyio, "sleep", noted)
+        limiter = anyio.CapacityLimiter(1)
+        return len([text async for text in build_routes._events(farm, "main", build_id, None, limiter, None)])
+
+    assert anyio.run(watch) == 63
+    assert max(slept) <= build_routes.SECONDS_APART
 
 
 def test_events_that_come_one_after_the_other_soon_travel_together(
