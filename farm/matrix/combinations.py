@@ -189,7 +189,9 @@ def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
         if not combinations and not complaints.problems:
             raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
         names = {each.model.name for each in combinations}
-        names |= {each.model.reference.model for each in combinations if each.model.reference}
+        references = {each.name: each.reference.model for each in manifest.models if each.reference}
+        while more := {references[name] for name in names & references.keys()} - names:
+            names |= more
         needed = {index for index, each in enumerate(manifest.models) if each.name in names}
     return Combinations(manifest, combinations, expected, tuple(complaints.problems), needed)
 

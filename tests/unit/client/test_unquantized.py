@@ -115,6 +115,11 @@ def test_a_choice_of_cells_reads_the_files_of_their_models_and_what_these_refer_
     (tmp_path / "farm.yaml").write_text(text)
     chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["quark/*"])
     assert set(chosen.submission["models"]) == {"quark", "float"}, "its samples' outputs are those of its reference"
+    last = text.splitlines()[-2].replace("name: quark", "name: last").replace("model: float", "model: quark")
+    (tmp_path / "farm.yaml").write_text(f"{text}{last}\n")
+    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["last/*"])
+    (tmp_path / "farm.yaml").write_text(text)
+    assert set(chosen.submission["models"]) == {"last", "quark", "float"}, "and those of its reference's reference"
     (tmp_path / "qdq.onnx").unlink()
     chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["float/*"])
     assert set(chosen.submission["models"]) == {"float"}
