@@ -156,8 +156,11 @@ class BuildPages:
         return None
 
     def _is_whole(self, build: BuildView) -> bool:
-        read = self._farm.build_reader.read_plan
-        return not (build["retries"] or read(build["namespace"], build["id"])["build"].get("only"))
+        try:
+            plan = self._farm.build_reader.read_plan(build["namespace"], build["id"])
+        except FarmError:  # An old one may be gone.
+            return not build["retries"]
+        return not (build["retries"] or plan["build"].get("only"))
 
     def compared(self, before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         """Return how two builds differ."""

@@ -556,6 +556,17 @@ def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, brow
         assert (float(failures), float(expected)) == (0, 50)
 
 
+def test_a_build_is_compared_with_one_whose_plan_is_gone(farm: Farm, browser: httpx.Client) -> None:
+    before = accept(farm, "nightly", [Cell("breaks")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(before)
+    farm.artifacts.delete_object(f"ns/main/builds/{before}/plan.json")
+    after = accept(farm, "nightly", [Cell("breaks", salt="new")])
+    play(farm, lambda job, order, key, number: failed(farm, order))
+    farm.build_finisher.finish(after)
+    assert f"Since {before[:10]}" in words(build_page(browser, after))
+
+
 @pytest.mark.parametrize("partial", [{"only": ["breaks/*"]}, {"retries": "b-0123456789abcdef"}])
 def test_a_build_is_compared_with_the_newest_whole_one(
     farm: Farm, browser: httpx.Client, partial: dict[str, Any]
