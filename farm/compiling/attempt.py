@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,8 @@ from farm.targets.compilers import Maker
 from farm.wire.program import GpuFields
 
 LOOK_SECONDS = 0.5
+UPLOAD_SECONDS = 60.0
+"""For which who measures waits for an upload of its slot; then it measures beside it, and says so."""
 """Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
 
 # Messages between a supervisor and its Celery process, of one byte.
@@ -103,7 +106,8 @@ class FreeSlots:
         self._free = list(slots)
         self._held: list[Slot] = []
         self._waiting = 0
-        self._left = 0
+        self._left = Counter[int]()
+        """How many attempts have left a slot, by its id, and still publish. Two slots may be equal."""
         self._lent: dict[Slot, float] = {}
         """When a slot was last given back by its borrower."""
         self._folder = lock_folder(folder)
@@ -127,28 +131,31 @@ class FreeSlots:
                 self._give_back(*taken)
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def left(self, slot: Slot) -> Iterator[None]:
         """Count an attempt that has left its slot and still publishes, while the block runs."""
         with self._change:
-            self._left += 1
+            self._left[id(slot)] += 1
         try:
             yield
         finally:
             with self._change:
-                self._left -= 1
+                self._left[id(slot)] -= 1
                 self._change.notify_all()
 
     def has_room(self, attempts: int) -> bool:
         """Whether another attempt finds a slot next to so many of this process."""
-        return attempts < len(self._slots) + self._left
+        return attempts < len(self._slots) + self._left.total()
 
-    def until_quiet(self, cancelled: threading.Event) -> float:
-        """Wait for the attempts that have left their slots, since they would disturb who measures; return seconds."""
-        began = time.monotonic()
+    def until_quiet(self, slot: Slot, cancelled: threading.Event) -> bool:
+        """Wait for those that have left this slot: they would disturb who measures in it. Return whether they ended.
+
+        Others' uploads were never waited for. One that storage holds up is not waited for long.
+        """
+        until = time.monotonic() + UPLOAD_SECONDS
         with self._change:
-            while self._left and not cancelled.is_set():
+            while self._left[id(slot)] and not cancelled.is_set() and time.monotonic() < until:
                 self._change.wait(LOOK_SECONDS)
-        return time.monotonic() - began
+            return not self._left[id(slot)]
 
     def others(self, slot: Slot) -> list[Slot]:
         """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""

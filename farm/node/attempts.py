@@ -175,8 +175,9 @@ class Attempts:
                 slot = holding.enter_context(self._free.one(lease.cancelled))
 
                 def leave() -> None:
+                    if slot:
+                        publishing.enter_context(self._free.left(slot))
                     holding.close()
-                    publishing.enter_context(self._free.left())
                     self.when_resumed()
 
                 if slot is None:

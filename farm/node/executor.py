@@ -270,6 +270,8 @@ class _AttemptRun:
             inputs = self._fetch()
             self.steps.env_files = self._env_files()
             self.tuner = self._tuner()
+            if self.tuner:  # Its search times candidates.
+                self._wait_for_quiet()
         pipeline = Pipeline(self.steps, inputs, self.tuner, self.references, self._measuring)
         record = pipeline.run()
         if tuner := self.tuner:
@@ -412,13 +414,20 @@ class _AttemptRun:
         return MadeProgram(program, outputs, sidecar["tuning"]["session"], sidecar["key"], sidecar["toolchain"])
 
     def _measuring(self) -> AbstractContextManager[Contention]:
-        """Measure when the worker's uploads have ended; for a GPU, look for other attempts on the node.
+        """Measure when the slot's uploads have ended; for a GPU, look for other attempts on the node.
 
         On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
         """
         self.references.finish()
-        self.children.began += self.attempt.free.until_quiet(self.children.cancelled)
+        self._wait_for_quiet()
         return self.work.contention() if self.children.slot.gpu else alone()
+
+    def _wait_for_quiet(self) -> None:
+        """Wait until the slot's last program is uploaded, which counts for no limit; remember if it takes too long."""
+        began, attempt = time.monotonic(), self.attempt
+        if not attempt.free.until_quiet(attempt.slot, self.children.cancelled):
+            self.children.shared = True
+        self.children.began += time.monotonic() - began
 
     def _publish(self, record: ProgramRecord) -> Outcome:
         attempt = self.attempt
@@ -434,10 +443,10 @@ class _AttemptRun:
         if self.children.cancelled.is_set():
             raise StepEnded(None)
         with self._parcel(sidecar) as parcel:
-            if self.order.get("limit") is None:
-                self.attempt.leave()
             self.parcel, published, stopped = parcel, False, False
             try:
+                if self.order.get("limit") is None:
+                    self.attempt.leave()
                 outcome = parcel.publish(self.artifacts)
                 published = True
             except StepEnded:

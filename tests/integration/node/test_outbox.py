@@ -20,7 +20,7 @@ from botocore.exceptions import EndpointConnectionError
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import sidecar_key
-from farm.compiling.attempt import Attempt, FreeSlots
+from farm.compiling.attempt import Attempt, FreeSlots, Slot
 from farm.errors import StorageUnavailable
 from farm.extras.signing.signing_keys import new_key
 from farm.extras.signing.trust import policy_of_keys
@@ -131,9 +131,10 @@ def test_an_attempt_leaves_its_slot_for_its_publication_and_measures_when_no_oth
     seen: list[tuple[str, int, int]] = []
 
     class Noted(FreeSlots):
-        def until_quiet(self, cancelled: threading.Event) -> float:
+        def until_quiet(self, slot: Slot, cancelled: threading.Event) -> bool:
             seen.append(("quiet", len(phases), -1))
-            return super().until_quiet(cancelled)
+            super().until_quiet(slot, cancelled)
+            return False
 
     def leave() -> None:
         published = len(list(farm.artifacts.list_objects("ns/main/artifacts/")))
@@ -147,6 +148,8 @@ def test_an_attempt_leaves_its_slot_for_its_publication_and_measures_when_no_oth
     assert [what for what, *_ in seen] == ["quiet", "left"]
     assert phases[: seen[0][1]][-1] == "compiling", "it asked before it measured"
     assert seen[1][1:] == (0, 1), "its program lay in the outbox, and not in storage yet"
+    assert outcome.facts
+    assert outcome.facts["shared"], "another upload went on"
 
 
 def job_of(farm: Farm, attempt: Attempt) -> dict[str, Any]:
