@@ -29,6 +29,7 @@ from farm.builds import reading
 from farm.builds.known_failures import today
 from farm.builds.reading import JobLog
 from farm.client.client import FarmClient, Frozen
+from farm.errors import NotFound
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
 from farm.pages import build_pages, job_pages, job_view, page_reading
@@ -556,11 +557,20 @@ def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, brow
         assert (float(failures), float(expected)) == (0, 50)
 
 
-def test_a_build_is_compared_with_one_whose_plan_is_gone(farm: Farm, browser: httpx.Client) -> None:
+def test_a_build_is_compared_with_one_whose_plan_is_gone(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = accept(farm, "nightly", [Cell("breaks")])
     play(farm, everything_passes(farm))
     farm.build_finisher.finish(before)
-    farm.artifacts.delete_object(f"ns/main/builds/{before}/plan.json")
+    read = farm.build_reader.read_plan
+
+    def gone(namespace: str, build_id: str) -> Any:
+        if build_id == before:
+            raise NotFound("its plan is gone")
+        return read(namespace, build_id)
+
+    monkeypatch.setattr(farm.build_reader, "read_plan", gone)
     after = accept(farm, "nightly", [Cell("breaks", salt="new")])
     play(farm, lambda job, order, key, number: failed(farm, order))
     farm.build_finisher.finish(after)
