@@ -59,6 +59,7 @@ def test_a_worker_of_another_release_and_one_with_a_slow_disk_are_named(
     (said,) = of(store, farm_settings, "node old: its disk is slow: a megabyte took ")
     assert "set data_dir to another disk" in said
     kept.set()
+    monkeypatch.setattr(health, "SLOW_SECONDS", 60.0)
     assert DiskWatch(farm_settings.data_dir, sync=lambda _: None).look() == ""
     store.workers.heartbeat("w1", resting="object storage at s3.example did not answer")
     assert of(store, farm_settings, "node old cannot reach object storage: object storage at s3.example did not answer")
