@@ -30,9 +30,9 @@ from farm.targets.compilers import Maker
 from farm.wire.program import GpuFields
 
 LOOK_SECONDS = 0.5
-UPLOAD_SECONDS = 60.0
-"""For which who measures waits for an upload of its slot; then it measures beside it, and says so."""
 """Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
+UPLOAD_SECONDS = 60.0
+"""Seconds that an attempt waits for its slot's last upload before it measures; after them it measures, and says so."""
 
 # Messages between a supervisor and its Celery process, of one byte.
 CONSUME = b"g"
@@ -147,9 +147,9 @@ class FreeSlots:
         return attempts < len(self._slots) + self._left.total()
 
     def until_quiet(self, slot: Slot, cancelled: threading.Event) -> bool:
-        """Wait for those that have left this slot: they would disturb who measures in it. Return whether they ended.
+        """Wait for attempts that have left this slot: their uploads disturb a measurement. Return whether they ended.
 
-        Others' uploads were never waited for. One that storage holds up is not waited for long.
+        Waits for `UPLOAD_SECONDS` at most, since storage may hold up an upload, and not for those of other slots.
         """
         until = time.monotonic() + UPLOAD_SECONDS
         with self._change:
