@@ -42,8 +42,6 @@ if TYPE_CHECKING:
         PartTypeDef,
     )
 
-    from farm.artifacts.s3_bucket import Bucket
-
 CLIENT_PART = 128 << 20
 """Fewest bytes of one part of a client's upload: this much is sent again after an interruption."""
 

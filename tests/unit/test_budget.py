@@ -16,7 +16,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1843,
-    "artifacts": 2426,
+    "artifacts": 2424,
     "builds": 3182,
     "cli": 5073,
     "client": 4846,
@@ -25,10 +25,10 @@ LINES = {
     "extras/ci": 561,
     "extras/convert": 507,
     "extras/nvidia": 987,
-    "extras/packs": 1035,
-    "extras/radar": 1319,
+    "extras/packs": 1031,
+    "extras/radar": 1318,
     "extras/reproduce": 340,
-    "extras/signing": 2155,
+    "extras/signing": 2154,
     "extras/telemetry": 159,
     "extras/triggers": 1205,
     "extras/webhooks": 923,

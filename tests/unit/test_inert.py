@@ -21,7 +21,7 @@ from farm.cli import main, output, render
 from farm.cli.artifact_commands import describe_program
 from farm.cli.output import Lines, Screen
 from farm.errors import FarmError, ManifestError, Problem, UsageError
-from farm.extras.ci.ci_formats import github_commands as annotations
+from farm.extras.ci.ci_formats import github_commands
 from farm.extras.reproduce import reproduction
 from farm.inert import inert, inert_json, one_line
 from farm.logging import configure, get_logger
@@ -168,7 +168,7 @@ def test_json_says_the_same(text: str) -> None:
 @settings(max_examples=100)
 @given(text=HOSTILE)
 def test_a_command_of_ours_carries_no_other(text: str) -> None:
-    for line in annotations([problem(text)]):
+    for line in github_commands([problem(text)]):
         with printed() as both:
             output.say(line, command=True)
         assert both.getvalue().startswith("::error ")

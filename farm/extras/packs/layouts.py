@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
@@ -20,9 +19,6 @@ from farm.client.packs import Layout
 from farm.errors import ArtifactGone, FarmError, UsageError
 from farm.runner.onnxruntime_sessions import CUDA
 from farm.wire.program import Port, Sidecar
-
-if TYPE_CHECKING:
-    from farm.wire.program import Sidecar
 
 CACHED = frozenset({Layout.ONNXRUNTIME_CACHE, Layout.TRITON})
 """Layouts for which the provider itself reads the model."""

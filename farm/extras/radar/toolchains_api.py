@@ -23,7 +23,6 @@ from farm.wire.asked import ChosenGates
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.wire.asked import ChosenGates
 
 
 class ToolchainsApi(Api):

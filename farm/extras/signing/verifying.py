@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from farm.artifacts.refs import ShownRef
     from farm.client.client import FarmClient
-    from farm.extras.signing.trust import TrustCheck
     from farm.settings import Settings
     from farm.wire.program import Sidecar
 
