@@ -366,7 +366,6 @@ def test_who_measures_waits_for_those_that_have_left_its_slot(monkeypatch: pytes
         ended = threads.submit(publish)
         publishes.wait()
         assert [free.has_room(running) for running in (0, 1, 2)] == [True, True, False]
-        assert free.until_quiet(other, NEVER)
         waits = threads.submit(free.until_quiet, slot, NEVER)
         wait_until(lambda: free._change._waiters)  # type: ignore[attr-defined]
         assert not waits.done()
@@ -374,8 +373,10 @@ def test_who_measures_waits_for_those_that_have_left_its_slot(monkeypatch: pytes
         assert waits.result(30)
         ended.result(30)
     assert [free.has_room(running) for running in (0, 1)] == [True, False]
-    monkeypatch.setattr("farm.compiling.attempt.UPLOAD_SECONDS", 0.0)
+    monkeypatch.setattr(free._change, "wait", lambda seconds: pytest.fail("it waits for another slot's upload"))
     with free.left(slot):
+        assert free.until_quiet(other, NEVER)
+        monkeypatch.setattr("farm.compiling.attempt.UPLOAD_SECONDS", 0.0)
         assert not free.until_quiet(slot, NEVER)
 
 
