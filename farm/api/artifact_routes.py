@@ -112,15 +112,7 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
     if found is None and BUILD.fullmatch(tag):
         cells = farm.build_finisher.snapshot(caller.namespace, tag)
         named = entries(caller.namespace, cells)
-        return {
-            "tag": tag,
-            "generation": 0,
-            "snapshot": "",
-            "previous": None,
-            "moved": "",
-            "schema": 1,
-            "cells": named,
-        }
+        return {"tag": tag, "generation": 0, "snapshot": "", "previous": None, "moved": "", "schema": 1, "cells": named}
     if found is None:
         first = "`latest` exists after the first build that passed"
         hint = first if tag == "latest" else "`farm ls refs` lists them"

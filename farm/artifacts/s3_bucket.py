@@ -162,13 +162,7 @@ class Bucket:
     # --- documents ------------------------------------------------------------------------------------------
 
     def put_object(
-        self,
-        key: str,
-        data: bytes,
-        *,
-        create: bool = False,
-        if_match: str = "",
-        content_type: str = "application/json",
+        self, key: str, data: bytes, *, create: bool = False, if_match: str = "", content_type: str = "application/json"
     ) -> str:
         """Write a document and return its ETag.
 
@@ -209,10 +203,7 @@ class Bucket:
         condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
         with suppress(FinalStatus):
             self.ask(
-                "delete",
-                key,
-                lambda: self.s3.delete_object(Bucket=self.name, Key=key, **condition),
-                final={404, 412},
+                "delete", key, lambda: self.s3.delete_object(Bucket=self.name, Key=key, **condition), final={404, 412}
             )
             return
         if self.head(key):
@@ -246,11 +237,7 @@ class Bucket:
         return [folder.removeprefix(prefix).removesuffix("/") for folder in folders]
 
     def _pages(self, prefix: str, delimiter: str) -> Iterator[ListObjectsV2OutputTypeDef]:
-        request: ListObjectsV2RequestTypeDef = {
-            "Bucket": self.name,
-            "Prefix": prefix,
-            "Delimiter": delimiter,
-        }
+        request: ListObjectsV2RequestTypeDef = {"Bucket": self.name, "Prefix": prefix, "Delimiter": delimiter}
         # Each page is repeated until it comes: boto3's paginator ends at the first failure.
         while True:
             page = self.ask("list", prefix, partial(self.s3.list_objects_v2, **request))
@@ -295,9 +282,7 @@ class Bucket:
         key = blob_key(digest)
         checksum = _base64(digest)
         self.ask(
-            "write",
-            key,
-            lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ChecksumSHA256=checksum),
+            "write", key, lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ChecksumSHA256=checksum)
         )
         STORAGE_BYTES.labels("written").inc(len(data))
 

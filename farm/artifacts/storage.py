@@ -185,13 +185,7 @@ class ArtifactStore(Protocol):
         """Return a blob's bytes."""
 
     def put_object(
-        self,
-        key: str,
-        data: bytes,
-        *,
-        create: bool = False,
-        if_match: str = "",
-        content_type: str = "application/json",
+        self, key: str, data: bytes, *, create: bool = False, if_match: str = "", content_type: str = "application/json"
     ) -> str:
         """Write a document."""
 

@@ -446,8 +446,4 @@ def _range(expected: float) -> RangeDocument | None:
     """The range around an expected value; None for 0, that is, if nothing is left or known."""
     if not expected:
         return None
-    return {
-        "low": round(expected / WIDENING, 4),
-        "expected": round(expected, 4),
-        "high": round(expected * WIDENING, 4),
-    }
+    return {"low": round(expected / WIDENING, 4), "expected": round(expected, 4), "high": round(expected * WIDENING, 4)}

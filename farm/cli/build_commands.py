@@ -67,8 +67,7 @@ Limits = Annotated[
     typer.Option("--gate", metavar="NAME=SHARE", help="How much worse than the baseline: latency=5%. Repeatable."),
 ]
 MostOf = Annotated[
-    list[str] | None,
-    typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable."),
+    list[str] | None, typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable.")
 ]
 BaselineTag = Annotated[
     str,

@@ -618,10 +618,7 @@ def _measure(
 
 
 def _lines(document: BenchDocument) -> list[str]:
-    rows = [
-        ("target", f"{document['target']}, {document['toolchain']}"),
-        *_figures(document),
-    ]
+    rows = [("target", f"{document['target']}, {document['toolchain']}"), *_figures(document)]
     if document["gpu"]["busy"] is not None:
         rows.append(("GPU", f"{document['gpu']['busy']:.0%} busy"))
     lines = [document["identifier"], *render.align(rows, "  ")]

@@ -43,14 +43,7 @@ if TYPE_CHECKING:
     import httpx
 
     from farm.artifacts.refs import SnapshotCell
-    from farm.client.apis import (
-        JobsApi,
-        PoolsApi,
-        TokensApi,
-        TuningApi,
-        UpkeepApi,
-        WorkersApi,
-    )
+    from farm.client.apis import JobsApi, PoolsApi, TokensApi, TuningApi, UpkeepApi, WorkersApi
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.transfers import OnUpload

@@ -246,12 +246,7 @@ def tuning_mode(order: WorkOrder) -> TuningMode:
 
 
 def evaluate_request(
-    order: WorkOrder,
-    program: Path,
-    compiled: CompileAnswer,
-    reference: Path,
-    sample: Path,
-    measure_seconds: float,
+    order: WorkOrder, program: Path, compiled: CompileAnswer, reference: Path, sample: Path, measure_seconds: float
 ) -> Request:
     """Ask for the stored program to be loaded, compared with the reference and measured."""
     precision = order["spec"]["precision"]

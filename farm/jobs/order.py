@@ -8,14 +8,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from farm.runner.documents import DeviceDocument
-from farm.spec import (
-    FileReference,
-    KeyedTuning,
-    SpecDocument,
-    cache_key,
-    cut_short,
-    whole_seconds,
-)
+from farm.spec import FileReference, KeyedTuning, SpecDocument, cache_key, cut_short, whole_seconds
 from farm.wire.program import ConversionRecord
 
 

@@ -375,10 +375,7 @@ BATCHES_SCHEMA = {
 _PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200}
 _POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0}
 _TOLERANCES_SCHEMA = {
-    "anyOf": [
-        _POSITIVE_SCHEMA,
-        {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA},
-    ]
+    "anyOf": [_POSITIVE_SCHEMA, {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA}]
 }
 
 Version = Annotated[int, *read_by(_version, {"const": 1})]
@@ -475,11 +472,7 @@ class Entry(BaseModel):
     """
 
     model_config = ConfigDict(
-        defer_build=True,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        alias_generator=lambda name: name.replace("_", "-"),
+        defer_build=True, extra="forbid", frozen=True, strict=True, alias_generator=lambda name: name.replace("_", "-")
     )
 
 
@@ -560,12 +553,7 @@ class Source(Entry):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [{"required": [name]} for name in _SOURCE_KINDS],
-            "dependentRequired": {
-                "https": ["sha256"],
-                "hf": ["revision", "file"],
-                "revision": ["hf"],
-                "file": ["hf"],
-            },
+            "dependentRequired": {"https": ["sha256"], "hf": ["revision", "file"], "revision": ["hf"], "file": ["hf"]},
             "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in ("https", "s3", "hf")]}},
         }
     )

@@ -14,15 +14,7 @@ from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, j
 from farm.jobs.state import AttemptLimits
 from farm.manifest.entries import Budgets, CellSettings, Gates, IncludeEntry, Manifest, OverrideEntry, Tuning, Verify
 from farm.manifest.values import Entry
-from farm.matrix.combinations import (
-    Combination,
-    Combinations,
-    Complaints,
-    Lookup,
-    Path,
-    Recipe,
-    Shape,
-)
+from farm.matrix.combinations import Combination, Combinations, Complaints, Lookup, Path, Recipe, Shape
 from farm.models.frozen import FrozenData, FrozenModel, lowered
 from farm.models.shapes import Input, Span, plain_size
 from farm.runner.documents import DeviceDocument
@@ -452,11 +444,7 @@ def check_background(lookup: Lookup, combination: Combination, settings: CellSet
 
 
 def check_pool(
-    lookup: Lookup,
-    combination: Combination,
-    pool: Pool,
-    settings: CellSettings,
-    options: Mapping[str, OptionValue],
+    lookup: Lookup, combination: Combination, pool: Pool, settings: CellSettings, options: Mapping[str, OptionValue]
 ) -> None:
     """Complain of what the installed compiler or the card lacks, and of work that needs a GPU which nobody has."""
     compiler, text = combination.compiler, combination.choice.text

@@ -15,14 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.errors import ManifestError, NotFound, Problem, suggestion
-from farm.manifest.entries import (
-    AXES,
-    CellSettings,
-    IncludeEntry,
-    Manifest,
-    ModelEntry,
-    SelectEntry,
-)
+from farm.manifest.entries import AXES, CellSettings, IncludeEntry, Manifest, ModelEntry, SelectEntry
 from farm.manifest.values import Data, EnvFile
 from farm.models.frozen import DataError, FrozenData, FrozenModel, check_data
 from farm.models.shapes import (

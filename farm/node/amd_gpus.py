@@ -26,10 +26,7 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
     The kernel's files decide which GPUs there are. rocminfo adds feature bits, amd-smi adds model names and partition
     modes. If the kernel reports nothing, rocminfo's list counts, then amd-smi's.
     """
-    sources = {
-        "the kernel": kernel_gpus(machine),
-        "rocminfo": of_rocminfo(_ask(machine, "rocminfo", programs, ())),
-    }
+    sources = {"the kernel": kernel_gpus(machine), "rocminfo": of_rocminfo(_ask(machine, "rocminfo", programs, ()))}
     if not all(gpu.model and gpu.partition for gpu in sources["rocminfo"]) or not sources["rocminfo"]:
         sources["amd-smi"] = of_amd_smi(_ask(machine, "amd-smi", programs, AMD_SMI, SHORT_AMD_SMI))
     name, base = next(((name, report) for name, report in sources.items() if report), ("", []))

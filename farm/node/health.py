@@ -148,10 +148,7 @@ def probe(settings: Settings, kind: SlotKind) -> str:
         return "; ".join(changed)
     slots = list({slot.gpu: slot for slot in kind.slots}.values())
     # Probes work where attempts do: a disk that cannot be written to fails both.
-    with (
-        closing(WorkFolder(settings.data_dir.resolve() / "work")) as work,
-        ThreadPoolExecutor(len(slots)) as threads,
-    ):
+    with closing(WorkFolder(settings.data_dir.resolve() / "work")) as work, ThreadPoolExecutor(len(slots)) as threads:
         found = threads.map(lambda slot: _probe_slot(settings, pool, slot, work), slots)
     return "; ".join(filter(None, found))
 

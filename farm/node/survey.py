@@ -163,10 +163,7 @@ def probe(
                 "rocm": rocm.version if rocm else "",
             }
             end = run_child(
-                request,
-                python=python,
-                log_path=Path(folder) / "log.txt",
-                limits=ChildLimits(time=PROBE_SECONDS),
+                request, python=python, log_path=Path(folder) / "log.txt", limits=ChildLimits(time=PROBE_SECONDS)
             )
         except OSError as error:
             return {
@@ -235,13 +232,7 @@ def _cross_pools(compiler: str, found: ProbeAnswer, settings: Settings, findings
 
 
 def _pool(
-    compiler: str,
-    found: ProbeAnswer,
-    name: str,
-    device: Device,
-    *,
-    memory: int | None = None,
-    untuned: bool = False,
+    compiler: str, found: ProbeAnswer, name: str, device: Device, *, memory: int | None = None, untuned: bool = False
 ) -> Pool:
     label, _, build = found["toolchain"].rpartition("-")
     return Pool(

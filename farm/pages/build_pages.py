@@ -108,13 +108,7 @@ class BuildFilter(NamedTuple):
 
 
 @router.get("/ns/{namespace}/builds")
-def builds(
-    visit: Here,
-    name: Text = "",
-    state: Text = "",
-    by: Text = "",
-    label: Text = "",
-) -> Response:
+def builds(visit: Here, name: Text = "", state: Text = "", by: Text = "", label: Text = "") -> Response:
     """List the builds that pass the filters, newest first unless the URL sorts them."""
     wanted = BuildFilter(name, state, by, label)
     known = visit.farm.build_reader.list(visit.namespace, 10_000)
@@ -200,11 +194,7 @@ def build(
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/events")
-async def events(
-    visit: Here,
-    build_id: BuildName,
-    after: Annotated[str, Query(max_length=128)] = "",
-) -> Response:
+async def events(visit: Here, build_id: BuildName, after: Annotated[str, Query(max_length=128)] = "") -> Response:
     """Follow a build: how its changed cells are now, as server-sent events with ids."""
     whole = await run_in_threadpool(visit.farm.build_reader.resolve, visit.namespace, build_id)
     position = visit.request.headers.get("last-event-id", "")[:128] or after

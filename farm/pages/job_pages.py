@@ -221,13 +221,7 @@ def _refs_of(visit: Visit, key: str) -> tuple[list[tuple[str, bool]], int]:
 
 
 @router.get("/ns/{namespace}/artifacts/{key}/log")
-def artifact_log(
-    visit: Here,
-    key: KeyName,
-    start: LineNumber = 0,
-    part: PartNumber = None,
-    q: Text = "",
-) -> Response:
+def artifact_log(visit: Here, key: KeyName, start: LineNumber = 0, part: PartNumber = None, q: Text = "") -> Response:
     """Show the log of the attempt that made an artifact."""
     made = known_sidecar(visit, key)
     here = f"{BASE}/ns/{visit.namespace}/artifacts/{key}"

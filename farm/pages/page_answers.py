@@ -128,12 +128,7 @@ class Table(Generic[Row]):
     """
 
     def __init__(
-        self,
-        request: Request,
-        rows: Sequence[Row],
-        keys: Keys[Row] | None = None,
-        name: str = "",
-        size: int = 100,
+        self, request: Request, rows: Sequence[Row], keys: Keys[Row] | None = None, name: str = "", size: int = 100
     ) -> None:
         self._request, self._size, self.end, self.keys = request, size, name and f".{name}", keys or {}
         sort, first = (request.query_params.get(each + self.end, "") for each in ("sort", "first"))

@@ -259,14 +259,7 @@ def sentences(rows: Sequence[GateRow], *outcomes: Outcome) -> list[str]:
 
 
 def _limited(
-    name: str,
-    limit: float,
-    values: Values,
-    facts: ArtifactFacts,
-    baseline: Baseline | None,
-    ref: str,
-    *,
-    hit: bool,
+    name: str, limit: float, values: Values, facts: ArtifactFacts, baseline: Baseline | None, ref: str, *, hit: bool
 ) -> GateRow:
     measure = MEASURES[name]
     row = _row(name, ref, _value(values, name), limit)
@@ -453,11 +446,7 @@ def judge_program(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
 
 
 def judge(
-    facts: Evidence,
-    tolerances: Mapping[str, float],
-    weak: str = "warn",
-    *,
-    equal_share: float = 0.99,
+    facts: Evidence, tolerances: Mapping[str, float], weak: str = "warn", *, equal_share: float = 0.99
 ) -> Judgement | None:
     """Return why a program is not accurate enough, or None. Of doubted outputs `judge_unverified` speaks.
 

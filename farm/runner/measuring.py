@@ -108,10 +108,7 @@ def _verified_and_measured(
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
         if request.get("sample"):
             _save_sample(request["sample"], runs[0], references[0])
-        return {
-            "verification": _not_run(program, failure.message),
-            "measurements": {"load": loading},
-        }
+        return {"verification": _not_run(program, failure.message), "measurements": {"load": loading}}
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
@@ -162,11 +159,7 @@ def _not_run(program: Program, why: str) -> Verification:
 
 
 def _compare(
-    request: Request,
-    point: SamplePoint,
-    minimum: int,
-    references: Sequence[Arrays],
-    outputs: Sequence[Arrays],
+    request: Request, point: SamplePoint, minimum: int, references: Sequence[Arrays], outputs: Sequence[Arrays]
 ) -> Evidence:
     """Compare the runs of one point with the reference; few samples make the evidence weak."""
     missing = [name for name in references[0] if name not in outputs[0]]
@@ -300,12 +293,7 @@ def _seconds_of(run: Callable[[], Any]) -> float:
 
 
 def compare(
-    references: Sequence[Arrays],
-    outputs: Sequence[Arrays],
-    *,
-    batch: int = 1,
-    tolerance: float,
-    equal_share: float,
+    references: Sequence[Arrays], outputs: Sequence[Arrays], *, batch: int = 1, tolerance: float, equal_share: float
 ) -> Evidence:
     """Compare outputs with the reference, over all runs.
 

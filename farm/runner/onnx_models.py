@@ -374,8 +374,7 @@ class _Check:
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "no type"
             raise BadModel(
-                f"{where} is not a tensor ({kind}), which no compiler of the farm takes",
-                "unsupported_operator",
+                f"{where} is not a tensor ({kind}), which no compiler of the farm takes", "unsupported_operator"
             )
         tensor = info.type.tensor_type
         if tensor.elem_type not in DTYPES:

@@ -37,16 +37,7 @@ from .protocol import RequestFailed, blamed_on_compiler, first_line, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
-    from .documents import (
-        Array,
-        Arrays,
-        CompileAnswer,
-        Placement,
-        ProbeAnswer,
-        ProgramPort,
-        Request,
-        TuneAnswer,
-    )
+    from .documents import Array, Arrays, CompileAnswer, Placement, ProbeAnswer, ProgramPort, Request, TuneAnswer
     from .launcher import Messages
 
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
@@ -345,12 +336,7 @@ def _choice(request: Request, threads: int, *, graph: bool = True) -> Candidate 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
     """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
-    plain: Request = {
-        **request,
-        "tuning": {"mode": "off"},
-        "options": {"level": "standard"},
-        "program": str(program),
-    }
+    plain: Request = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
     compile(plain, messages)
     feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
     device, threads, mode = device_of(request), int(request.get("threads") or 1), request["tuning"]["mode"]

@@ -28,14 +28,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import farm as package
-from farm.api import (
-    artifact_routes,
-    build_routes,
-    operator_routes,
-    problems,
-    schemas,
-    tuning_routes,
-)
+from farm.api import artifact_routes, build_routes, operator_routes, problems, schemas, tuning_routes
 from farm.api.gate import LARGEST_BODY, Gate, OwnSite, is_loopback
 from farm.app import Farm
 from farm.control.loops import run_loops

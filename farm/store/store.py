@@ -184,10 +184,7 @@ class WorkerRecords:
         """Return for how many seconds the oldest job of each pool waits; one in the broker since it was sent there."""
         names = self.pool_names()
         (seconds, microseconds), *oldest = self._link.ask_many(
-            [
-                ["TIME"],
-                *(["ZRANGE", ("pool", name, where), 0, 0, "WITHSCORES"] for name in names for where in QUEUES),
-            ]
+            [["TIME"], *(["ZRANGE", ("pool", name, where), 0, 0, "WITHSCORES"] for name in names for where in QUEUES)]
         )
         now = int(seconds) * 1000 + int(microseconds) / 1000
         ages: dict[str, float] = {}

@@ -512,12 +512,7 @@ MIGRAPHX = Compiler(
     recipe=1,
     pack_options={"offload_copy": False, "format": "msgpack"},
     devices=(
-        DeviceKind(
-            "gfx*",
-            (*_MIGRAPHX_PRECISIONS, *_INT4_WEIGHTS),
-            tuning=_MIGRAPHX_TUNING,
-            maker="amd",
-        ),
+        DeviceKind("gfx*", (*_MIGRAPHX_PRECISIONS, *_INT4_WEIGHTS), tuning=_MIGRAPHX_TUNING, maker="amd"),
         # The cpu target turns packed weights to float before it unpacks them, and stops.
         DeviceKind("cpu", _MIGRAPHX_PRECISIONS),
         # One inference of a small net takes 12 s on ref.

@@ -31,17 +31,7 @@ from farm.errors import UsageError
 from farm.spec import Device
 from farm.targets.pools import bare, same_arch
 from farm.tuning.formats import OBJECTS, MIOpenName, check_place, check_record, miopen_name
-from farm.tuning.records import (
-    Log,
-    Measured,
-    Place,
-    RecordSource,
-    RecordStore,
-    Session,
-    Snapshot,
-    Table,
-    TuningWork,
-)
+from farm.tuning.records import Log, Measured, Place, RecordSource, RecordStore, Session, Snapshot, Table, TuningWork
 
 SCHEMA = 1
 

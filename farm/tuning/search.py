@@ -446,13 +446,7 @@ class Search:
                     shutil.copyfileobj(log_, whole)
 
     def _ask(
-        self,
-        lane: Lane,
-        request: Request,
-        *,
-        read: Sequence[Path],
-        write: Sequence[Path] = (),
-        quiet: bool = False,
+        self, lane: Lane, request: Request, *, read: Sequence[Path], write: Sequence[Path] = (), quiet: bool = False
     ) -> Any:
         """Ask a child that tunes into a lane's folder, within the budget."""
         began = lane.steps.children.seconds

@@ -43,12 +43,7 @@ _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 
 def against(key: str, compared: Comparison) -> Against:
     """Return how a program compares with another, whose cache key this is, as a sidecar says it."""
-    return {
-        "key": key,
-        "ratio": compared.ratio,
-        "interval": [compared.low, compared.high],
-        "verdict": compared.verdict,
-    }
+    return {"key": key, "ratio": compared.ratio, "interval": [compared.low, compared.high], "verdict": compared.verdict}
 
 
 class Tuner:

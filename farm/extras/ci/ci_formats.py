@@ -366,9 +366,4 @@ def _result(problem: Problem) -> Mapping[str, object]:
     text = text.replace("](", "] (")  # Else it would be a link.
     region = {"region": {"startLine": problem.line, "startColumn": max(1, problem.column)}} if problem.line else {}
     place = {"artifactLocation": {"uri": quote(PurePath(problem.file or "manifest").as_posix())}, **region}
-    return {
-        "ruleId": RULE,
-        "level": "error",
-        "message": {"text": text},
-        "locations": [{"physicalLocation": place}],
-    }
+    return {"ruleId": RULE, "level": "error", "message": {"text": text}, "locations": [{"physicalLocation": place}]}

@@ -19,14 +19,7 @@ from farm.errors import FarmError, NotFound, UsageError
 from farm.extras.packs.fetch import SCRATCH, CacheFile, fixed_model, model_path, read_index, small_files
 from farm.extras.packs.layouts import require_fit
 from farm.extras.signing.trust import Standing, TrustCheck
-from farm.extras.signing.verifying import (
-    LARGEST_SIDECAR,
-    Trust,
-    file_digest,
-    read_document,
-    read_statements,
-    sha256_of,
-)
+from farm.extras.signing.verifying import LARGEST_SIDECAR, Trust, file_digest, read_document, read_statements, sha256_of
 from farm.files import NotPlain, read_plain
 from farm.wire.program import Sidecar
 

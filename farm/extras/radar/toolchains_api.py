@@ -241,12 +241,7 @@ def bisect(
     while wanted := _wanted(searches):
         builds = {
             (version, base): ToolchainsApi.of(client).shadow(
-                ref,
-                version,
-                cells=[search.identifier for search in asking],
-                gates=gates,
-                against=base,
-                defaults=False,
+                ref, version, cells=[search.identifier for search in asking], gates=gates, against=base, defaults=False
             )["id"]
             for version, group in wanted.items()
             for base, asking in _by_baseline(group, against).items()

@@ -13,13 +13,7 @@ from platformdirs import user_data_path
 
 from farm import entry_points
 from farm.artifacts.storage import MAIN, readable
-from farm.client.fetching import (
-    SignedArtifact,
-    program_path,
-    read_sidecar,
-    sidecar_path,
-    statements_path,
-)
+from farm.client.fetching import SignedArtifact, program_path, read_sidecar, sidecar_path, statements_path
 from farm.client.packs import PACK, SIDECAR
 from farm.client.transport import Api
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError

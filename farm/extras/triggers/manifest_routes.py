@@ -56,11 +56,7 @@ def manifest(
 
 @router.put("/manifests/{name}")
 def push(
-    name: ManifestName,
-    content: FrozenManifest,
-    caller: Submitter,
-    farm: FarmDep,
-    version: NewestVersion = None,
+    name: ManifestName, content: FrozenManifest, caller: Submitter, farm: FarmDep, version: NewestVersion = None
 ) -> StoredManifest:
     """Store a version of a manifest. What equals the newest version makes no new one, but the caller owns it now."""
     return farm.part(StoredManifests).push(caller.namespace, name, content, by=caller, version=version)
@@ -97,22 +93,14 @@ def build_stored(
     """Build a stored manifest. 409 if the `Idempotency-Key` was used with another body."""
     build_id = farm.artifacts.build_id_of(caller.namespace, name, idempotency_key or secrets.token_hex(16))
     build = farm.part(StoredManifests).build(
-        caller.namespace,
-        name,
-        wish,
-        build_id,
-        by=caller.name,
-        max_cells=caller.max_cells,
+        caller.namespace, name, wish, build_id, by=caller.name, max_cells=caller.max_cells
     )
     response.headers["Location"] = request.url_for("get_build", build_id=build["id"]).path
     return build
 
 
 @pages.get("/ns/{namespace}/automation")
-def automation(
-    visit: Here,
-    webhook: Annotated[str, Query(pattern=rf"^$|{schemas.TAG}")] = "",
-) -> Response:
+def automation(visit: Here, webhook: Annotated[str, Query(pattern=rf"^$|{schemas.TAG}")] = "") -> Response:
     """Show stored manifests and triggers; to administrators also webhooks, and the deliveries of one."""
     is_admin = visit.caller.role >= Role.ADMIN
     webhooks = Webhooks(visit.farm)

@@ -51,10 +51,7 @@ OneVersion = Annotated[
 
 @commands.command()
 def push(
-    manifest: ManifestArgument,
-    if_version: IfVersion = None,
-    untrusted: Untrusted = False,
-    as_json: output.Json = False,
+    manifest: ManifestArgument, if_version: IfVersion = None, untrusted: Untrusted = False, as_json: output.Json = False
 ) -> None:
     """Store a manifest under its own name, with the digests of its models and data.
 

@@ -189,13 +189,7 @@ def ended(state: TriggerState, now: float, build: str, error: str) -> TriggerSta
     pending = state["pending"]
     if pending is None:
         return state
-    last: TriggerRun = {
-        "at": now,
-        "why": pending["why"],
-        "version": pending["version"],
-        "build": build,
-        "error": error,
-    }
+    last: TriggerRun = {"at": now, "why": pending["why"], "version": pending["version"], "build": build, "error": error}
     after: TriggerState = {**state, "pending": None, "last": last, "problem": ""}
     if state["kind"] == "source" or not error:
         after["seen"] = pending["seen"] if state["kind"] == "source" else _joined(state["seen"], pending["seen"])
@@ -489,13 +483,7 @@ class StoredManifests:
             return before
         submission = self._submission(namespace, name, wish, build_id)
         return self._builds.submit(
-            namespace,
-            submission,
-            by=by,
-            max_cells=max_cells,
-            request=request,
-            warnings=warnings,
-            unattended=unattended,
+            namespace, submission, by=by, max_cells=max_cells, request=request, warnings=warnings, unattended=unattended
         )
 
     def plan(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> ShownPlan:

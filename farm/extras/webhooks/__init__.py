@@ -33,8 +33,5 @@ def _tell(farm: Farm, report: Report) -> None:
 
 
 extension = Extension(
-    name="webhooks",
-    routes=["farm.extras.webhooks.webhook_routes:router"],
-    loops=_loops,
-    on_finished=_tell,
+    name="webhooks", routes=["farm.extras.webhooks.webhook_routes:router"], loops=_loops, on_finished=_tell
 )
