@@ -21,6 +21,7 @@ import resource
 import select
 import signal
 import stat
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_TID_ADDRESS = 40
+"""Where the C library keeps the number of this thread: the kernel writes that of a forked one there."""
+SYS_CLONE3 = 435
+CLONE_FLAGS = 1 << 33 | 1 << 24 | 1 << 21
+"""CLONE_INTO_CGROUP, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID."""
 
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
@@ -190,7 +196,7 @@ def _guard(request: Request, messages: int, words: int, teller: int, work: Reque
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         go, goer = os.pipe()
         guard = os.getpid()
-        inner = os.fork()
+        inner = _fork_into((request.get("group") or {}).get("folder", ""))
         if inner == 0:
             _work(request, Messages(messages, go), guard, work)
         os.close(messages)
@@ -205,6 +211,39 @@ def _guard(request: Request, messages: int, words: int, teller: int, work: Reque
         _log_traceback()
     finally:
         os._exit(code)
+
+
+def _fork_into(group: str) -> int:
+    """Do what `os.fork` does, with the child in a control group; empty: without one.
+
+    One that is born there need not wait 10 ms for all CPUs, as one that enters does: where clone3(2) is refused.
+    """
+    with suppress(OSError):
+        if group:
+            return _clone_into(group)
+    pid = os.fork()
+    if group and pid == 0:
+        try:
+            write(f"{group}/cgroup.procs", "0")
+        except OSError as error:  # The guard checks the limits.
+            print(f"cannot enter the control group: {error}", file=sys.stderr)  # noqa: T201
+    return pid
+
+
+def _clone_into(group: str) -> int:
+    """Do what fork(3) does in a process of one thread, by clone3(2), into a control group. Raises OSError."""
+    thread = ctypes.c_void_p()
+    _prctl(PR_GET_TID_ADDRESS, ctypes.addressof(thread))
+    folder = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+    wish = struct.pack("=11Q", CLONE_FLAGS, 0, thread.value or 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, folder)
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None, use_errno=True)
+    python.PyOS_BeforeFork()
+    pid = int(libc.syscall(ctypes.c_long(SYS_CLONE3), wish, ctypes.c_size_t(len(wish))))
+    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
+    os.close(folder)
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone3")
+    return pid
 
 
 def _work(request: Request, messages: Messages, guard: int, work: RequestWork | None) -> None:
@@ -224,12 +263,10 @@ def _work(request: Request, messages: Messages, guard: int, work: RequestWork | 
     os.close(nothing)
     code = 1
     try:
-        if group := request.get("group"):  # Without one, the guard checks the limits.
-            write(f"{group['folder']}/cgroup.procs", "0")
         # If the machine runs out of memory, the kernel chooses this process, not the worker.
         write("/proc/self/oom_score_adj", "1000")
     except OSError as error:
-        print(f"cannot enter the control group, or raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
+        print(f"cannot raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
     if request.get("disk"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
@@ -291,7 +328,7 @@ def woken_by_children() -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 

@@ -53,7 +53,7 @@ def hostile(tmp_path: Path, templates: Templates) -> Run:
             name: fields.pop(name) for name in ("on_message", "cancelled", "environment", "seal") if name in fields
         }
         # A template is sealed by the kernel that there is.
-        arguments["templates"] = None if "landlock" in fields else templates
+        arguments["templates"] = None if {"landlock", "no_clone3"} & fields.keys() else templates
         return run_child(
             {"do": do, "action": "hostile", **fields},
             log_path=tmp_path / "log.txt",
@@ -475,6 +475,19 @@ def outlives_sigterm(pid: int) -> bool:
     """Whether a process ignores or catches SIGTERM."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return bool((int(status["SigIgn"], 16) | int(status["SigCgt"], 16)) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("how", [{}, {"no_clone3": True}], ids=["born", "entered"])
+def test_a_child_is_in_its_group_from_the_start_and_knows_its_thread(hostile: Run, how: dict[str, bool]) -> None:
+    """Also where the kernel, or a filter, has no clone3."""
+    folder = cgroups.find().folder
+    if not folder:
+        pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    end = hostile("say_group", **how)
+    assert end.ok, end
+    assert Path(end.result["group"]).name.startswith("farm-")
+    assert 0 < end.result["ran"] < end.seconds
+    assert not list(folder.glob(Path(end.result["group"]).name))
 
 
 @pytest.mark.usefixtures("grouped")

@@ -230,6 +230,14 @@ def do_impossible(request, messages):
     bytearray(1 << 60)
 
 
+def do_say_group(request, messages):
+    """Answer with the control group that it was in from the start, and how long its thread, by its number, has run."""
+    import threading
+
+    group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+    return {"group": group, "ran": time.clock_gettime(time.pthread_getcpuclockid(threading.get_ident()))}
+
+
 def do_hang(request, messages):
     signal.pause()
 
@@ -705,8 +713,19 @@ def as_by_an_older_kernel(version):
     seal._landlock_version = lambda: version
 
 
+def where_clone3_is_refused():
+    """Let the guard ask the kernel for a call that there is not, as behind Docker's filter."""
+    import importlib
+
+    child.add_package(child.PACKAGE, str(Path(child.__file__).parent))
+    importlib.import_module(f"{child.PACKAGE}.launcher").SYS_CLONE3 = 9999
+
+
 if __name__ == "__main__":
     # A template has no request.
-    if len(sys.argv) > 3 and (version := json.loads(Path(sys.argv[1]).read_text()).get("landlock")):
+    asked = json.loads(Path(sys.argv[1]).read_text()) if len(sys.argv) > 3 else {}
+    if version := asked.get("landlock"):
         as_by_an_older_kernel(version)
+    if asked.get("no_clone3"):
+        where_clone3_is_refused()
     sys.exit(child.start(work))

@@ -42,7 +42,7 @@ LINES = {
     "node": 3830,
     "pages": 3844,
     "results": 2154,
-    "runner": 6997,
+    "runner": 7034,
     "serving": 448,
     "store": 1882,
     "targets": 1169,
