@@ -226,6 +226,7 @@ def plan(
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no farm: list the cells, without what is a hit. Runs no code.")
     ] = False,
+    only: Only = None,
     first: FirstRun = False,
     as_json: output.Json = False,
 ) -> None:
@@ -236,11 +237,11 @@ def plan(
     if offline:
         from farm.client.authoring import name_cells
 
-        name, cells = name_cells(manifest)
+        name, cells = name_cells(manifest, only or ())
         document = {"name": name, "cells": [{"identifier": cell} for cell in cells]}
         output.result(document, render.offline_plan(name, cells), as_json=as_json)
         return
-    frozen = _freeze(manifest, first=first)
+    frozen = _freeze(manifest, only=only, first=first)
     with connect_or_start() as client:
         show_plan(client.plan(frozen), as_json=as_json)
 

@@ -37,18 +37,19 @@ def lint(path: str | Path, *, models: bool = True) -> list[Problem]:
     return _read(path, models=models)[1]
 
 
-def name_cells(path: str | Path) -> tuple[str, list[str]]:
+def name_cells(path: str | Path, only: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return a manifest's name and the identifiers of its cells, without a server and without running anything.
 
-    Raises ManifestError with every problem that `lint` finds.
+    `only` are patterns, as `freeze` takes. Raises ManifestError with every problem that `lint` finds, NotFound if no
+    cell fits.
     """
-    matrix, problems = _read(path, models=True)
+    matrix, problems = _read(path, models=True, only=only)
     if matrix is None or problems:
         raise ManifestError(problems)
     return matrix.manifest.name, [combination.identifier for combination in matrix.combinations]
 
 
-def _read(path: str | Path, *, models: bool) -> tuple[Combinations | None, list[Problem]]:
+def _read(path: str | Path, *, models: bool, only: Sequence[str] = ()) -> tuple[Combinations | None, list[Problem]]:
     """Return the matrix of a manifest, if it can be made, and every problem."""
     from farm.client.freezing import FrozenInputs, read_inputs
     from farm.client.transfers import default_cache
@@ -60,7 +61,7 @@ def _read(path: str | Path, *, models: bool) -> tuple[Combinations | None, list[
         manifest, problems = read_manifest(path)
         if manifest is None:
             return None, problems
-        matrix = combine(manifest)
+        matrix = combine(manifest, only)
         if models:
             with tempfile.TemporaryDirectory() as cache:
                 folder = Path(path).parent

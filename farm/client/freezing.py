@@ -127,12 +127,15 @@ class _ManifestReader:
 
     def read(self) -> None:
         models = [(index, self.manifest.models[index]) for index in sorted(self.matrix.needed)]
-        for index, entry in models:
+        references = {entry.reference.model for _, entry in models if entry.reference}
+        for index, entry in enumerate(self.manifest.models):
+            if index not in self.matrix.needed and entry.name not in references:
+                continue
             path = self.model_path(index)
             model = self.model(path, entry, ("models", index, "source")) if path else None
             if model is not None:
                 self.found.models[entry.name] = model
-        for index, entry in models:
+        for index, entry in models:  # What is only a reference runs on the samples of another.
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
                     self.data(index, data_key(entry.name, use), described, ("models", index, use))

@@ -147,7 +147,7 @@ class Combinations:
     """What a manifest asks for, before anything is looked up.
 
     `expected` has the failures that the manifest names, by identifier; `problems` are those of the matrix itself.
-    `needed` are the indexes of the models to read: of all, or of those of chosen cells and what they refer to.
+    `needed` are the indexes of the models that it is about: of all, or of those of chosen cells.
     """
 
     manifest: Manifest
@@ -181,11 +181,7 @@ def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
         combinations = [each for each in combinations if fits_any(only, [each.identifier])]
         if not combinations and not complaints.problems:
             raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
-        names = {each.model.name for each in combinations}
-        references = {each.name: each.reference.model for each in manifest.models if each.reference}
-        while more := {references[name] for name in names & references.keys()} - names:
-            names |= more
-        needed = {index for index, each in enumerate(manifest.models) if each.name in names}
+        needed = {each.index for each in combinations}
     return Combinations(manifest, combinations, expected, tuple(complaints.problems), needed)
 
 

@@ -212,6 +212,11 @@ def test_some_cells_of_a_manifest_make_a_build_of_their_own(
 ) -> None:
     assert main(["submit", manifest, "--only", "net/*/fp61/*", "--dry-run"]) == 4
     assert "no cell fits net/*/fp61/*\n  the first of 2 is net/" in capsys.readouterr().err
+    for words in ([], ["--offline"]):
+        assert main(["plan", manifest, "--only", "net/*/fp16/*", "--json", *words]) == 0
+        assert ["/fp16/" in cell["identifier"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [True]
+        assert main(["plan", manifest, "--only", "net/*/fp61/*", *words]) == 4
+        assert "the first of 2 is net/" in capsys.readouterr().err
     assert main(["submit", manifest, "--only", "net/*/fp16/*", "--fail-fast", "--detach"]) == 0
     build_id = capsys.readouterr().out.strip()
     assert [cell["precision"] for cell in farm.build_reader.cells("main", build_id)] == ["fp16"]
