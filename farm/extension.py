@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 SIGNING = ("signing_key", "trust_policy")
 """Settings without whose reader a farm must not go on: programs would be neither signed nor refused."""
 
-F = TypeVar("F")
-"""The farm of a process, `farm.app.Farm`."""
+F = TypeVar("F")  # The farm of a process, `farm.app.Farm`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,10 @@ from io import BufferedReader
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PIECE = 1 << 20
-"""Bytes of a file that are copied at once."""
-
-DEEPEST = 32
-"""Levels of folders in a child's folder; compilers' caches have three or four."""
-
-LONGEST_PATH = 2000
-"""Bytes of a path; the kernel takes 4095."""
-
-MOST_FILES = 100_000
-"""Entries in a child's folder; MIOpen's kernel cache has hundreds."""
+_PIECE = 1 << 20  # Bytes of a file that are copied at once.
+DEEPEST = 32  # Levels of folders in a child's folder; compilers' caches have three or four.
+LONGEST_PATH = 2000  # Bytes of a path; the kernel takes 4095.
+MOST_FILES = 100_000  # Entries in a child's folder; MIOpen's kernel cache has hundreds.
 
 
 def configs_folder() -> Path:

@@ -10,15 +10,13 @@ from functools import cache
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 """What a terminal obeys (ECMA-48): control sequences, strings (titles, links, clipboards), single escapes."""
-_COLOUR = re.compile(r"\x1b\[(?:0|1|3[1-6])m")
-"""The styles that the farm uses. Others can hide text."""
+_COLOUR = re.compile(r"\x1b\[(?:0|1|3[1-6])m")  # The styles that the farm uses. Others can hide text.
 _UNSEEN = (
     "\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
 )
 """Control characters of one byte, line separators, what reverses text or takes no room, halves of characters."""
-_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
-"""All of these, but tab and newline."""
+_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # All of these, but tab and newline.
 _COMMAND = re.compile(r"^([^\S\n]*:)(?=:)|(#)(?=#[a-z]*\[)", re.MULTILINE | re.IGNORECASE)
 """How a command for GitHub begins a line; what GitHub, Azure and TeamCity take for a command anywhere."""
 

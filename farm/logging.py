@@ -89,8 +89,7 @@ class Folding(logging.Filter):
         return count < self._most
 
 
-_KINDS = 1000
-"""Kinds of lines that are counted at once."""
+_KINDS = 1000  # Kinds of lines that are counted at once.
 
 
 def _add(record: logging.LogRecord, note: str) -> None:

@@ -19,14 +19,9 @@ from typing_extensions import TypedDict
 from farm.runner.bounds import Digest, File, Size
 from farm.runner.documents import DataRecipe, DeviceDocument, InputSpec, OpenSize
 
-SCHEMA = 1
-"""Number of the cache key's recipe: every change to the recipe gets a new number."""
-
-Json = Any
-"""A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them."""
-
-JsonSchema = dict[str, Any]
-"""A JSON Schema: what pydantic makes of a model, whose form the standard leaves open."""
+SCHEMA = 1  # Number of the cache key's recipe: every change to the recipe gets a new number.
+Json = Any  # A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them.
+JsonSchema = dict[str, Any]  # A JSON Schema: what pydantic makes of a model, whose form the standard leaves open.
 
 
 class FileReference(TypedDict):
@@ -37,8 +32,7 @@ class FileReference(TypedDict):
     size: Size
 
 
-PlainSize = int | OpenSize
-"""The size of a dimension, as a spec has it."""
+PlainSize = int | OpenSize  # The size of a dimension, as a spec has it.
 
 OptionValue = bool | int | float | str | Sequence[str]
 
@@ -186,8 +180,7 @@ def model_digest(files: Mapping[str, str]) -> str:
     return digest_of(sorted([path, digest] for path, digest in files.items()))
 
 
-LONGEST_NAME = 128
-"""Characters of a program's file name: what clients take, and every file system."""
+LONGEST_NAME = 128  # Characters of a program's file name: what clients take, and every file system.
 
 
 SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")

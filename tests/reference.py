@@ -464,14 +464,18 @@ def _limits(path: Path) -> Iterator[tuple[str, str, str]]:
             yield _code(f"{where}: {name}"), f"{int(value):,}", words
     elif path.suffix == ".py":
         module = importlib.import_module(f"farm.{where.replace('/', '.')}")
-        for above, below in pairwise(ast.parse(path.read_text()).body):
-            match above, below:
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)]),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ) if name[0] != "_" and isinstance(value := getattr(module, name), int | float | timedelta):
-                    written = str(value) if isinstance(value, timedelta) else f"{value:,}"
-                    yield _code(f"{where}: {name}"), written, words
+        text = path.read_text()
+        lines, body = text.splitlines(), ast.parse(text).body
+        for constant, below in zip(body, [*body[1:], None], strict=True):
+            match constant, below:
+                case ast.Assign(targets=[ast.Name(id=name)], end_lineno=int(last)), _ if "  # " in lines[last - 1]:
+                    words = lines[last - 1].partition("  # ")[2]
+                case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(words))):
+                    pass
+                case _:
+                    continue
+            if name[0] != "_" and isinstance(value := getattr(module, name), int | float | timedelta):
+                yield _code(f"{where}: {name}"), str(value) if isinstance(value, timedelta) else f"{value:,}", words
 
 
 PAGES: dict[str, Callable[[], str]] = {

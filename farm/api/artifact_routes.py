@@ -27,8 +27,7 @@ blobs = APIRouter(tags=["blobs"])
 MAX_PUT = 1 << 30
 """Most bytes of a blob that one PUT sends. S3 takes 5 GiB, but a broken upload starts again from the beginning."""
 
-MAX_PERMISSIONS = 2000
-"""Parts of large blobs in one answer: each is signed, which takes a millisecond of a core."""
+MAX_PERMISSIONS = 2000  # Parts of large blobs in one answer: each is signed, which takes a millisecond of a core.
 
 BUILD = re.compile(schemas.BUILD_REFERENCE)
 

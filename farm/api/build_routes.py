@@ -28,8 +28,7 @@ from farm.results.report import BuildChange, BuildView, JudgedCell, PastCell, Re
 
 router = APIRouter(tags=["builds"])
 
-EVENT_WAIT = 2.0
-"""Seconds that one read of a build's events waits in the store."""
+EVENT_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.
 
 AT_ONCE, SECONDS_APART = 16.0, 0.25
 """So many reads of a build's events follow one another at once; from then on news of so long travels together.
@@ -37,17 +36,13 @@ AT_ONCE, SECONDS_APART = 16.0, 0.25
 Each read costs the same however few events it finds. A build of one cell ends within the first ones.
 """
 
-MANY = 100
-"""Who gets so many events at once lags behind, and does not wait."""
-
-LOOK_EVERY = 8
-"""Waits without news between two looks at the build itself, which cost more than its events."""
+MANY = 100  # Who gets so many events at once lags behind, and does not wait.
+LOOK_EVERY = 8  # Waits without news between two looks at the build itself, which cost more than its events.
 
 WATCHERS = 256
 """Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
 
-STREAMS = 256
-"""Builds that one token may follow at once: each takes a connection for as long as its build lasts."""
+STREAMS = 256  # Builds that one token may follow at once: each takes a connection for as long as its build lasts.
 
 NO_END = 1 << 30
 

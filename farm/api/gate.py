@@ -214,8 +214,7 @@ def _signature(text: str, secret: str) -> str:
 # --- sites -----------------------------------------------------------------------------------------------------------
 
 
-LOCALHOST = "localhost"
-"""The name of the loopback addresses, which no other machine can reach."""
+LOCALHOST = "localhost"  # The name of the loopback addresses, which no other machine can reach.
 
 
 def is_loopback(host: str) -> bool:
@@ -236,38 +235,29 @@ def host_name(host: str) -> str:
 
 log = get_logger(__name__)
 
-SMALL_BODY = 16 << 10
-"""Bytes of a body that the API reads before it checks the token."""
+SMALL_BODY = 16 << 10  # Bytes of a body that the API reads before it checks the token.
 
 LARGEST_BODY = 32 << 20
 """Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
 
-BODIES_OF_ONE = 64 << 20
-"""Bytes of large bodies that one token may send at once."""
+BODIES_OF_ONE = 64 << 20  # Bytes of large bodies that one token may send at once.
 
 BODIES_OF_ALL = 256 << 20
 """Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
 
-RATE = 100.0
-"""Requests a second that one token may send for long."""
+RATE = 100.0  # Requests a second that one token may send for long.
 
 BURST = 3000.0
 """Requests that a token may send at once after it was quiet: a client that fetches a large build sends thousands."""
 
-KNOWN = 4096
-"""Tokens whose rates are remembered."""
-
-EVENTS = re.compile(r"/builds/[^/]+/events$")
-"""Ends of the paths of streams."""
-
-TURNS = 8
-"""Requests of one token that are answered at once, of the 40 that the server's threads answer."""
+KNOWN = 4096  # Tokens whose rates are remembered.
+EVENTS = re.compile(r"/builds/[^/]+/events$")  # Ends of the paths of streams.
+TURNS = 8  # Requests of one token that are answered at once, of the 40 that the server's threads answer.
 
 SOME = 4
 """The same for all callers together that the farm does not know, for signing in, and for looking up new tokens."""
 
-STRANGERS = "\n"
-"""The caller of requests whose token the farm does not know; no token is this."""
+STRANGERS = "\n"  # The caller of requests whose token the farm does not know; no token is this.
 
 SIGN_IN = "/ui/sign-in"
 
@@ -275,11 +265,8 @@ STRANGERS_BODY_SECONDS = 5.0
 """Time for the body of a caller that the farm does not know; the connection bounds those of others."""
 
 _NAMED = re.compile(r"/(build|job|worker)s/([A-Za-z0-9@._-]{1,100})(?=/|$)")
-_BUILD = re.compile(r"b-[0-9a-f]{16}")
-"""Ids in paths, and in the header that names a new build."""
-
-_KEPT = ("etag", "cache-control", "vary")
-"""Headers of an answer that its caller has already."""
+_BUILD = re.compile(r"b-[0-9a-f]{16}")  # Ids in paths, and in the header that names a new build.
+_KEPT = ("etag", "cache-control", "vary")  # Headers of an answer that its caller has already.
 
 
 class Gate:

@@ -35,8 +35,7 @@ from farm.tuning.records import (
 
 router = APIRouter(tags=["tuning"])
 
-CENTURY = 100 * 365 * 86_400
-"""In seconds: no record is older, and the calendar has an end."""
+CENTURY = 100 * 365 * 86_400  # In seconds: no record is older, and the calendar has an end.
 
 Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
 

@@ -33,8 +33,7 @@ from farm.logging import get_logger
 log = get_logger(__name__)
 
 SCHEMA = 2
-FEW = 500
-"""Up to this number of blobs, asking for each is faster than listing all."""
+FEW = 500  # Up to this number of blobs, asking for each is faster than listing all.
 
 
 class Known(NamedTuple):
@@ -134,14 +133,12 @@ def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Know
 
 ORPHAN_AGE = timedelta(days=1)
 """How long a blob may have no owner: it is uploaded before the document that names it is written."""
-GRACE = timedelta(days=1)
-"""How long a blob stays marked before it is deleted."""
+GRACE = timedelta(days=1)  # How long a blob stays marked before it is deleted.
 MARKS = "gc/"
 """Prefix of the marks: an object for each blob that is deleted after `GRACE` unless it is named or uploaded again."""
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
-_CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")
-"""Documents that only repeat what other documents say."""
+_CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")  # Documents that only repeat what other documents say.
 
 
 def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[ListedObject]:

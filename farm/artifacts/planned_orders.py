@@ -18,15 +18,11 @@ from farm.jobs.order import WorkOrder
 from farm.spec import canonical_json
 from farm.wire.asked import BUILD_ID, TAG
 
-BYTES = hashlib.sha256().digest_size
-"""Of each entry of a list."""
-
-_MOST_LISTS = 16
-"""Lists that a process keeps in memory."""
+BYTES = hashlib.sha256().digest_size  # Of each entry of a list.
+_MOST_LISTS = 16  # Lists that a process keeps in memory.
 
 _lists: dict[str, frozenset[bytes]] = {}
-_change = threading.Lock()
-"""All attempts of a worker process share the lists."""
+_change = threading.Lock()  # All attempts of a worker process share the lists.
 
 
 def keep(artifacts: ArtifactStore, namespace: str, build_id: str, planned: Iterable[tuple[str, WorkOrder]]) -> None:

@@ -53,8 +53,7 @@ class SnapshotCell(TypedDict):
     error: NotRequired[float | None]
 
 
-Cells = Mapping[str, SnapshotCell]
-"""The entries of a snapshot, by `<identifier>@<device arch>@<toolchain>`."""
+Cells = Mapping[str, SnapshotCell]  # The entries of a snapshot, by `<identifier>@<device arch>@<toolchain>`.
 
 
 class SnapshotDocument(TypedDict):
@@ -105,10 +104,8 @@ class ShownRef(RefView, SnapshotDocument):
 
 
 TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-NOWHERE = ""
-"""The snapshot of a ref that is deleted."""
-SNAPSHOT_LIMIT = 256 << 20
-"""Most bytes of a snapshot that are read: room for half a million cells."""
+NOWHERE = ""  # The snapshot of a ref that is deleted.
+SNAPSHOT_LIMIT = 256 << 20  # Most bytes of a snapshot that are read: room for half a million cells.
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,14 +42,9 @@ if TYPE_CHECKING:
         PartTypeDef,
     )
 
-CLIENT_PART = 128 << 20
-"""Fewest bytes of one part of a client's upload: this much is sent again after an interruption."""
-
-CLIENT_PARTS = 1000
-"""Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB."""
-
-UPLOAD_SECONDS = 43_200
-"""How long URLs for the parts of a large upload are valid: a slow line needs hours."""
+CLIENT_PART = 128 << 20  # Fewest bytes of one part of a client's upload: this much is sent again after an interruption.
+CLIENT_PARTS = 1000  # Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB.
+UPLOAD_SECONDS = 43_200  # How long URLs for the parts of a large upload are valid: a slow line needs hours.
 
 
 class LargeUploads:

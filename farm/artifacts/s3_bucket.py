@@ -63,23 +63,12 @@ RETRY_CODES = frozenset(
 )
 """Answers after which the same request may succeed; the last three are a 409 because of another write."""
 
-NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}
-"""Codes that say nothing about the object, whatever their status."""
-
-PART = 8 << 20
-"""Bytes of one part of a multipart transfer."""
-
-PIECE = 256 << 10
-"""Bytes that each thread of a download holds at once."""
-
-THREADS = 4
-"""Parts of one transfer that are sent at once; an upload holds this many in memory."""
-
-MAX_PARTS = 10_000
-"""S3's bound on the parts of one upload."""
-
-URL_SECONDS = 3600
-"""How long a presigned URL for an object is valid."""
+NO_ANSWER = RETRY_CODES | {"NoSuchBucket"}  # Codes that say nothing about the object, whatever their status.
+PART = 8 << 20  # Bytes of one part of a multipart transfer.
+PIECE = 256 << 10  # Bytes that each thread of a download holds at once.
+THREADS = 4  # Parts of one transfer that are sent at once; an upload holds this many in memory.
+MAX_PARTS = 10_000  # S3's bound on the parts of one upload.
+URL_SECONDS = 3600  # How long a presigned URL for an object is valid.
 
 
 class FinalStatus(Exception):

@@ -17,23 +17,19 @@ from farm.errors import Conflict, StorageUnavailable, UsageError
 if TYPE_CHECKING:
     from farm.wire.program import Sidecar
 
-MAIN = "main"
-"""The namespace of trusted submitters; every other namespace can read it and never write there."""
+MAIN = "main"  # The namespace of trusted submitters; every other namespace can read it and never write there.
 
 
-BLOBS = "blobs/sha256/"
-"""Prefix of all blobs."""
+BLOBS = "blobs/sha256/"  # Prefix of all blobs.
 
 
 BUILD_IDS = "config/build-ids"
 """The farm's key for ids of builds that it submits itself; lost, such builds are submitted once more."""
 
-UPLOADS = "uploads/"
-"""Prefix of large uploads that are not yet hashed into blobs."""
+UPLOADS = "uploads/"  # Prefix of large uploads that are not yet hashed into blobs.
 
 
-QUARANTINE = "quarantine/sha256/"
-"""Prefix of blobs whose bytes did not match their name."""
+QUARANTINE = "quarantine/sha256/"  # Prefix of blobs whose bytes did not match their name.
 
 
 def blob_key(digest: str) -> str:
@@ -211,8 +207,7 @@ class ArtifactStore(Protocol):
 A = TypeVar("A")
 T = TypeVar("T")
 
-MOVES = 64
-"""Most tries of a move while other writers move the object: each try lets one of them through."""
+MOVES = 64  # Most tries of a move while other writers move the object: each try lets one of them through.
 
 
 def until_moved(key: str, attempt: Callable[[], T | None]) -> T:
@@ -227,8 +222,7 @@ def until_moved(key: str, attempt: Callable[[], T | None]) -> T:
     raise StorageUnavailable(f"{key} was moved by others {MOVES} times while we tried")
 
 
-AT_ONCE = 16
-"""Requests of one question at once."""
+AT_ONCE = 16  # Requests of one question at once.
 
 
 def at_once(ask: Callable[[A], T], about: Iterable[A], most: int = AT_ONCE) -> list[T]:

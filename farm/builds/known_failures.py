@@ -23,12 +23,9 @@ from farm.results.report import JudgedCell
 
 log = get_logger(__name__)
 
-LONGEST = 90
-"""Days for which a failure can be acknowledged: what nobody looks at again is forgotten."""
-KEPT = 30
-"""Days for which an entry is kept after its last day."""
-MOST = 2000
-"""Entries of one namespace."""
+LONGEST = 90  # Days for which a failure can be acknowledged: what nobody looks at again is forgotten.
+KEPT = 30  # Days for which an entry is kept after its last day.
+MOST = 2000  # Entries of one namespace.
 
 
 class Acknowledged(TypedDict):
@@ -130,8 +127,7 @@ def _key(namespace: str) -> str:
 # --- refused programs ------------------------------------------------------------------------------------------------
 
 
-MOST_REFUSED = 100_000
-"""Programs of one namespace that are remembered; beyond that the oldest are forgotten."""
+MOST_REFUSED = 100_000  # Programs of one namespace that are remembered; beyond that the oldest are forgotten.
 
 
 class Refusal(TypedDict):
@@ -144,8 +140,7 @@ class Refusal(TypedDict):
     at: str
 
 
-Refusals = Mapping[str, Refusal]
-"""By cache key."""
+Refusals = Mapping[str, Refusal]  # By cache key.
 
 
 class RefusedPrograms:

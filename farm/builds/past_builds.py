@@ -42,20 +42,11 @@ from farm.wire.asked import ChosenGates
 
 log = get_logger(__name__)
 
-KEPT = 500
-"""Builds of one name whose cells are kept; older ones are read again when somebody asks for them."""
-
-LOT = 5000
-"""Cells that are written at once: another writer waits for so many."""
-
-AT_ONCE = 20
-"""Reports that one question reads at most before it is answered; the rest is read in the background."""
-
-PATIENCE = 5.0
-"""Seconds that one question reads reports at most."""
-
-_VERSION = 7
-"""Of the tables: a file of another version is made again."""
+KEPT = 500  # Builds of one name whose cells are kept; older ones are read again when somebody asks for them.
+LOT = 5000  # Cells that are written at once: another writer waits for so many.
+AT_ONCE = 20  # Reports that one question reads at most before it is answered; the rest is read in the background.
+PATIENCE = 5.0  # Seconds that one question reads reports at most.
+_VERSION = 7  # Of the tables: a file of another version is made again.
 
 _TABLES = (
     # `state`: its cells are being written ("reading"), all there, or not kept ("dropped").

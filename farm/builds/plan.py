@@ -26,11 +26,8 @@ from farm.spec import FileReference, SpecDocument, cache_key, changes
 from farm.units import named, together
 from farm.wire.program import ConversionRecord
 
-EXPLAINED = 50
-"""Number of misses in one plan for which the last artifact's spec is read, to say what changed."""
-
-FIRST = "first compile"
-"""Why a cell is compiled that no ref names yet."""
+EXPLAINED = 50  # Number of misses in one plan for which the last artifact's spec is read, to say what changed.
+FIRST = "first compile"  # Why a cell is compiled that no ref names yet.
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +193,7 @@ def input_files(order: WorkOrder) -> list[FileReference]:
 # --- follow-ups ------------------------------------------------------------------------------------------------------
 
 
-PRIORITY = -1000
-"""Lower than any build that somebody waits for."""
+PRIORITY = -1000  # Lower than any build that somebody waits for.
 
 NOT_JUDGED = ("latency", "throughput", "compile_time", "tuning_time")
 """Limits that a follow-up leaves out: it is faster than the program that passed them, and takes longer to be made."""
@@ -350,8 +346,7 @@ WIDENING = 2.1
 Chosen by `tests/benchmarks/outlooks.py`: at least 78 of 100 builds of every simulated farm end in such ranges.
 """
 
-LATE = 0.25
-"""A running compile is expected to take at least this share of its elapsed time longer."""
+LATE = 0.25  # A running compile is expected to take at least this share of its elapsed time longer.
 
 EstimatedCell = ShownCell | CellPlan | JudgedCell
 

@@ -42,11 +42,8 @@ from farm.spec import Device, SpecDocument, comparable, digest_of
 from farm.store import Store
 from farm.targets.pools import Pool, in_use
 
-SIZE_LIMIT = 16 << 30
-"""Bytes of one model at most, with its external data."""
-
-MAX_PARTS = 1000
-"""Files of external data of one model."""
+SIZE_LIMIT = 16 << 30  # Bytes of one model at most, with its external data.
+MAX_PARTS = 1000  # Files of external data of one model.
 
 CHECK_LIMITS = ChildLimits(time=300.0, memory=32 << 30)
 
@@ -189,8 +186,7 @@ class KnownArtifacts:
 KEPT_BYTES = 128 << 20
 """Memory that kept submissions may take, roughly, but for the last one; a matrix of 10,000 cells takes 50 MB."""
 
-KEPT_SECONDS = 900.0
-"""Seconds for which a planned submission is kept: its inputs are uploaded meanwhile."""
+KEPT_SECONDS = 900.0  # Seconds for which a planned submission is kept: its inputs are uploaded meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +210,7 @@ class ReadSubmission:
         return 10 * len(json.dumps(self.submission)) + 5_000 * len(self.cells)
 
 
-Asked = tuple[str, str, str]
-"""Who asked for what: namespace, caller, and `kept_as` of the submission."""
+Asked = tuple[str, str, str]  # Who asked for what: namespace, caller, and `kept_as` of the submission.
 
 
 class KeptSubmissions:

@@ -71,15 +71,11 @@ def troubles(store: Store, settings: Settings) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-SHOWN_LOG = 64 << 20
-"""Most bytes of a log that are shown, from its end; a compiler with traces writes more."""
+SHOWN_LOG = 64 << 20  # Most bytes of a log that are shown, from its end; a compiler with traces writes more.
 
 
-PART = 4 << 20
-"""Bytes of a log that are read at once."""
-
-LONGEST_LINE = 64 << 10
-"""Bytes of a line that stay together at the end of a part."""
+PART = 4 << 20  # Bytes of a log that are read at once.
+LONGEST_LINE = 64 << 10  # Bytes of a line that stay together at the end of a part.
 
 
 class JobLog:
@@ -192,11 +188,8 @@ log = get_logger(__name__)
 EXPLAINED = 20
 """Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
 
-JUDGED_AT_ONCE = 2000
-"""Cells that are read and judged at once."""
-
-PLANS = 100_000
-"""Cells of the plans that are kept in memory, some kilobytes each."""
+JUDGED_AT_ONCE = 2000  # Cells that are read and judged at once.
+PLANS = 100_000  # Cells of the plans that are kept in memory, some kilobytes each.
 
 Identifiers = list[str]
 JudgedCells = list[JudgedCell]
@@ -589,8 +582,7 @@ def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
 AT_ONCE = 50
 """Most cells of one change, and most events that one change covers: a reader that is cut off repeats no more."""
 
-OUTLOOK_EVERY = 10.0
-"""Seconds between two estimates of a build's end, which look at all of its cells."""
+OUTLOOK_EVERY = 10.0  # Seconds between two estimates of a build's end, which look at all of its cells.
 
 
 class BuildChanges:

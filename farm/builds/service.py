@@ -31,8 +31,7 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
-PAUSED_POOLS = "config/paused-pools/"
-"""Prefix of the marks of paused pools."""
+PAUSED_POOLS = "config/paused-pools/"  # Prefix of the marks of paused pools.
 
 
 class Admission:
@@ -209,8 +208,7 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
     }
 
 
-SET_BACK = 10.0
-"""Seconds by which submissions may be dated ahead of the clock before somebody hears of it."""
+SET_BACK = 10.0  # Seconds by which submissions may be dated ahead of the clock before somebody hears of it.
 
 
 class BuildService:

@@ -193,8 +193,7 @@ def connected(source: str) -> AbstractContextManager[FarmClient]:
 
 
 KEPT = "no file is half written; what was downloaded is kept, and the next fetch goes on from there"
-AUTO = "auto"
-"""Stands for the target that fits this machine best."""
+AUTO = "auto"  # Stands for the target that fits this machine best.
 
 
 class _Downloading:
@@ -212,8 +211,7 @@ class _Downloading:
             output.note(f"fetching: {render.size(done)} of {render.size(total)}")
 
 
-PROGRESS_EVERY = 2.0
-"""Seconds between two lines about a download."""
+PROGRESS_EVERY = 2.0  # Seconds between two lines about a download.
 
 
 def _say_fetched(found: Fetched, *, as_json: bool) -> None:
@@ -465,8 +463,7 @@ def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     return sidecar, path
 
 
-_SIDECAR = "artifact.json"
-"""How the names of sidecars end; a pack has one with this name alone."""
+_SIDECAR = "artifact.json"  # How the names of sidecars end; a pack has one with this name alone.
 
 
 def sidecars_in(folder: Path) -> list[Path]:

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 
-LOOKED_AT = 20
-"""Open builds that `run` looks at, to find one of the same manifest."""
-
-SECOND_THOUGHT = 5
-"""Seconds after Ctrl-C within which a second Ctrl-C cancels the build."""
+LOOKED_AT = 20  # Open builds that `run` looks at, to find one of the same manifest.
+SECOND_THOUGHT = 5  # Seconds after Ctrl-C within which a second Ctrl-C cancels the build.
 
 ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[

@@ -22,17 +22,10 @@ if TYPE_CHECKING:
     from farm.results.tradeoff import Advice, Contender
 
 
-JOB = r"j-[0-9a-f]{16}"
-"""A job's id."""
-
-PAUSE = 1.0
-"""Seconds between two questions."""
-
-KNOWN_FOR = timedelta(days=30)
-"""For how long a failure is known if nobody says how long."""
-
-TAIL = 200
-"""Bytes of what was shown by which its end is found again."""
+JOB = r"j-[0-9a-f]{16}"  # A job's id.
+PAUSE = 1.0  # Seconds between two questions.
+KNOWN_FOR = timedelta(days=30)  # For how long a failure is known if nobody says how long.
+TAIL = 200  # Bytes of what was shown by which its end is found again.
 
 CellName = Annotated[
     str,
@@ -268,8 +261,7 @@ def acknowledge(
 # --- compare: which of a model's programs to ship ---------------------------------------------------------------------
 
 
-LOOKED_AT = 50
-"""Builds that are looked at for a model, the newest first."""
+LOOKED_AT = 50  # Builds that are looked at for a model, the newest first.
 
 
 def compare(

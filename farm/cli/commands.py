@@ -321,5 +321,4 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bo
 
 
 _SIGNING = ("cryptography", "securesystemslib", "tuf")
-VALUE_ERROR = "Value error, "
-"""What pydantic writes before a sentence of ours."""
+VALUE_ERROR = "Value error, "  # What pydantic writes before a sentence of ours.

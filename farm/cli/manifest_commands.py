@@ -25,11 +25,8 @@ class Format(StrEnum):
     SARIF = "sarif"
 
 
-SCHEMA = "farm.schema.json"
-"""Where `farm init` writes the manifest's JSON Schema."""
-
-MOST_SHOWN = 50
-"""Problems of one manifest that people read."""
+SCHEMA = "farm.schema.json"  # Where `farm init` writes the manifest's JSON Schema.
+MOST_SHOWN = 50  # Problems of one manifest that people read.
 
 
 def lint(

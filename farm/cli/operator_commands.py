@@ -231,8 +231,7 @@ def other_users(users: Iterable[pwd.struct_passwd]) -> list[str]:
     return sorted(user.pw_name for user in people if Path(user.pw_shell).name not in ("", "false", "nologin"))
 
 
-PEOPLE, NOBODY = 1000, 65534
-"""First and last user id of people, as distributions assign them."""
+PEOPLE, NOBODY = 1000, 65534  # First and last user id of people, as distributions assign them.
 
 
 # --- farm token: access to the API ---------------------------------------------------------------------------------
@@ -288,8 +287,7 @@ def revoke(name: Name, as_json: output.Json = False) -> None:
     output.result({"revoked": name}, f"{name} is revoked", as_json=as_json)
 
 
-SCARCE = 2 * 10**9
-"""With fewer bytes of memory or disk, a usual model may fail to compile."""
+SCARCE = 2 * 10**9  # With fewer bytes of memory or disk, a usual model may fail to compile.
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,26 +197,16 @@ def _error() -> str:
 # --- following a build: a live display on a terminal, or one plain line for every change of state ---------------------
 
 
-LIVELY_PERIOD = 1.0
-"""Seconds between two updates of a display that shows elapsed time."""
+LIVELY_PERIOD = 1.0  # Seconds between two updates of a display that shows elapsed time.
 
 FIRST_NEWS = 2.0
 """Seconds after which the build is read without news: its farm may be behind a proxy that lets no events through."""
 
-WORKER = 14
-"""Columns that are left for the name of a worker."""
-
-READABLE = 6
-"""Characters of a part of a cell's name that still tell it from others."""
-
-WIDE = 70
-"""Columns of a terminal from which on the live display names workers."""
-
-CELLS_A_SECOND = 500
-"""Cells that one read of a whole build may cost, so that large builds are read less often."""
-
-News = Union["FarmError", "BuildChange", None]
-"""A change, an error, or None: the build's report is written."""
+WORKER = 14  # Columns that are left for the name of a worker.
+READABLE = 6  # Characters of a part of a cell's name that still tell it from others.
+WIDE = 70  # Columns of a terminal from which on the live display names workers.
+CELLS_A_SECOND = 500  # Cells that one read of a whole build may cost, so that large builds are read less often.
+News = Union["FarmError", "BuildChange", None]  # A change, an error, or None: the build's report is written.
 
 
 class Lines:

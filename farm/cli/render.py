@@ -47,11 +47,8 @@ STYLES = {
 }
 """Colours of state words."""
 
-AS_EXPECTED = "as expected"
-"""Ends the state of a failure that the manifest or somebody expected: it alarms nobody."""
-
-COLOUR = re.compile(r"\x1b\[\d+m")
-"""What a terminal obeys and does not show."""
+AS_EXPECTED = "as expected"  # Ends the state of a failure that the manifest or somebody expected: it alarms nobody.
+COLOUR = re.compile(r"\x1b\[\d+m")  # What a terminal obeys and does not show.
 
 ROWS = 40
 FAILURES = 20

@@ -27,8 +27,7 @@ Database = Annotated[
 
 ENVIRONMENT = "tuning.env"
 README = "README.md"
-OPERATIONS, HOURS = "operations.svg", "hours.svg"
-"""The pictures of `stats`."""
+OPERATIONS, HOURS = "operations.svg", "hours.svg"  # The pictures of `stats`.
 
 
 @commands.command()

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from farm.artifacts.inventory import Collected
     from farm.settings import Settings
 
-AUDIT_SILENCE = 600.0
-"""Seconds that the farm may take to read all documents without finding anything."""
-
-LARGEST_SNAPSHOT = 2 << 30
-"""Bytes of a tuning database, as text."""
+AUDIT_SILENCE = 600.0  # Seconds that the farm may take to read all documents without finding anything.
+LARGEST_SNAPSHOT = 2 << 30  # Bytes of a tuning database, as text.
 
 
 class JobsApi(Api):

@@ -247,21 +247,18 @@ def _condition(generation: int | None) -> dict[str, int]:
 # blob is brought, from the network or from the folder: one that is damaged here is fetched again.
 
 
-PIECE = 8 << 20
-"""Bytes that one request asks for."""
+PIECE = 8 << 20  # Bytes that one request asks for.
 
 AHEAD = 8 * DOWNLOADS_AT_ONCE
 """Pieces that are asked for before the first of them is hashed: a farm may call a blob as large as it likes."""
 
-LARGEST = 4 << 40
-"""Bytes of a blob at most: the API takes no larger ones."""
+LARGEST = 4 << 40  # Bytes of a blob at most: the API takes no larger ones.
 
 _READ = 1 << 18
 _FICLONE = 0x40049409
 """The ioctl by which a file system that can do it lets two files share their blocks until one is written."""
 
-OnDownload = Callable[[int, int], None]
-"""Takes how many bytes of a blob are here and hashed, and how many it has."""
+OnDownload = Callable[[int, int], None]  # Takes how many bytes of a blob are here and hashed, and how many it has.
 
 Reads = Callable[[int, int, Callable[[bytes], None]], None]
 """Where a blob's bytes come from: hands those from a start to an end to a function; all again after it raised.

@@ -24,8 +24,7 @@ _PLAIN = re.compile(r"(?!(?:null|true|false)$)[a-z_].*", re.IGNORECASE)
 """Names and dimensions that YAML reads as text also without quotes; `1.5` and `null` need them."""
 RANGES = {"uint8": "[0, 255]", "int8": "[-128, 127]"}
 """Values of random samples by type; of indices nobody knows more than that 0 is one."""
-_PICTURE, _SEQUENCE = 224, 128
-"""Initial sizes for a model's open dimensions."""
+_PICTURE, _SEQUENCE = 224, 128  # Initial sizes for a model's open dimensions.
 
 
 def lint(path: str | Path, *, models: bool = True) -> list[Problem]:

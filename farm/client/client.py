@@ -60,8 +60,7 @@ FOLLOW_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 SILENCE = 20.0
 """Seconds without a byte after which an event stream is taken for dead; the server sends something every two."""
 
-POLL = 5.0
-"""Seconds without a byte after which the state is read instead, once a stream has failed."""
+POLL = 5.0  # Seconds without a byte after which the state is read instead, once a stream has failed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,11 +582,8 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
     return url, token
 
 
-LONGEST_PAUSE = 2.0
-"""Seconds between two questions whether a build has ended, at most; they grow from a tenth of one."""
-
-PATIENCE = 30.0
-"""Seconds for which a farm that is away is asked again."""
+LONGEST_PAUSE = 2.0  # Seconds between two questions whether a build has ended, at most; they grow from a tenth of one.
+PATIENCE = 30.0  # Seconds for which a farm that is away is asked again.
 
 _ERRORS: dict[int, type[FarmError]] = {
     ExitCode.CELL_FAILED: CompileFailed,

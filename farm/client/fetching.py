@@ -49,11 +49,8 @@ if TYPE_CHECKING:
     from farm.jobs.rows import ReproductionDocument
 
 
-Bring = Callable[[FileReference, Path], None]
-"""Writes a blob to a place whose folder exists, checked byte by byte."""
-
-INDEX = "family.json"
-"""File name of the index. `docs/object-storage.md` describes its fields."""
+Bring = Callable[[FileReference, Path], None]  # Writes a blob to a place whose folder exists, checked byte by byte.
+INDEX = "family.json"  # File name of the index. `docs/object-storage.md` describes its fields.
 
 SIDECAR_SUFFIX = ".artifact.json"
 """How the name of a sidecar's file ends, after that of its program: they may share a folder with others."""
@@ -63,8 +60,7 @@ RESERVED = (packs.SIDECAR, packs.PACK, INDEX)
 LARGEST_SIDECAR = 16 << 20
 IMPORTABLE = (".py", ".pyc", ".so")
 """How files end that Python imports: a pack's `use.py` imports what lies next to it before what is installed."""
-LARGEST_KERNELS = 4 << 30
-"""Bytes of kernel binaries that are unpacked at most."""
+LARGEST_KERNELS = 4 << 30  # Bytes of kernel binaries that are unpacked at most.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +162,7 @@ def _nearest(wanted: str, there: Mapping[str, str]) -> str:
     return ", ".join(found[:NEAREST]) + more
 
 
-NEAREST = 6
-"""Artifacts that are named if none is what was asked for."""
+NEAREST = 6  # Artifacts that are named if none is what was asked for.
 
 
 def split_name(name: str) -> tuple[str, str, str, str]:
@@ -608,8 +603,7 @@ class Family(TypedDict):
     members: Annotated[Sequence[Member], Bound(shortest=1)]
 
 
-FamilyMember = tuple["SnapshotCell", Sidecar]
-"""A cell of a ref, and its sidecar."""
+FamilyMember = tuple["SnapshotCell", Sidecar]  # A cell of a ref, and its sidecar.
 
 
 def family_schema() -> JsonSchema:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from farm.wire.program import ConversionRecord
 
 
-MAX_DOWNLOAD = 16 * 2**30
-"""Bytes of one download."""
+MAX_DOWNLOAD = 16 * 2**30  # Bytes of one download.
 
 DEMO_DATA = {"zoo": "configs/zoo_weights.py .farm/demo/zoo", "demo": "configs/demo_data.py .farm/demo"}
 """What writes the data of the manifests in `configs`, by a folder of its path."""

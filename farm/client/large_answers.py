@@ -13,8 +13,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError, ProtocolError
 
-PIECE = 1 << 18
-"""Bytes that are read at once: what the processor's cache holds until they are written."""
+PIECE = 1 << 18  # Bytes that are read at once: what the processor's cache holds until they are written.
 
 _ALIVE = [
     *HTTPConnection.default_socket_options,

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-MAX_SAMPLES = 10_000
-"""What one generator may yield."""
+MAX_SAMPLES = 10_000  # What one generator may yield.
 
 
 def spool(

@@ -25,8 +25,7 @@ OF_PROGRAMS = (
     "latency", "p99", "throughput", "shared", "load", "compile_seconds", "peak_memory", "toolchain", "device",
     "driver", "node", "key",
 )  # fmt: skip
-SHOWN = 200
-"""Rows of a notebook's table."""
+SHOWN = 200  # Rows of a notebook's table.
 
 
 def rows(cells: Sequence[JudgedCell]) -> list[Row]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from farm.artifacts.storage import Put, Upload
 
 
-LIMIT = 20 * 10**9
-"""Bytes to which the cache is kept."""
+LIMIT = 20 * 10**9  # Bytes to which the cache is kept.
 
 IN_USE = 86_400.0
 """Seconds after its last use in which an entry stays, whatever its size: another command may be reading it."""
@@ -145,11 +144,8 @@ class KeptAnswers:
             note_use(self._cache, [place])
 
 
-OnUpload = Callable[[int, int], None]
-"""Called while inputs are uploaded: bytes sent so far, bytes in all."""
-
-SLOWEST_HASH = 20e6
-"""Bytes a second that the farm hashes at least, of a large upload."""
+OnUpload = Callable[[int, int], None]  # Called while inputs are uploaded: bytes sent so far, bytes in all.
+SLOWEST_HASH = 20e6  # Bytes a second that the farm hashes at least, of a large upload.
 
 UPLOADS = 4
 BLOBS_AT_ONCE = 1000

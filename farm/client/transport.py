@@ -37,30 +37,22 @@ T = TypeVar("T")
 RETRY_DELAYS: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0)
 """Seconds between tries of one request. Every verb may be repeated, so every verb is."""
 
-SILENCE = 5.0
-"""Seconds without an answer after which a command says what it waits for."""
+SILENCE = 5.0  # Seconds without an answer after which a command says what it waits for.
 
 CHUNK = 1 << 20
 
-LARGEST_ANSWER = 256 << 20
-"""Bytes of a farm's answer, unpacked, that are read at most."""
-
-LONGEST_LINE = 16 << 20
-"""Bytes of one line of an answer that comes line by line, and of one event."""
-
-DOWNLOADS_AT_ONCE = 8
-"""Requests at once for the pieces of one blob."""
+LARGEST_ANSWER = 256 << 20  # Bytes of a farm's answer, unpacked, that are read at most.
+LONGEST_LINE = 16 << 20  # Bytes of one line of an answer that comes line by line, and of one event.
+DOWNLOADS_AT_ONCE = 8  # Requests at once for the pieces of one blob.
 
 LAST_PORT = 65535
 """The system's resolver would ask a larger port by its last 16 bits, and somebody else may listen there."""
 
-LEAST = 64 << 10
-"""Bytes that an answer brings in each `MINUTE` of waiting for it: one in drops would never time out."""
+LEAST = 64 << 10  # Bytes that an answer brings in each `MINUTE` of waiting for it: one in drops would never time out.
 
 MINUTE = 60.0
 
-SMALL_ANSWER = 1 << 20
-"""Bytes of what object storage says about an upload, or about an error."""
+SMALL_ANSWER = 1 << 20  # Bytes of what object storage says about an upload, or about an error.
 
 
 @cache
@@ -505,8 +497,7 @@ def _storage_answer(response: httpx.Response, what: str) -> StorageUnavailable:
     return StorageUnavailable(f"{what}: object storage answers {response.status_code} {answer}")
 
 
-BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")
-"""How a build may be named: its id, the start of it, or the latest."""
+BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")  # How a build may be named: its id, the start of it, or the latest.
 
 
 def build_named(build_id: str) -> str:

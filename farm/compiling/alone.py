@@ -25,14 +25,12 @@ from farm.runner.protocol import CONTINUE, GO, PAUSE
 
 TURN, RUNNING, DUE = "farm-turn.lock", "farm-running.lock", "farm-due.lock"
 
-LOOK_SECONDS = 0.05
-"""Between two looks at the locks."""
+LOOK_SECONDS = 0.05  # Between two looks at the locks.
 PATIENCE = 15.0
 """Seconds that who has the turn waits for the others to pause; then it measures, and says that it was not alone."""
 STRETCH, REST = 10.0, 0.5
 """Children that were paused for so many seconds continue before the next measurement, for this share of the pause."""
-SHORT = 1.0
-"""Seconds for which a child stands still before anybody hears of it."""
+SHORT = 1.0  # Seconds for which a child stands still before anybody hears of it.
 LONGEST = 600.0
 """Seconds of the longest measurement, or queue, that children wait for: who has the turn may be stuck, or hostile."""
 

@@ -69,8 +69,7 @@ class MadeProgram(NamedTuple):
         return cls(path, [output["name"] for output in compiled["outputs"]], compiled.get("session"))
 
 
-ONE_SAMPLE: DataRecipe = {"generate": 1, "seed": 0, "ranges": {}}
-"""What an unverified program is measured with."""
+ONE_SAMPLE: DataRecipe = {"generate": 1, "seed": 0, "ranges": {}}  # What an unverified program is measured with.
 
 
 def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
@@ -85,8 +84,7 @@ _READING = ("nhwc", "max_loop_iterations", "limit_max_iterations")
 """MIGraphX's options that change what a model is read as."""
 
 
-EXPECTED = "expected"
-"""The reference that computes nothing: outputs that the samples do not bring are not verified."""
+EXPECTED = "expected"  # The reference that computes nothing: outputs that the samples do not bring are not verified.
 
 
 def references_of(order: WorkOrder) -> tuple[str, ...]:
@@ -329,14 +327,9 @@ def _model(order: WorkOrder, path: Path) -> ModelFile:
     return {"path": str(path), "format": model["format"], "outputs": model.get("outputs", []), "names": model["names"]}
 
 
-LONGEST_TEXT = 4000
-"""Characters of any text."""
-
-MOST_ITEMS = 10_000
-"""Entries of one list or object, as many as a submission may have."""
-
-LARGEST = 2**63 - 1
-"""The largest number."""
+LONGEST_TEXT = 4000  # Characters of any text.
+MOST_ITEMS = 10_000  # Entries of one list or object, as many as a submission may have.
+LARGEST = 2**63 - 1  # The largest number.
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -353,8 +346,7 @@ ANSWERS: Mapping[str, Hashable] = {
 }
 """What is answered to each of the farm's own actions."""
 
-Reader = Callable[[Any], Any]
-"""Checks a value of an answer and returns it. Raises WrongAnswer."""
+Reader = Callable[[Any], Any]  # Checks a value of an answer and returns it. Raises WrongAnswer.
 
 
 class WrongAnswer(Exception):

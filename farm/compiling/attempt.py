@@ -29,26 +29,18 @@ from farm.spec import FileReference
 from farm.targets.compilers import Maker
 from farm.wire.program import GpuFields
 
-LOOK_SECONDS = 0.5
-"""Seconds between two looks for a free slot; a process of another worker may hold a GPU."""
+LOOK_SECONDS = 0.5  # Seconds between two looks for a free slot; a process of another worker may hold a GPU.
 UPLOAD_SECONDS = 60.0
 """Seconds that an attempt waits for its slot's last upload before it measures; after them it measures, and says so."""
 
 # Messages between a supervisor and its Celery process, of one byte.
-CONSUME = b"g"
-"""Take jobs."""
-PAUSE = b"p"
-"""Take no jobs for now; attempts continue."""
-CONSUMING = b"c"
-"""Jobs are being taken."""
-RELEASE = b"r"
-"""Give the attempts back."""
-AWAY = b"a"
-"""Object storage is away."""
-MISMATCH = b"m"
-"""An attempt found the wrong toolchain."""
-FAULT = b"f"
-"""A GPU failed under an attempt; no job is taken until `CONSUME` comes again."""
+CONSUME = b"g"  # Take jobs.
+PAUSE = b"p"  # Take no jobs for now; attempts continue.
+CONSUMING = b"c"  # Jobs are being taken.
+RELEASE = b"r"  # Give the attempts back.
+AWAY = b"a"  # Object storage is away.
+MISMATCH = b"m"  # An attempt found the wrong toolchain.
+FAULT = b"f"  # A GPU failed under an attempt; no job is taken until `CONSUME` comes again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +270,7 @@ def is_same_build(toolchain: str, other: str) -> bool:
     return toolchain.rpartition("-")[2] == other.rpartition("-")[2]
 
 
-TAIL_BYTES = 64 * 1024
-"""How much of a running attempt's log can be read while it runs."""
+TAIL_BYTES = 64 * 1024  # How much of a running attempt's log can be read while it runs.
 
 
 class LogTail:

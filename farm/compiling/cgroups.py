@@ -19,13 +19,11 @@ from pathlib import Path
 
 from farm.runner.documents import ControlGroup
 
-LEAF = "farm-worker"
-"""The group of the worker itself: a group that passes controllers on may hold no process."""
+LEAF = "farm-worker"  # The group of the worker itself: a group that passes controllers on may hold no process.
 
 ROOT = Path("/")
 
-END_SECONDS = 2.0
-"""Seconds for what was killed in a group to be gone."""
+END_SECONDS = 2.0  # Seconds for what was killed in a group to be gone.
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,8 +217,7 @@ _STATED = frozenset(
 )
 """Kinds that a child may state. It cannot know the others: limits, the node, the farm, gates."""
 
-_LONGEST_TEXT = 4000
-"""Characters of a child's message that the store and reports keep; the log has the whole message."""
+_LONGEST_TEXT = 4000  # Characters of a child's message that the store and reports keep; the log has the whole message.
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 

@@ -58,8 +58,7 @@ OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
 
 
-LARGEST = 1 << 62
-"""Largest size of a file without a limit."""
+LARGEST = 1 << 62  # Largest size of a file without a limit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,8 +547,7 @@ def inputs_of(model: Path, data: Path | None) -> list[Path]:
 
 _PASS = re.compile(rb"^([A-Za-z0-9_:]{1,128}): ([0-9]{1,12}(?:[.][0-9]{1,12})?(?:e[+-]?[0-9]{1,2})?)ms\n?$")
 _LONGEST_LINE = 1024
-_MOST_PASSES = 1000
-"""MIGraphX has about a hundred."""
+_MOST_PASSES = 1000  # MIGraphX has about a hundred.
 
 
 def pass_seconds(log: Path, start: int) -> dict[str, float]:

@@ -23,8 +23,7 @@ from farm.settings import Settings
 from farm.store import Store, broker
 from farm.tuning.database import databases
 
-Send = Callable[[str, list[tuple[str, int]]], None]
-"""Sends a pool's attempts (job id, number) to the broker."""
+Send = Callable[[str, list[tuple[str, int]]], None]  # Sends a pool's attempts (job id, number) to the broker.
 
 PER_SLOT = 1
 """Unclaimed jobs that the broker may hold for each live slot of a pool.
@@ -62,8 +61,7 @@ def wake_pools(store: Store) -> None:
 
 log = get_logger(__name__)
 
-FinishBuild = Callable[[str], None]
-"""Writes the report of an ended build, and marks it reported. Repeatable."""
+FinishBuild = Callable[[str], None]  # Writes the report of an ended build, and marks it reported. Repeatable.
 
 
 def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
@@ -97,14 +95,9 @@ def settle_left(store: Store, finish: FinishBuild) -> None:
 # --- what may have been lost -----------------------------------------------------------------------------------------
 
 
-STRAY_SECONDS = 3.0
-"""A message that left its queue is claimed within milliseconds; after these seconds it is lost."""
-
-LATE_LOTS_SECONDS = 60.0
-"""After these seconds, the missing cells of a build will not come by themselves."""
-
-Queued = Callable[[str], set[tuple[str, int]]]
-"""Returns the attempts whose messages lie in a pool's queue."""
+STRAY_SECONDS = 3.0  # A message that left its queue is claimed within milliseconds; after these seconds it is lost.
+LATE_LOTS_SECONDS = 60.0  # After these seconds, the missing cells of a build will not come by themselves.
+Queued = Callable[[str], set[tuple[str, int]]]  # Returns the attempts whose messages lie in a pool's queue.
 
 
 def send_strays(store: Store, send: Send, queued: Queued) -> int:
@@ -167,8 +160,7 @@ def fail_unserved(store: Store, seconds: float) -> int:
     return total
 
 
-MERGE_INTERVAL = 60.0
-"""Seconds between two checks. Restoring reads deltas too, so a late merge costs only time."""
+MERGE_INTERVAL = 60.0  # Seconds between two checks. Restoring reads deltas too, so a late merge costs only time.
 
 
 def merge_tuning(artifacts: S3Store) -> int:
@@ -199,11 +191,8 @@ GENTLY = 2
 Redis takes over 0.1 s meanwhile, with 2 a quarter of that.
 """
 
-COLLECTIONS = 86_400.0
-"""Seconds between two garbage collections: each reads all documents."""
-
-UPLOADS_KEPT = timedelta(days=1)
-"""How long a multipart upload may take."""
+COLLECTIONS = 86_400.0  # Seconds between two garbage collections: each reads all documents.
+UPLOADS_KEPT = timedelta(days=1)  # How long a multipart upload may take.
 
 
 def forget_expired(store: Store) -> None:
@@ -248,8 +237,7 @@ def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) 
 # --- presence --------------------------------------------------------------------------------------------------------
 
 
-ASK_SECONDS = 5.0
-"""Seconds between two looks of a control plane at object storage."""
+ASK_SECONDS = 5.0  # Seconds between two looks of a control plane at object storage.
 
 PATIENCE = 4.0
 """Seconds without an answer after which it counts as out of reach; a request gives up only after half a minute."""
@@ -296,23 +284,18 @@ class Presence:
 SWEEP_SECONDS = 2.0
 """Seconds between two checks of what should have happened by itself. Leases are looked at twice as often."""
 
-FIRST_TIDYING = 60.0
-"""Seconds until the first upkeep of object storage, so that it does not slow a farm's start."""
-
-FIRST_COLLECTION = 3600.0
-"""Seconds until the first garbage collection."""
+FIRST_TIDYING = 60.0  # Seconds until the first upkeep of object storage, so that it does not slow a farm's start.
+FIRST_COLLECTION = 3600.0  # Seconds until the first garbage collection.
 
 SETTLERS = 4
 """Builds that are reported at the same time, which is mostly waiting for object storage. Beside the API's threads one
 loop alone falls behind while many builds are submitted.
 """
 
-LOOK_EVERY = 60.0
-"""Seconds between two looks for reports that another control plane wrote."""
+LOOK_EVERY = 60.0  # Seconds between two looks for reports that another control plane wrote.
 
 LEADER_SECONDS = 10.0
-AGAIN = 60.0
-"""Seconds after which a step that failed is taken again, at most."""
+AGAIN = 60.0  # Seconds after which a step that failed is taken again, at most.
 
 WAIT_SECONDS = 0.5
 """Seconds that one call waits for a wake-up, and so the time that a loop needs to stop; also the shortest pause after a

@@ -14,17 +14,10 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-FEWEST = 3
-"""Fewest compiles of other models that give a range."""
-
-NEIGHBOURS = 40
-"""Most compiles of other models that are used: those nearest in size."""
-
-FARTHEST = 4.0
-"""A model this many times larger or smaller than all known ones is not comparable."""
-
-SPREAD = 0.5
-"""Standard deviation of the logarithm of a model's durations if too few are known: about half to double."""
+FEWEST = 3  # Fewest compiles of other models that give a range.
+NEIGHBOURS = 40  # Most compiles of other models that are used: those nearest in size.
+FARTHEST = 4.0  # A model this many times larger or smaller than all known ones is not comparable.
+SPREAD = 0.5  # Standard deviation of the logarithm of a model's durations if too few are known: about half to double.
 
 DOUBT = 1
 """For how many compiles `SPREAD` counts where more are known. Those of one build, at the same hour and load,

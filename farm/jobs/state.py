@@ -66,8 +66,7 @@ WAITS_FOR_STORAGE = "waits for object storage, which is away"
 """Start of an attempt's detail while it cannot continue without object storage."""
 
 WAITS_FOR_TURN = "waits for its turn to measure alone on its host"
-PAUSED = "paused: another program is measured on its host"
-"""Details of an attempt that stands still."""
+PAUSED = "paused: another program is measured on its host"  # Details of an attempt that stands still.
 
 
 class Fault(StrEnum):

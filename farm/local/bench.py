@@ -23,8 +23,7 @@ from farm.targets.compilers import compilers, filled
 
 FIRST_RUNS = 10
 ROUNDS = 40
-PROCESS_ROUNDS = 10
-"""Rounds if every turn is a process of its own, which loads its program first."""
+PROCESS_ROUNDS = 10  # Rounds if every turn is a process of its own, which loads its program first.
 PATIENCE = 120.0
 """Seconds beyond the given time for the fewest rounds that can show something; slower programs get one round."""
 

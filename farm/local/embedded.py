@@ -42,22 +42,15 @@ from farm.settings import Settings, worker_environment
 
 log = get_logger(__name__)
 
-SCARCE = 2 * 10**9
-"""With fewer free bytes of disk people are warned."""
+SCARCE = 2 * 10**9  # With fewer free bytes of disk people are warned.
 
 BUCKET = "farm"
-CREDENTIALS = "credentials.json"
-"""File of a data folder; it is written at the first start."""
+CREDENTIALS = "credentials.json"  # File of a data folder; it is written at the first start.
 ROOT = Path(__file__).parent.parent.parent
-RESTART_DELAY = 10.0
-"""Seconds to which the pause before restarting a child that keeps dying grows."""
-FOR_EVER = 1e9
-"""Seconds for which a job waits at least, in a farm without a worker."""
-CALM = 60.0
-"""Seconds without a death after which a child's pauses start again from the shortest."""
-
-Say = Callable[[str], None]
-"""Called with a few words on what the farm waits for."""
+RESTART_DELAY = 10.0  # Seconds to which the pause before restarting a child that keeps dying grows.
+FOR_EVER = 1e9  # Seconds for which a job waits at least, in a farm without a worker.
+CALM = 60.0  # Seconds without a death after which a child's pauses start again from the shortest.
+Say = Callable[[str], None]  # Called with a few words on what the farm waits for.
 
 
 class EmbeddedFarm:

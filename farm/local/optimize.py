@@ -60,10 +60,8 @@ _FORMATS: dict[str, Literal["onnx", "tf", "torch"]] = {
     ".pt": "torch",
     ".ts": "torch",
 }
-_CONVERTED = ("saved-model", "torch")
-"""Formats that become ONNX first."""
-_SHORT = {"cpu": "migraphx/cpu", "ref": "migraphx/ref"}
-"""Targets as people know them from MIGraphX's own tools."""
+_CONVERTED = ("saved-model", "torch")  # Formats that become ONNX first.
+_SHORT = {"cpu": "migraphx/cpu", "ref": "migraphx/ref"}  # Targets as people know them from MIGraphX's own tools.
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +391,7 @@ def _written(arrays: Mapping[str, Array], path: Path) -> Path:
     return path
 
 
-SAVED_MODELS = Path("saved_models")
-"""The default folder of programs."""
+SAVED_MODELS = Path("saved_models")  # The default folder of programs.
 UNLIMITED = AttemptLimits(time=0, memory=0)
 
 

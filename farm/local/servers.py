@@ -36,10 +36,8 @@ log = get_logger(__name__)
 
 HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("server_guard.py")
-PORT_TRIES = 3
-"""Another process can take a free port between our look and the server's bind: then we choose others."""
-LONGEST_LOG = 16 << 20
-"""Bytes of a server's log; as many are kept of what came before."""
+PORT_TRIES = 3  # Another process can take a free port between our look and the server's bind: then we choose others.
+LONGEST_LOG = 16 << 20  # Bytes of a server's log; as many are kept of what came before.
 
 START_SECONDS = 60.0
 _WEED_KEYS = (

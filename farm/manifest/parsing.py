@@ -391,8 +391,7 @@ def option_table() -> dict[str, list[Any]]:
 # --- patterns of files -------------------------------------------------------------------------------------------
 
 
-MAX_FILES = 5000
-"""Files that one pattern may match."""
+MAX_FILES = 5000  # Files that one pattern may match.
 
 
 def freeze_globs(document: YamlDocument, folder: Path) -> str:

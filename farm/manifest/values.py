@@ -33,8 +33,7 @@ from farm.targets.compilers import TRACES, canonical_precision, compilers
 from farm.targets.pools import understand_target
 from farm.units import DURATION, SHARE, SIZE, parse_duration, parse_share, parse_size
 
-MAX_SELECTORS = 256
-"""Entries of `exclude`, `include`, `overrides` and `expected` each."""
+MAX_SELECTORS = 256  # Entries of `exclude`, `include`, `overrides` and `expected` each.
 MAX_DIMENSION = 2**31 - 1
 MAX_OPTIMALS = 16
 """Sizes of a dynamic dimension that are verified and measured, in addition to the smallest and the largest."""

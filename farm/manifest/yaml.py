@@ -34,17 +34,13 @@ from ruamel.yaml.reader import ReaderError
 
 from farm.errors import ManifestError, Problem
 
-Unchecked = Mapping[str, Any]
-"""A mapping as the user wrote it: until it is checked, any key may have any value."""
+Unchecked = Mapping[str, Any]  # A mapping as the user wrote it: until it is checked, any key may have any value.
 
 MAX_BYTES = 256 * 1024
 """Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""
-MAX_DEPTH = 32
-"""Lists and mappings in one another."""
-MAX_NODES = 20_000
-"""Scalars, lists and mappings of one document; every alias counts as the value that it stands for."""
-MAX_PROBLEMS = 100
-"""Reading ends after so many problems; nobody reads more."""
+MAX_DEPTH = 32  # Lists and mappings in one another.
+MAX_NODES = 20_000  # Scalars, lists and mappings of one document; every alias counts as the value that it stands for.
+MAX_PROBLEMS = 100  # Reading ends after so many problems; nobody reads more.
 
 _SNIPPET = 160
 _DIGITS = 20
@@ -65,8 +61,7 @@ _WAYS_OUT = {
 }
 """What may be wrong, by words of ruamel's problem."""
 
-DocumentPath = Sequence[str | int]
-"""Keys and indexes from the root of a document to a value."""
+DocumentPath = Sequence[str | int]  # Keys and indexes from the root of a document to a value.
 
 
 @dataclass(slots=True)

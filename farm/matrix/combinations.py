@@ -39,14 +39,12 @@ if TYPE_CHECKING:
     from farm.matrix.planned import ExpectedFailure
     from farm.wire.asked import BlobSize
 
-MAX_CELLS = 50_000
-"""Largest matrix of one manifest."""
+MAX_CELLS = 50_000  # Largest matrix of one manifest.
 
 MAX_COMPARISONS = 3_000_000
 """Most comparisons of a selector or `include` entry with a cell, for one manifest; about a second."""
 
-Path = tuple[str | int, ...]
-"""Where in a manifest something is written: keys and positions from the top."""
+Path = tuple[str | int, ...]  # Where in a manifest something is written: keys and positions from the top.
 
 
 @lru_cache(maxsize=1024)  # A server gets patterns from everybody, for as long as it runs.
@@ -556,8 +554,7 @@ class Recipe(NamedTuple):
     data: Mapping[str, FrozenData]
 
 
-FoundData = tuple[DataRecipe | None, FrozenData | None]
-"""What a spec says about data, and the data if it is a blob."""
+FoundData = tuple[DataRecipe | None, FrozenData | None]  # What a spec says about data, and the data if it is a blob.
 
 
 class Lookup:

@@ -108,8 +108,7 @@ class AskedGates(TypedDict, total=False):
     hits: Literal["measure", "list"]
 
 
-UNKNOWN = "unknown"
-"""State of a cell in an earlier build whose report is not read yet."""
+UNKNOWN = "unknown"  # State of a cell in an earlier build whose report is not read yet.
 
 
 class PastState(TypedDict):

@@ -30,17 +30,13 @@ import farm
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-MOST_VALUES = 100
-"""Values of one label at most."""
-
-OTHER = "other"
-"""Stands for the values beyond them."""
+MOST_VALUES = 100  # Values of one label at most.
+OTHER = "other"  # Stands for the values beyond them.
 
 QUICK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """Seconds that requests take."""
 
-LONG = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)
-"""Seconds that attempts and their phases take."""
+LONG = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10800, 36000)  # Seconds that attempts and their phases take.
 
 CELLS_PLANNED = Counter(
     "farm_cells_planned", "Cells of accepted builds: hits, joined ones, and misses by reason.", ("state", "reason")
@@ -101,8 +97,7 @@ class LabelValues:
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-ROUTES = LabelValues()
-"""The API's routes, as their patterns are written."""
+ROUTES = LabelValues()  # The API's routes, as their patterns are written.
 
 
 def miss_reason(sentence: str) -> str:

@@ -159,20 +159,14 @@ def file_reference(path: Path, name: str) -> FileReference:
     return {"path": name, "digest": digest, "size": size}
 
 
-MAX_BYTES = 2 * 2**30
-"""All arrays of one data set together, unpacked."""
+MAX_BYTES = 2 * 2**30  # All arrays of one data set together, unpacked.
 MAX_ARRAYS = 1000
-MAX_PARTS = 100_000
-"""Files of one folder."""
-
-_BLOCK = 64 << 20
-"""Bytes of an array that are in memory at once."""
+MAX_PARTS = 100_000  # Files of one folder.
+_BLOCK = 64 << 20  # Bytes of an array that are in memory at once.
 _PIECE = 1 << 20
-_NPY = b"\x93NUMPY"
-"""How an `.npy` begins."""
+_NPY = b"\x93NUMPY"  # How an `.npy` begins.
 _ONNX_FILE = re.compile(r"(input|output)_([0-9]{1,4})\.pb")
-_KINDS = "biufV"
-"""numpy's letters for bool, integers, floats, and the raw bytes in which bfloat16 is stored."""
+_KINDS = "biufV"  # numpy's letters for bool, integers, floats, and the raw bytes in which bfloat16 is stored.
 
 
 class DataError(UsageError):

@@ -14,11 +14,8 @@ from farm.spec import PlainSize
 if TYPE_CHECKING:
     from farm.models.frozen import FrozenModel
 
-Dimension = int | str | None
-"""A number, a name or sum of names, or None if the model does not say."""
-
-BATCH = "batch"
-"""The dimension on which samples stack."""
+Dimension = int | str | None  # A number, a name or sum of names, or None if the model does not say.
+BATCH = "batch"  # The dimension on which samples stack.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,7 @@ class Span:
         return {"min": self.low, "max": self.high, "optimals": list(self.optimals)}
 
 
-Extent = int | Span
-"""The size of a named dimension."""
+Extent = int | Span  # The size of a named dimension.
 
 
 def plain_size(size: Extent) -> PlainSize:
@@ -200,8 +196,7 @@ def _shown(shape: Iterable[Dimension]) -> str:
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
-PACK = ".pack"
-"""Ends the shape label of a program that is compiled for packs, in addition to one of the same shape."""
+PACK = ".pack"  # Ends the shape label of a program that is compiled for packs, in addition to one of the same shape.
 
 
 def shape_label(sizes: Mapping[str, Extent], name: str = "") -> str:

@@ -169,8 +169,7 @@ def _cpus(machine: Machine, report: GpuReport) -> str:
 
 
 AMD_SMI = ("static", "--asic", "--bus", "--vram", "--partition", "--json")
-SHORT_AMD_SMI = ("static", "--asic", "--json")
-"""For releases that do not know all of the other's switches."""
+SHORT_AMD_SMI = ("static", "--asic", "--json")  # For releases that do not know all of the other's switches.
 
 
 def same_gpu(one: GpuReport, other: GpuReport) -> bool:

@@ -156,8 +156,7 @@ def _taken(lock: Path, how: int) -> int | None:
     return descriptor
 
 
-TRIES = 30
-"""How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile."""
+TRIES = 30  # How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile.
 
 ABANDONED_SECONDS = 86400.0
 """Seconds since the last byte of a part, after which no process can be at work on it: the one that was is dead."""
@@ -271,11 +270,8 @@ class NodeCache:
 PUBLISH_TRIES = 3
 """How often a publication that storage refuses is begun from its first blob: it may have lost what it had."""
 
-_FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})
-"""The description of a parcel."""
-
-LEARNT = "learnt.gz"
-"""The file with what the tuning learnt; no blob has this name."""
+_FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})  # The description of a parcel.
+LEARNT = "learnt.gz"  # The file with what the tuning learnt; no blob has this name.
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -512,8 +508,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-LOOK_SECONDS = 5.0
-"""Seconds between two looks into the outbox."""
+LOOK_SECONDS = 5.0  # Seconds between two looks into the outbox.
 
 AWAY_PAUSES = (0.5, 1.5)
 """Seconds between two checks whether storage is back; random, so that nodes do not ask all at once."""

@@ -64,11 +64,8 @@ from farm.wire.program import Against, ProgramRecord, Sidecar
 
 log = get_logger(__name__)
 
-PATIENCE = 30.0
-"""Seconds for which a request is repeated before storage counts as away."""
-
-LONGEST_TEXT = 64 << 20
-"""Bytes of a program's text that go into the log of a failed attempt."""
+PATIENCE = 30.0  # Seconds for which a request is repeated before storage counts as away.
+LONGEST_TEXT = 64 << 20  # Bytes of a program's text that go into the log of a failed attempt.
 
 AWAY_PAUSES = (1.0, 3.0)
 """Seconds between two tries while storage is away; random, so that the attempts of a farm do not try all at once."""
@@ -76,8 +73,7 @@ AWAY_PAUSES = (1.0, 3.0)
 ONE_NAME_SECONDS = 3600.0
 """Seconds that an attempt waits for one object while storage answers for others, and for room in the outbox."""
 
-LOOK_SECONDS = 60.0
-"""Between two checks whether storage answers other requests."""
+LOOK_SECONDS = 60.0  # Between two checks whether storage answers other requests.
 
 
 class Executor:
@@ -567,8 +563,7 @@ class _AttemptRun:
         return replace(outcome, log=digest, phases=self.children.phases, made_again=made_again)
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk."""
+FULL = (errno.ENOSPC, errno.EDQUOT)  # Error numbers of a full disk.
 
 
 def _disk_failed(error: OSError) -> Outcome:
@@ -580,14 +575,10 @@ def _disk_failed(error: OSError) -> Outcome:
     return Outcome.failure(kind, f"the worker's disk: {error}")
 
 
-ROUNDS = 20
-"""Rounds of the first comparison."""
-ROUNDS_AGAIN = 60
-"""Rounds if the program may be slower than its limit allows: what fails a build needs more proof."""
-PAIRS = 8
-"""Pairs of processes of the first comparison of two toolchains; each pair counts as one round."""
-PAIRS_AGAIN = 24
-"""Pairs of processes if the program may be slower than its limit allows."""
+ROUNDS = 20  # Rounds of the first comparison.
+ROUNDS_AGAIN = 60  # Rounds if the program may be slower than its limit allows: what fails a build needs more proof.
+PAIRS = 8  # Pairs of processes of the first comparison of two toolchains; each pair counts as one round.
+PAIRS_AGAIN = 24  # Pairs of processes if the program may be slower than its limit allows.
 LONGEST = 60.0
 """Seconds that the runs of one comparison should take; slow programs get fewer rounds, down to `MIN_PAIRS`."""
 

@@ -31,8 +31,7 @@ from farm.wire.program import Conditions, GpuFields, Processes
 
 PROGRAM_SECONDS = 60.0
 
-DYING_SECONDS = 5.0
-"""Time for a killed program to end. A program that waits in the driver of a broken GPU never ends."""
+DYING_SECONDS = 5.0  # Time for a killed program to end. A program that waits in the driver of a broken GPU never ends.
 
 
 class Machine:
@@ -101,8 +100,7 @@ class Machine:
         return said if process.returncode == 0 else ""
 
 
-HERE = Machine()
-"""The machine of this process; tests put the root of a recorded tree in it."""
+HERE = Machine()  # The machine of this process; tests put the root of a recorded tree in it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +216,7 @@ def driver_of(maker: str) -> GpuDriver | None:
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"
 
-_MEMORY_HEAPS = (1, 2)
-"""`heap_type` of a GPU's own memory: visible to the host, and not."""
+_MEMORY_HEAPS = (1, 2)  # `heap_type` of a GPU's own memory: visible to the host, and not.
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +323,8 @@ def arch_of(version: int) -> str:
 log = get_logger(__name__)
 
 LOOK_SECONDS = 0.1
-RELEASE_SECONDS = 2.0
-"""Time for the driver to forget a process that has ended: a work queue frees its memory later."""
-
-FORGET_SECONDS = 20.0
-"""Time for KFD to forget a process that was killed, while nobody else may take its GPU."""
+RELEASE_SECONDS = 2.0  # Time for the driver to forget a process that has ended: a work queue frees its memory later.
+FORGET_SECONDS = 20.0  # Time for KFD to forget a process that was killed, while nobody else may take its GPU.
 FOREIGN_BYTES = 64 << 20
 """Bytes of a GPU's memory that others may hold before it counts as in use: monitors open it and hold a little."""
 

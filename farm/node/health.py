@@ -53,14 +53,9 @@ log = get_logger(__name__)
 SLOW_SECONDS = 5.0
 """A disk that takes so long to keep a megabyte is slow: logs, programs and databases wait for it, too."""
 
-WRITE_EVERY = 60.0
-"""Seconds between two such writes."""
-
-LONGEST_PAUSE = 3600.0
-"""Seconds between two health probes of a fenced node, however long it has been."""
-
-PROBE_SECONDS = 300.0
-"""Time limit of a probe; the first compile on a GPU fills MIGraphX's caches."""
+WRITE_EVERY = 60.0  # Seconds between two such writes.
+LONGEST_PAUSE = 3600.0  # Seconds between two health probes of a fenced node, however long it has been.
+PROBE_SECONDS = 300.0  # Time limit of a probe; the first compile on a GPU fills MIGraphX's caches.
 
 MANIFEST = """
 version: 1
@@ -261,11 +256,8 @@ def _compiled_well(settings: Settings, pool: Pool, slot: Slot, folder: Path) -> 
     return f"{pool.target}: {wrong.message}" if wrong else ""
 
 
-PATIENCE = 5.0
-"""Seconds that a client has to send its request and to read the answer."""
-
-MOST_CONNECTIONS = 64
-"""Connections at once."""
+PATIENCE = 5.0  # Seconds that a client has to send its request and to read the answer.
+MOST_CONNECTIONS = 64  # Connections at once.
 
 
 class Health(NamedTuple):

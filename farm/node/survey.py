@@ -103,8 +103,7 @@ def survey(settings: Settings, machine: Machine = HERE) -> Findings:
     return findings
 
 
-_OWN = [("onnxruntime", ""), ("migraphx", "")]
-"""The farm's own compilers, which need no extension."""
+_OWN = [("onnxruntime", ""), ("migraphx", "")]  # The farm's own compilers, which need no extension.
 _INSTALL = {
     "onnxruntime": "pip install 'migraphx-farm[worker]', or [cuda] for NVIDIA GPUs",
     "migraphx": "install ROCm's package migraphx, and set migraphx_python and migraphx_path (docs/running.md)",

@@ -57,26 +57,17 @@ from farm.units import by_number, named, together
 
 router = APIRouter()
 
-BUILDS = 50
-"""Builds on one page."""
+BUILDS = 50  # Builds on one page.
 FAILURES = 10
 RUNNING = 50
-COMPARED = 100
-"""Rows of one sort of difference."""
-EXPLAINED = 20
-"""Differences for which both sidecars are read, to say what changed."""
-GROUPED = 300
-"""More cells are also shown by model."""
-MODELS = 100
-"""Models on one page."""
-LISTED = 250
-"""Cells on one page if each has a row."""
-NARROWING = ("text", "look", "precision", "by", "sort.cells")
-"""What stays when a model and a target are chosen."""
-TRADEOFFS = 8
-"""Targets and shapes of a model that are drawn, and models that can be chosen."""
-EARLIER = 8
-"""Builds of the same name before, to compare with."""
+COMPARED = 100  # Rows of one sort of difference.
+EXPLAINED = 20  # Differences for which both sidecars are read, to say what changed.
+GROUPED = 300  # More cells are also shown by model.
+MODELS = 100  # Models on one page.
+LISTED = 250  # Cells on one page if each has a row.
+NARROWING = ("text", "look", "precision", "by", "sort.cells")  # What stays when a model and a target are chosen.
+TRADEOFFS = 8  # Targets and shapes of a model that are drawn, and models that can be chosen.
+EARLIER = 8  # Builds of the same name before, to compare with.
 
 
 class BuildFilter(NamedTuple):
@@ -317,13 +308,10 @@ def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Movement |
 # --- builds next to each other, and what is most important now --------------------------------------------------------
 
 
-NAMES = 12
-"""Names of builds on the page of what is important now."""
-DOTS = 20
-"""The last builds of a name, each a sign."""
+NAMES = 12  # Names of builds on the page of what is important now.
+DOTS = 20  # The last builds of a name, each a sign.
 MONTH = timedelta(days=30)
-SOON = timedelta(days=3)
-"""Before its last day, in which an acknowledged failure is named."""
+SOON = timedelta(days=3)  # Before its last day, in which an acknowledged failure is named.
 
 BuildReference = Annotated[str, Query(pattern=BUILD_REFERENCE)]
 
@@ -480,8 +468,7 @@ def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
 # --- models that a ref names, workers and pools, storage --------------------------------------------------------------
 
 
-PROGRAMS = 250
-"""Models, or programs of one, on one page."""
+PROGRAMS = 250  # Models, or programs of one, on one page.
 NAMESPACES = 100
 CHANGES_SHOWN = 50
 

@@ -54,8 +54,7 @@ WEAK = {
 }
 """What stands before a weak figure, and what it says of a program."""
 
-PAGE = 1000
-"""Cells on one page."""
+PAGE = 1000  # Cells on one page.
 
 
 def sign(cell: CellLine | CellEnd) -> str:
@@ -374,8 +373,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
 # --- several builds next to each other -------------------------------------------------------------------------------
 
 
-MOST = 12
-"""Builds on one page."""
+MOST = 12  # Builds on one page.
 
 
 class AcrossRow(NamedTuple):
@@ -466,17 +464,11 @@ def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:
 # --- one cell over time -----------------------------------------------------------------------------------------------
 
 
-LEARNT = 5
-"""Measurements from which on a cell's own noise is known; before, `BAND` counts."""
-LOOKED_AT = 10
-"""Measurements before a point that make its band."""
-WIDTH = 3 * 1.4826
-"""Half of the band, in median deviations from the median: three standard deviations of normal noise."""
-NARROWEST = 0.02
-"""Half of the band at least, as a share of the median: clocks and temperatures make as much."""
-
-STEP = 3
-"""Points in a row that make a new level: one alone may be an outlier."""
+LEARNT = 5  # Measurements from which on a cell's own noise is known; before, `BAND` counts.
+LOOKED_AT = 10  # Measurements before a point that make its band.
+WIDTH = 3 * 1.4826  # Half of the band, in median deviations from the median: three standard deviations of normal noise.
+NARROWEST = 0.02  # Half of the band at least, as a share of the median: clocks and temperatures make as much.
+STEP = 3  # Points in a row that make a new level: one alone may be an outlier.
 
 Moved = Literal["", "slower", "faster"]
 

@@ -23,16 +23,11 @@ from farm.results.tradeoff import Contender, advise, by_place, joined, title, we
 from farm.results.verdict import CellLine
 from farm.runner.documents import Latency
 
-TALL = 280
-"""Height of a drawing over time."""
-DECADE = 10.0
-"""An axis whose values differ by more than this factor is logarithmic."""
-FAR = 3.0
-"""A limit of more than so many times the largest value is not drawn: it would flatten the others."""
-LOW = 240
-"""Height of a plot."""
-MARKED = 42
-"""Room for the labels of marks, in three lines, above a drawing over time."""
+TALL = 280  # Height of a drawing over time.
+DECADE = 10.0  # An axis whose values differ by more than this factor is logarithmic.
+FAR = 3.0  # A limit of more than so many times the largest value is not drawn: it would flatten the others.
+LOW = 240  # Height of a plot.
+MARKED = 42  # Room for the labels of marks, in three lines, above a drawing over time.
 
 
 def timeline(attempts: Iterable[AttemptLine], earlier: Iterable[tuple[str, AttemptLine]] = ()) -> Markup:

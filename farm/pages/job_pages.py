@@ -50,19 +50,14 @@ from farm.wire.program import Sidecar
 
 router = APIRouter()
 
-SEARCHED = 5.0
-"""Seconds after which a search of a build's logs ends."""
-EARLIER = 4
-"""Builds whose durations stand next to those of a cell's attempts."""
-FORTNIGHT = timedelta(days=14)
-"""For how long the form suggests to know of a failure."""
+SEARCHED = 5.0  # Seconds after which a search of a build's logs ends.
+EARLIER = 4  # Builds whose durations stand next to those of a cell's attempts.
+FORTNIGHT = timedelta(days=14)  # For how long the form suggests to know of a failure.
 
 
 LineNumber = Annotated[int, Query(alias="from", ge=0, le=10**9)]
-PartNumber = Annotated[int | None, Query(ge=0, le=10**6)]
-"""None: the last one."""
-AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]
-"""0: the last one."""
+PartNumber = Annotated[int | None, Query(ge=0, le=10**6)]  # None: the last one.
+AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]  # 0: the last one.
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}")
@@ -284,8 +279,7 @@ def _only_search(caller: Token) -> Iterator[None]:
         _searching.discard(who)
 
 
-_searching = set[tuple[str, str]]()
-"""Who searches a log now, by namespace and name of the token."""
+_searching = set[tuple[str, str]]()  # Who searches a log now, by namespace and name of the token.
 
 
 def _raw(log: JobLog) -> Response:
@@ -438,13 +432,9 @@ def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form:
 
 traces = APIRouter(tags=["builds"])
 
-MOST = 2000
-"""Jobs of a build that are looked at, in the order of its manifest."""
-
-WAITED = 0.1
-"""Shorter waits (seconds) are not listed."""
-DETAILED = 300
-"""More attempts are drawn without their phases."""
+MOST = 2000  # Jobs of a build that are looked at, in the order of its manifest.
+WAITED = 0.1  # Shorter waits (seconds) are not listed.
+DETAILED = 300  # More attempts are drawn without their phases.
 
 
 @traces.get("/builds/{build_id}/trace.json")

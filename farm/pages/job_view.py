@@ -30,10 +30,8 @@ from farm.wire.program import Sidecar
 _NOTHING: Sequence[object] = (None, "", {}, [], ())
 
 
-PHASES: Sequence[str] = [phase.value for phase in Phase]
-"""In the order in which an attempt goes through them."""
-REST = "rest"
-"""The time of an attempt outside of its phases."""
+PHASES: Sequence[str] = [phase.value for phase in Phase]  # In the order in which an attempt goes through them.
+REST = "rest"  # The time of an attempt outside of its phases.
 
 
 class AttemptPart(NamedTuple):
@@ -200,19 +198,14 @@ def runs_of(sidecar: Sidecar) -> list[tuple[str, Latency]]:
 # --- a log: numbered lines with their colours, opened at the first error ----------------------------------------------
 
 
-LINES = 2000
-"""Lines on one page."""
-BEFORE = 200
-"""Lines that are shown before the first error."""
-FOUND = 500
-"""Lines that a search shows at most."""
-LONGEST = 4000
-"""Characters of a line that are shown; the raw log has all."""
+LINES = 2000  # Lines on one page.
+BEFORE = 200  # Lines that are shown before the first error.
+FOUND = 500  # Lines that a search shows at most.
+LONGEST = 4000  # Characters of a line that are shown; the raw log has all.
 STYLED = 20_000
 """Changes of style that a page shows; its lines after these are plain. A page of nothing else took nine seconds."""
 
-FOLDED = 12
-"""Lines of a stage that is worth folding."""
+FOLDED = 12  # Lines of a stage that is worth folding.
 
 _STAGE = re.compile(r"== ([a-z]{3,20}) ==")
 """How the farm begins a stage in the log of an attempt (`farm.compiling.pipeline`)."""

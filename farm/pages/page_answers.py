@@ -34,11 +34,8 @@ from farm.pages.page_reading import BuildPages
 from farm.settings import NAMESPACE
 from farm.units import by_number
 
-BASE = "/ui"
-"""Where the pages are."""
-
-FORM_LIMIT = 16 << 10
-"""Bytes of a form."""
+BASE = "/ui"  # Where the pages are.
+FORM_LIMIT = 16 << 10  # Bytes of a form.
 
 Namespace = Annotated[str, InPath(pattern=NAMESPACE)]
 BuildName = Annotated[str, InPath(pattern=schemas.BUILD_REFERENCE)]

@@ -26,38 +26,23 @@ from farm.pages.quantities import duration
 from farm.results.report import BuildView
 from farm.results.verdict import CellLine
 
-KEPT_CELLS = 400_000
-"""Cells of the builds that are kept in memory, a few hundred bytes each."""
-
-STALE = 2.0
-"""An open build that changes all the time is read at most once in so many times what reading it takes."""
+KEPT_CELLS = 400_000  # Cells of the builds that are kept in memory, a few hundred bytes each.
+STALE = 2.0  # An open build that changes all the time is read at most once in so many times what reading it takes.
 
 UNCHANGED = 1.0
 """Seconds for which a build without new events counts as unchanged; why it waits may change without one."""
 
-PATIENCE = 1.2
-"""Seconds that a page waits for a build that was never read."""
-
-PARTIAL = 20
-"""Builds among which a whole one is looked for, to compare the next with."""
-
-IMPATIENCE = 0.3
-"""Seconds that a page waits for a build, if it has an older state, before it shows that."""
+PATIENCE = 1.2  # Seconds that a page waits for a build that was never read.
+PARTIAL = 20  # Builds among which a whole one is looked for, to compare the next with.
+IMPATIENCE = 0.3  # Seconds that a page waits for a build, if it has an older state, before it shows that.
 
 WHOLE = 10.0
 """An open build is read whole once in so many times what that takes; between, only the cells that changed are read."""
 
-FEW = 2000
-"""Changed cells from which on a build is read whole."""
-
-SMALL = 1000
-"""A build with fewer cells is always read whole: that also says newly why its cells wait."""
-
-ACROSS = 2
-"""Builds next to each other that are kept: twelve of 100,000 cells take 100 MB."""
-
-READERS = 4
-"""Builds that are read at once."""
+FEW = 2000  # Changed cells from which on a build is read whole.
+SMALL = 1000  # A build with fewer cells is always read whole: that also says newly why its cells wait.
+ACROSS = 2  # Builds next to each other that are kept: twelve of 100,000 cells take 100 MB.
+READERS = 4  # Builds that are read at once.
 
 
 class StillReading(FarmError):
@@ -278,32 +263,18 @@ def order_of(position: str) -> tuple[str, int, int]:
 
 log = get_logger(__name__)
 
-READ_WAIT = 2.0
-"""Seconds that one read of a build's events waits in the store."""
-
-PAUSE = 0.5
-"""Seconds at least between two messages about one build: people do not read faster."""
-
-SPARED = 4.0
-"""Reading a build takes at most this part (1 / n) of the time between two messages."""
-
-KEEP_ALIVE = 15.0
-"""Seconds after which a connection without news gets a comment, so that no proxy closes it."""
-
-REMEMBERED = 256
-"""Messages that are kept for those who come back."""
-
-RUNNING = 50
-"""Running cells that a page lists."""
+READ_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.
+PAUSE = 0.5  # Seconds at least between two messages about one build: people do not read faster.
+SPARED = 4.0  # Reading a build takes at most this part (1 / n) of the time between two messages.
+KEEP_ALIVE = 15.0  # Seconds after which a connection without news gets a comment, so that no proxy closes it.
+REMEMBERED = 256  # Messages that are kept for those who come back.
+RUNNING = 50  # Running cells that a page lists.
 
 LOOK_EVERY = 8
 """Reads without an event between two looks at the build: its stream may be gone while its report is there."""
 
-READING = "reading"
-"""The place of those who wait until a build has been read for the first time."""
-
-RETRY = 1000
-"""Milliseconds after which a browser connects again."""
+READING = "reading"  # The place of those who wait until a build has been read for the first time.
+RETRY = 1000  # Milliseconds after which a browser connects again.
 
 
 class Message(NamedTuple):

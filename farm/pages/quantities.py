@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-NOTHING = "–"
-"""Stands for a quantity that was not measured."""
+NOTHING = "–"  # Stands for a quantity that was not measured.
 
 _PLACES = ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (1e-4, 5))
 """From which size on a number has how many decimal places."""

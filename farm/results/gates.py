@@ -45,8 +45,7 @@ OPEN: Sequence[Outcome] = ("unclear", "not compared")
 
 ALONE = 0.1
 """By how much a number that is measured once may be wrong if nothing else ran on the node, as a share of it."""
-BESIDE_OTHERS = 0.5
-"""The same, if another attempt ran on the node or others used the GPU."""
+BESIDE_OTHERS = 0.5  # The same, if another attempt ran on the node or others used the GPU.
 
 
 class Measure(NamedTuple):
@@ -409,11 +408,8 @@ def _percent(share: float) -> str:
 # --- accuracy --------------------------------------------------------------------------------------------------------
 
 
-OTHERS = "*"
-"""The name under which tolerances hold for every output that has none of its own."""
-
-_WEAK = "weak evidence"
-"""How the message begins if no output is too far off."""
+OTHERS = "*"  # The name under which tolerances hold for every output that has none of its own.
+_WEAK = "weak evidence"  # How the message begins if no output is too far off.
 
 
 class Judgement(NamedTuple):
@@ -529,8 +525,7 @@ def judge_fallback(facts: ArtifactFacts) -> Judgement | None:
     return Judgement(FailureKind.FALLBACK, "; ".join(said)) if said else None
 
 
-_ON_CUDA = " on CUDA"
-"""Ends the name of an operator that TensorRT left to CUDA."""
+_ON_CUDA = " on CUDA"  # Ends the name of an operator that TensorRT left to CUDA.
 
 
 def _named(nodes: Mapping[str, Sequence[str]]) -> str:
@@ -639,8 +634,7 @@ def written_rule(name: str, limit: float) -> str:
     return written(sort, rest.partition(" ")[0], limit) if rest else f"{sort}: fail"
 
 
-CLOCK_BAND = 0.05
-"""Relative difference of two clocks below which nothing is said: they are never quite the same."""
+CLOCK_BAND = 0.05  # Relative difference of two clocks below which nothing is said: they are never quite the same.
 
 
 def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

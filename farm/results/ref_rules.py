@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from farm.results.report import JudgedCell, Report
     from farm.wire.program import Sidecar
 
-LATEST = "latest"
-"""The ref that a finished build moves to the cells that passed."""
-
-PROD = "prod"
-"""The ref that production reads, by which it is decided which of several toolchains builds use."""
+LATEST = "latest"  # The ref that a finished build moves to the cells that passed.
+PROD = "prod"  # The ref that production reads, by which it is decided which of several toolchains builds use.
 
 UNNAMED_FOR = 30 * 86_400.0
 """Seconds for which a manifest's submissions must have left an entry out before one of them drops it."""

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from farm.results.report import JudgedCell, SweepPoint, SweepResult
 
 
-NOISY = 2.0
-"""From how many times the median on a p99 says that other work disturbed the runs."""
+NOISY = 2.0  # From how many times the median on a p99 says that other work disturbed the runs.
 
 
 class Contender(NamedTuple):

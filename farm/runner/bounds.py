@@ -72,20 +72,15 @@ def relative(path: str) -> str:
     return path
 
 
-Amount = Annotated[float, Bound(least=0)]
-"""Seconds, errors, shares."""
+Amount = Annotated[float, Bound(least=0)]  # Seconds, errors, shares.
 Count = Annotated[int, Bound(least=0)]
-Name = Annotated[str, Bound(longest=1024)]
-"""Of an input, an output or a node."""
-Word = Annotated[str, Bound(longest=256)]
-"""A dtype, an operator, a version."""
+Name = Annotated[str, Bound(longest=1024)]  # Of an input, an output or a node.
+Word = Annotated[str, Bound(longest=256)]  # A dtype, an operator, a version.
 Given = Annotated[str, Bound(longest=1000, pattern="[A-Za-z0-9][A-Za-z0-9._/:+-]*")]
 """What only the farm names: cells, toolchains, architectures. It becomes part of scripts, paths and pages."""
 Label = Annotated[str, Bound(longest=256, pattern="[A-Za-z0-9._+-]*")]
 """What becomes part of a key: a toolchain, a target, a version of a library."""
-File = Annotated[str, Bound(longest=1024, inside=True)]
-"""In or below the model's folder."""
-Digest = Annotated[str, Bound(pattern="[0-9a-f]{64}")]
-"""SHA-256."""
+File = Annotated[str, Bound(longest=1024, inside=True)]  # In or below the model's folder.
+Digest = Annotated[str, Bound(pattern="[0-9a-f]{64}")]  # SHA-256.
 Size = Annotated[int, Bound(least=0, most=2**42)]
 """Bytes. 4 TiB at most: a thousand parts, of which S3 takes 5 GiB each."""

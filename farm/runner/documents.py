@@ -18,10 +18,8 @@ from .bounds import Amount, Bound, Count, Default, File, Label, Name, Word
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Array: TypeAlias = "NDArray[Any]"
-"""An array of numpy, of any dtype."""
-Arrays: TypeAlias = "dict[str, NDArray[Any]]"
-"""Arrays by input or output name."""
+Array: TypeAlias = "NDArray[Any]"  # An array of numpy, of any dtype.
+Arrays: TypeAlias = "dict[str, NDArray[Any]]"  # Arrays by input or output name.
 
 
 Item = TypeVar("Item")
@@ -178,8 +176,7 @@ class ConvertedInput(TypedDict):
     axes: Annotated[Mapping[Word, Word], Bound(longest=64)]
 
 
-Options: TypeAlias = Mapping[str, Any]
-"""Options of a compiler by name, as its table of options has checked them."""
+Options: TypeAlias = Mapping[str, Any]  # Options of a compiler by name, as its table of options has checked them.
 
 
 Switch = Annotated[str, Bound(pattern="[01]")]

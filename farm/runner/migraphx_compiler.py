@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compile", "load", "load_reference", "probe", "tune"]
 
-RECIPE = 1
-"""Number of this module: it goes up when its conversion or quantization changes what comes out."""
+RECIPE = 1  # Number of this module: it goes up when its conversion or quantization changes what comes out.
 
 _EIGHT_BIT = ("int8", "fp8")
 _HALF = ("fp16", "bf16")

@@ -28,22 +28,17 @@ if TYPE_CHECKING:
     from typing import NotRequired
 
 MAX_NODES = 200_000
-MAX_VALUES = 20_000_000
-"""Values of a whole file: one is a number, a text, a list, a map or a chunk of bytes."""
+MAX_VALUES = 20_000_000  # Values of a whole file: one is a number, a text, a list, a map or a chunk of bytes.
 MAX_NODE_VALUES = 500_000
-MAX_JSON = 64 << 20
-"""Bytes of a JSON file that are parsed."""
-MAX_TEXT = 1 << 20
-"""Bytes of one text; one of more than 64 counts as several values."""
-MAX_NAME = 500
-"""Characters of a name that is kept: of an operator, a module, a node."""
+MAX_JSON = 64 << 20  # Bytes of a JSON file that are parsed.
+MAX_TEXT = 1 << 20  # Bytes of one text; one of more than 64 counts as several values.
+MAX_NAME = 500  # Characters of a name that is kept: of an operator, a module, a node.
 MAX_RANK = 64
 MAX_DEPTH = 32
 MIN_BYTES = MAX_RANK + 1
 """Numbers from which on an array of them, each from 0 to 255, is read as a binary value; no shape has as many."""
 BLOCK = 1 << 20
-HEAD = 4096
-"""Bytes of a binary value that are kept: enough for the header of an ELF file or of an offload bundle."""
+HEAD = 4096  # Bytes of a binary value that are kept: enough for the header of an ELF file or of an offload bundle.
 
 LEFT_OVER = "gpu::precompile_op"
 """An operator that was never decided: MIGraphX saves such a program without an error, and it does not run."""
@@ -71,8 +66,7 @@ class Binary(NamedTuple):
     head: bytes
 
 
-Fields = Mapping[str, object]
-"""A map as it stands in the file: every value of it is checked when it is used."""
+Fields = Mapping[str, object]  # A map as it stands in the file: every value of it is checked when it is used.
 
 
 class StoredPort(TypedDict):

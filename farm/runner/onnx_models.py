@@ -20,16 +20,12 @@ from .protocol import RequestFailed, blamed_on_compiler
 if TYPE_CHECKING:
     from .documents import CheckAnswer, InputSpec, TensorInfo
 
-MAX_FILE_BYTES = 2**31
-"""Protobuf's own limit; a larger model keeps its weights in external data."""
-MAX_DEPTH = 24
-"""Subgraphs inside subgraphs, functions inside functions; protobuf itself reads no more than about 30."""
+MAX_FILE_BYTES = 2**31  # Protobuf's own limit; a larger model keeps its weights in external data.
+MAX_DEPTH = 24  # Subgraphs inside subgraphs, functions inside functions; protobuf itself reads no more than about 30.
 MAX_NODES = 2_000_000
 """Nodes of all graphs together, with every call of a model's own functions counted as what it stands for."""
-MAX_ELEMENTS = 2**40
-"""Elements of one tensor, with every empty axis counted as one."""
-MAX_OPSET = 2**31 - 1
-"""The newest opset of a domain that ONNX's own functions take."""
+MAX_ELEMENTS = 2**40  # Elements of one tensor, with every empty axis counted as one.
+MAX_OPSET = 2**31 - 1  # The newest opset of a domain that ONNX's own functions take.
 
 DTYPES: dict[int, tuple[str, int]] = {
     1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16), 6: ("int32", 32),
@@ -70,8 +66,7 @@ _CONTRIBUTED = frozenset(
 )  # fmt: skip
 """Operators of other domains, which MIGraphX knows by their names alone, whatever domain and opset they name."""
 
-_Key = tuple[str, str, str]
-"""Domain, name and overload of a function."""
+_Key = tuple[str, str, str]  # Domain, name and overload of a function.
 
 _ENTRY_ORDER = ("location", "offset", "length", "checksum")
 
@@ -496,8 +491,7 @@ RANDOM = frozenset(
 )
 """Operators whose results nobody can foresee: a seed gives other numbers in every implementation."""
 
-LARGEST_FILE = 2**31 - 1
-"""Bytes of one ONNX file; the weights of a larger model are in a second one."""
+LARGEST_FILE = 2**31 - 1  # Bytes of one ONNX file; the weights of a larger model are in a second one.
 
 
 def drop_overridable_constants(model: Any) -> None:

@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from .launcher import Messages
 
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
-RECIPE = 1
-"""Number of this module: it goes up when its conversion or quantization changes what comes out."""
+RECIPE = 1  # Number of this module: it goes up when its conversion or quantization changes what comes out.
 
 
-QUIET = 3
-"""Log severity: errors only."""
+QUIET = 3  # Log severity: errors only.
 
 
 class DeviceLibraries(NamedTuple):

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 RECORDS = "onnxruntime.json"
 _LEVELS = {"quick": ("basic", "all"), "exhaustive": ("basic", "extended", "all")}
-_SECONDS = {"quick": 0.05, "exhaustive": 0.25}
-"""How long one candidate is timed on one slice."""
+_SECONDS = {"quick": 0.05, "exhaustive": 0.25}  # How long one candidate is timed on one slice.
 _MIN_REPEATS = 3
-_AT_ONCE = 8
-"""Candidates that are timed before others on the host may measure or compile."""
+_AT_ONCE = 8  # Candidates that are timed before others on the host may measure or compile.
 
 
 class Candidate(NamedTuple):
@@ -164,8 +162,7 @@ CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 CPU = "CPUExecutionProvider"
 
-ON_CARDS = {"cuda": CUDA, "tensorrt": TENSORRT}
-"""The provider of each device that is a card."""
+ON_CARDS = {"cuda": CUDA, "tensorrt": TENSORRT}  # The provider of each device that is a card.
 
 _ARENA = ("arena_extend_strategy",)
 _CUDA = ("cudnn_conv_algo_search",)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from .launcher import Messages
     from .onnxruntime_compiler import RuntimeDevice
 
-MIN_WEIGHT = 64
-"""Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights."""
+MIN_WEIGHT = 64  # Smaller constants stay fp32 in bf16 programs: they are scales, shapes and bounds, not weights.
 
 
 def _to_fp16(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
@@ -73,8 +72,7 @@ def _to_bf16(base: Path, target: Path, device: RuntimeDevice, messages: Messages
     return {"weights": count}
 
 
-DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators in which the time goes, and which bear 8 bits well."""
+DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # Operators in which the time goes, and which bear 8 bits well.
 
 
 def _to_int8(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:

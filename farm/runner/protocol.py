@@ -34,8 +34,7 @@ _PLACE = re.compile(
 )
 """Places in a compiler's source: the detail of an error keeps them, its sentence does not."""
 
-PAUSE, CONTINUE, GO = b"p", b"c", b"g"
-"""Let the child stand still, let it continue, and let it measure."""
+PAUSE, CONTINUE, GO = b"p", b"c", b"g"  # Let the child stand still, let it continue, and let it measure.
 
 
 class RequestFailed(Exception):

@@ -81,10 +81,8 @@ _OTHER_SIGNALS = {
     "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 """Refused too where Landlock does not keep signals from other processes."""
-_BY_PATH = {"truncate": (76, 45)}
-"""Refused too where Landlock does not see that a file is cut short."""
-_BY_STRUCTURE = {"openat2": (437, 437)}
-"""Not there, then: a filter cannot look at its flags."""
+_BY_PATH = {"truncate": (76, 45)}  # Refused too where Landlock does not see that a file is cut short.
+_BY_STRUCTURE = {"openat2": (437, 437)}  # Not there, then: a filter cannot look at its flags.
 _X32_BIT = 0x40000000
 _AF_UNIX = 1
 _SELF = 0  # as the process id that a call is about
@@ -94,8 +92,7 @@ _UNSHARE = 2  # flag of `close_range`
 _CUTS = 0x200 | 3  # O_TRUNC and O_ACCMODE: of open's flags, what decides
 _CUTS_UNSEEN = 0x200, 0x200 | 3
 """A file that is opened so is cut short without a right to write: for reading, or for neither."""
-_SET_OWNER = (8, 15), (0x8901, 0x8902)
-"""What `fcntl` and `ioctl` are asked so that a file sends signals to a process."""
+_SET_OWNER = (8, 15), (0x8901, 0x8902)  # What `fcntl` and `ioctl` are asked so that a file sends signals to a process.
 
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys", "/etc/ld.so.cache", "/etc/ld.so.conf",

@@ -26,18 +26,15 @@ TUNABLE = frozenset(
      "QLinearMatMul", "MatMulNBits", "Einsum", "Attention", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )  # fmt: skip
 """Operators that become convolutions and dots."""
-PER_SLICE = 4
-"""Tunable operations that a slice has at most, if it can be cut: a child that dies loses one slice."""
-MAX_FOLDED = 65_536
-"""Elements of a constant that are computed here, to learn shapes from; weights are left alone."""
+PER_SLICE = 4  # Tunable operations that a slice has at most, if it can be cut: a child that dies loses one slice.
+MAX_FOLDED = 65_536  # Elements of a constant that are computed here, to learn shapes from; weights are left alone.
 _ROUNDS = 20
 _LEADING = frozenset({"DequantizeLinear", "Cast"})
 """Operators that belong to the operation behind them: compilers look for them there."""
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Not computed in advance, since that would undo the quantization."""
 
-Type = tuple[int, tuple[int, ...]]
-"""ONNX element type and static shape of a tensor."""
+Type = tuple[int, tuple[int, ...]]  # ONNX element type and static shape of a tensor.
 
 
 def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> SliceAnswer:

@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 
 READY = b"r"
 FORK = b"f"
-LONGEST = 1 << 17
-"""Bytes of what a fork reads: paths and variables."""
+LONGEST = 1 << 17  # Bytes of what a fork reads: paths and variables.
 _COMMON = ("numpy", "onnx", ".actions", ".onnx_models", ".tf_check", ".samples", ".measuring")
 _IMPORTED = {
     "onnxruntime": (*_COMMON, "onnxruntime", ".onnxruntime_compiler"),
     "migraphx": (*_COMMON, "migraphx", ".migraphx_compiler"),
 }
-_END_SECONDS = 1.0
-"""Seconds for the threads that libraries end before a fork to be gone."""
+_END_SECONDS = 1.0  # Seconds for the threads that libraries end before a fork to be gone.
 
 
 def serve(control: int, wish: ChildRequest, work: launcher.RequestWork | None) -> int:

@@ -41,8 +41,7 @@ from farm.spec import JsonSchema
 
 router = APIRouter(tags=["farm"])
 
-HEALTH_SECONDS = 2.0
-"""How long a server has to say that it is there."""
+HEALTH_SECONDS = 2.0  # How long a server has to say that it is there.
 
 
 def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
@@ -165,14 +164,9 @@ class HealthCheck:
 
 log = get_logger(__name__)
 
-MOST = 4096
-"""Connections at once at most, whatever the system allows."""
-
-LEAST = 16 << 10
-"""Bytes of a waiting answer that a client has to read within `answer_seconds`, even on a slow line."""
-
-OTHER_FILES = 256
-"""Descriptors that a server needs for the rest: Redis, object storage, its log, library files."""
+MOST = 4096  # Connections at once at most, whatever the system allows.
+LEAST = 16 << 10  # Bytes of a waiting answer that a client has to read within `answer_seconds`, even on a slow line.
+OTHER_FILES = 256  # Descriptors that a server needs for the rest: Redis, object storage, its log, library files.
 
 
 class _Stage(Enum):
@@ -314,8 +308,7 @@ def bounded() -> type[BoundedConnection]:
     return type("BoundedConnection", (BoundedConnection,), members)
 
 
-TICK_SECONDS = 1.0
-"""Seconds for which an idle server may sleep: so late are its answers' dates."""
+TICK_SECONDS = 1.0  # Seconds for which an idle server may sleep: so late are its answers' dates.
 
 DRAIN_SECONDS = 3
 """Seconds that a stopping server waits for open requests; clients that follow events reconnect elsewhere."""

@@ -22,17 +22,13 @@ from farm.store.link import SOCKET_TIMEOUT, refused, sentinels_of, spelt
 
 TASK = "tasks.compile"
 
-PREFIX = "{farm}:broker:"
-"""Prefix of Celery's keys, so that they do not collide with the store's in the same database."""
-
-SOCKET_SECONDS = 10
-"""A silent broker counts as gone; longer than Celery's own blocking reads."""
+PREFIX = "{farm}:broker:"  # Prefix of Celery's keys, so that they do not collide with the store's in the same database.
+SOCKET_SECONDS = 10  # A silent broker counts as gone; longer than Celery's own blocking reads.
 
 CHECK_SECONDS = 5
 """A worker looks so often whether its blocking read, of a second, was answered: else the server's host has vanished."""
 
-TOGETHER = 100
-"""Messages that are sent at once."""
+TOGETHER = 100  # Messages that are sent at once.
 
 
 def make_celery(settings: Settings) -> Celery:

@@ -20,14 +20,9 @@ from farm.jobs.state import State
 from farm.store.link import Link, in_seconds
 from farm.units import lots
 
-LOT = 500
-"""Cells per script call, so that no call blocks the server for long."""
-
-AT_ONCE = 8
-"""Lots of cells per pipeline."""
-
-FOR_EVER = 1e11
-"""Unix seconds for "never": JSON has no infinity."""
+LOT = 500  # Cells per script call, so that no call blocks the server for long.
+AT_ONCE = 8  # Lots of cells per pipeline.
+FOR_EVER = 1e11  # Unix seconds for "never": JSON has no infinity.
 
 CANCELLED = "the build was cancelled"
 STOPPED = "another cell of the build failed, and it is fail-fast"
@@ -294,13 +289,9 @@ def _facts(of_hit: ArtifactFacts | None, state: str, outcome: Mapping[str, Any])
     return {**of_hit, "unmeasured": why} if why else of_hit
 
 
-EVENTS_AT_ONCE = 500
-"""Most events of one answer."""
-_STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
-"""Milliseconds and a count, each of 64 bits."""
-
-LONGEST_BLOCK = 2000
-"""Most milliseconds that one command waits: less than the socket's timeout."""
+EVENTS_AT_ONCE = 500  # Most events of one answer.
+_STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")  # Milliseconds and a count, each of 64 bits.
+LONGEST_BLOCK = 2000  # Most milliseconds that one command waits: less than the socket's timeout.
 
 
 class EventStreams:

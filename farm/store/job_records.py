@@ -19,14 +19,9 @@ from farm.jobs.state import AttemptLimits, Outcome
 from farm.store.link import Link, in_seconds
 from farm.units import lots
 
-LOT = 500
-"""Jobs that are asked about at once."""
-
-_ASKED = ("turns", "unmeasured")
-"""Facts that are about one build's question."""
-
-PACKED_TOGETHER = 50
-"""Ended jobs that are compressed together: they are much alike."""
+LOT = 500  # Jobs that are asked about at once.
+_ASKED = ("turns", "unmeasured")  # Facts that are about one build's question.
+PACKED_TOGETHER = 50  # Ended jobs that are compressed together: they are much alike.
 
 _LIKELY = (
     b'"carried":null,"mode":"quick","finished":true,"published":"tuned"},"measured":"2026-"against":{"key":"'
@@ -53,11 +48,8 @@ def facts_of(kept: bytes) -> ArtifactFacts:
     return facts
 
 
-Record = tuple[dict[str, str], list[str], dict[str, str]]
-"""A job's fields, the names of its cells, and its attempts."""
-
-Handed = list[tuple[str, int]]
-"""Job ids with the numbers of the attempts that were handed out."""
+Record = tuple[dict[str, str], list[str], dict[str, str]]  # A job's fields, the names of its cells, and its attempts.
+Handed = list[tuple[str, int]]  # Job ids with the numbers of the attempts that were handed out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +353,7 @@ def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:
         }
 
 
-LONGEST_WAIT = 2.0
-"""Most seconds that one call blocks: less than the socket's timeout."""
+LONGEST_WAIT = 2.0  # Most seconds that one call blocks: less than the socket's timeout.
 
 
 class Wakeups:

@@ -39,8 +39,7 @@ from redis.sentinel import Sentinel, SentinelManagedConnection
 from farm.errors import StoreUnavailable, UsageError
 from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
 
-ASK_SECONDS = 1.0
-"""A Sentinel that is silent for so long is passed over: its host may have vanished with the primary."""
+ASK_SECONDS = 1.0  # A Sentinel that is silent for so long is passed over: its host may have vanished with the primary.
 
 
 _ADDRESS = re.compile(r"(sentinels?)://([^/?#]*@)?([^/?#]*)([^?#]*)\??([^#\s]*)")
@@ -140,8 +139,7 @@ def _place(host: str) -> tuple[str, int]:
 
 
 _ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
-_SHARED = "_shared"
-"""The file that is prepended to every script."""
+_SHARED = "_shared"  # The file that is prepended to every script.
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,7 @@ def _sources() -> dict[str, str]:
     }
 
 
-PREFIX = "{farm}"
-"""The hash tag that all keys share, so that a cluster keeps them together for the scripts."""
+PREFIX = "{farm}"  # The hash tag that all keys share, so that a cluster keeps them together for the scripts.
 
 SOCKET_TIMEOUT = 4.0
 """Seconds after which a silent server counts as away; blocking commands ask for less.

@@ -25,12 +25,10 @@ from farm.units import lots
 WorkerViews = list[WorkerView]
 PoolViews = list[PoolView]
 Names = list[str]
-Jobs = list[tuple[str, str]]
-"""Jobs by their ids, with their namespaces."""
+Jobs = list[tuple[str, str]]  # Jobs by their ids, with their namespaces.
 
 
-QUEUES = ("waiting", "handed")
-"""Where a pool's jobs wait for a worker."""
+QUEUES = ("waiting", "handed")  # Where a pool's jobs wait for a worker.
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +235,7 @@ def _takes_jobs(worker: WorkerView) -> bool:
     return not (worker["draining"] or worker["fenced"] or worker["resting"])
 
 
-KEPT = 200
-"""Compiles of one sort that are remembered."""
+KEPT = 200  # Compiles of one sort that are remembered.
 
 
 class History:
@@ -278,8 +275,7 @@ def _sample(member: str) -> Compile:
     return Compile(model, int(size), float(seconds))
 
 
-LOT = 1000
-"""Artifacts that are put at once."""
+LOT = 1000  # Artifacts that are put at once.
 
 
 class IndexRecords:
@@ -370,8 +366,7 @@ class SignedRefs:
         self._link.ask(*(["ZREM", ("signed",), path] if path else ["DEL", ("signed",)]))
 
 
-AUDITED = 100
-"""Records that are asked about at once."""
+AUDITED = 100  # Records that are asked about at once.
 
 
 class AuditRecords:
@@ -419,8 +414,7 @@ class AuditRecords:
                 return
 
 
-EVENTS_KEPT = 50_000
-"""About the number of events that the stream of a build keeps."""
+EVENTS_KEPT = 50_000  # About the number of events that the stream of a build keeps.
 
 
 class Leader:

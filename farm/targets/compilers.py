@@ -22,18 +22,12 @@ from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variabl
 if TYPE_CHECKING:
     from farm.jobs.order import DebugWish
 
-Maker = Literal["amd", "nvidia"]
-"""The maker of a GPU: children see it by that maker's driver."""
+Maker = Literal["amd", "nvidia"]  # The maker of a GPU: children see it by that maker's driver.
 
 
-NATIVE = "native"
-"""The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes."""
-
-OFF = "off"
-"""The tuning mode without a search: the compiler's own choice, and the baseline of all other modes."""
-
-TUNING_MODES = (OFF, "quick", "exhaustive", "full")
-"""Each mode tries more than the ones before it."""
+NATIVE = "native"  # The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes.
+OFF = "off"  # The tuning mode without a search: the compiler's own choice, and the baseline of all other modes.
+TUNING_MODES = (OFF, "quick", "exhaustive", "full")  # Each mode tries more than the ones before it.
 
 TOLERANCES: Mapping[str, float] = {
     "native": 3e-2,
@@ -630,5 +624,4 @@ def with_folder(module: str) -> list[str]:
     return [module, next(iter(spec.submodule_search_locations or ()), "") if spec else ""]
 
 
-TRACES: tuple[str, ...] = tuple(MIGRAPHX.debugging.traces)
-"""Everything that some compiler can trace."""
+TRACES: tuple[str, ...] = tuple(MIGRAPHX.debugging.traces)  # Everything that some compiler can trace.

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-FILE = "sha256:"
-"""How the value of a variable that names a file begins in a spec; the file's SHA-256 follows."""
+FILE = "sha256:"  # How the value of a variable that names a file begins in a spec; the file's SHA-256 follows.
 
 _TEXT = r"[A-Za-z0-9_.,:;~!+-]{1,200}"
 """No separator of paths and no blank: an allowed value cannot name a file of the worker."""

@@ -63,8 +63,7 @@ _GFX = re.compile(r"gfx[0-9]{1,2}[0-9a-f]{2}")
 _SM = re.compile(r"sm_[0-9]{2,3}")
 _SLICE = re.compile(r"(?P<card>.+)-mig-[0-9]+g\.[0-9]+gb")
 _ANY = ":any"
-_ON_CARDS = ("cuda", "tensorrt")
-"""Devices that the extension for NVIDIA's cards adds."""
+_ON_CARDS = ("cuda", "tensorrt")  # Devices that the extension for NVIDIA's cards adds.
 
 
 @dataclass(frozen=True, slots=True)

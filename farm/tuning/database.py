@@ -47,19 +47,15 @@ from farm.tuning.records import (
 
 log = get_logger(__name__)
 
-SNAPSHOT_LIMIT = 1 << 30
-"""Bytes of a packed snapshot that are read at most."""
-
-PACKED = "application/gzip"
-"""The content type of a delta."""
+SNAPSHOT_LIMIT = 1 << 30  # Bytes of a packed snapshot that are read at most.
+PACKED = "application/gzip"  # The content type of a delta.
 
 HEAD_SCHEMA = 1
 
 MERGE_SECONDS = 600.0
 """Age of a delta at which it is merged, however small; an attempt finds it before that, only more slowly."""
 
-MERGE_COUNT = 32
-"""Number of deltas at which they are merged: each costs a restore one request."""
+MERGE_COUNT = 32  # Number of deltas at which they are merged: each costs a restore one request.
 
 
 def device_name(device: Device) -> str:

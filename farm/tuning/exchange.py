@@ -38,8 +38,7 @@ SCHEMA = 1
 _MARK, _END = "\n@@\t", "end"
 
 
-LARGEST = 2 << 30
-"""Bytes of the text of what the farm wrote itself, at most."""
+LARGEST = 2 << 30  # Bytes of the text of what the farm wrote itself, at most.
 
 
 def pack(snapshot: Snapshot) -> bytes:
@@ -138,22 +137,14 @@ def _log(document: dict[str, Any]) -> Log:
     return Log(sessions, days, document["folded"])
 
 
-MOST_BYTES = 64 << 20
-"""Of unpacked text."""
+MOST_BYTES = 64 << 20  # Of unpacked text.
 
 MOST_RECORDS = 500_000
 
-MOST_FILES = 1000
-"""Tables; the answer names those that are refused."""
-
-LONGEST_LINE = 1 << 20
-"""Bytes."""
-
-LONGEST_NAME = 1000
-"""Bytes of the name of a file or a device."""
-
-MOST_BRACKETS = 500
-"""Lists and objects in a record, so nothing is nested deeper. Compilers write some ten."""
+MOST_FILES = 1000  # Tables; the answer names those that are refused.
+LONGEST_LINE = 1 << 20  # Bytes.
+LONGEST_NAME = 1000  # Bytes of the name of a file or a device.
+MOST_BRACKETS = 500  # Lists and objects in a record, so nothing is nested deeper. Compilers write some ten.
 
 _PRINTABLE = re.compile(rb"[\t -~]*\n?")
 

@@ -40,17 +40,10 @@ OBJECTS = {RecordStore.ONNXRUNTIME: "onnxruntime.json", RecordStore.SLICES: "sli
 
 _OURS = {PROBLEM_CACHE, *OBJECTS.values()}
 
-SQLITE_SUFFIXES = (".db", ".sqlite")
-"""By these MIGraphX knows a problem cache that is a SQLite database."""
-
-FILE_LIMIT = 1 << 30
-"""Bytes of a file that a user named that are read at most."""
-
-CHILD_LIMIT = 256 << 20
-"""Bytes of all files in a folder in which a child writes that are read at most."""
-
-CHILD_RECORDS = 1_000_000
-"""Lines, and solutions in them, of all these files."""
+SQLITE_SUFFIXES = (".db", ".sqlite")  # By these MIGraphX knows a problem cache that is a SQLite database.
+FILE_LIMIT = 1 << 30  # Bytes of a file that a user named that are read at most.
+CHILD_LIMIT = 256 << 20  # Bytes of all files in a folder in which a child writes that are read at most.
+CHILD_RECORDS = 1_000_000  # Lines, and solutions in them, of all these files.
 
 CHILD_VALUES = 8_000_000
 """JSON values in all these files: an empty one takes three bytes there, and a hundred in memory."""
@@ -66,14 +59,12 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 _SQLITE_STEPS = 200_000_000
 """Steps of SQLite's machine after which a file is taken for hostile: reading a million rows takes some ten million."""
 
-_SQLITE_VALUE = 16 << 20
-"""Bytes of one value in it."""
+_SQLITE_VALUE = 16 << 20  # Bytes of one value in it.
 
 _MOST_DAMAGES = 100
 """Places in a file from which nothing can be read, each of which costs as much as the whole file, if it is hostile."""
 
-_LARGEST_NUMBER = 1e18
-"""No operations or seconds of a slice are as many; sums of them stay numbers."""
+_LARGEST_NUMBER = 1e18  # No operations or seconds of a slice are as many; sums of them stay numbers.
 
 
 @dataclass(slots=True)

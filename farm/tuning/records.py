@@ -44,8 +44,7 @@ class RecordSource:
     seconds: float = 0.0
 
 
-RECORD_SIZE = 200
-"""Bytes of memory that a record takes in addition to its key and value."""
+RECORD_SIZE = 200  # Bytes of memory that a record takes in addition to its key and value.
 
 LARGEST_DATABASE = 1 << 30
 """Bytes of memory that the records of a database may take: the control plane and every worker that tunes read all."""
@@ -53,8 +52,7 @@ LARGEST_DATABASE = 1 << 30
 Measured = tuple[str, RecordSource]
 """A record's value and source. A plain tuple, since there are hundreds of thousands."""
 
-Table = Mapping[str, Measured]
-"""Records of one file by key."""
+Table = Mapping[str, Measured]  # Records of one file by key.
 
 Place = tuple[RecordStore, str]
 """A table's place. Its second part says for which device the records are.

@@ -115,8 +115,7 @@ class FanOut(Generic[Piece]):
         return not failed
 
 
-COLLECT_SECONDS = 60.0
-"""Seconds between two looks for new records of a running child."""
+COLLECT_SECONDS = 60.0  # Seconds between two looks for new records of a running child.
 
 REFUSED = frozenset(
     {

@@ -31,8 +31,7 @@ from farm.wire.program import Against, Conditions, Measurements, ProgramRecord, 
 
 log = get_logger(__name__)
 
-ROUNDS = 10
-"""In which the tuned program and the untuned one take turns."""
+ROUNDS = 10  # In which the tuned program and the untuned one take turns.
 NOISE = 0.05
 """How much two processes with the same program may differ: their memory layout differs, and they take no turns."""
 

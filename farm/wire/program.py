@@ -22,8 +22,7 @@ from farm.runner.documents import (
 )
 from farm.spec import FileReference, SpecDocument
 
-Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]
-"""The ends of a 99 % confidence interval."""
+Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]  # The ends of a 99 % confidence interval.
 
 
 class Port(ProgramPort):

@@ -105,11 +105,8 @@ def _outcome(cell: JudgedCell) -> tuple[str, str, str] | None:
     return None
 
 
-LIMIT = 1_000_000
-"""Bytes of a summary; GitHub and Buildkite take 1 MiB."""
-
-LISTED = 50
-"""Cells of each list; the table has all of them, while there is room."""
+LIMIT = 1_000_000  # Bytes of a summary; GitHub and Buildkite take 1 MiB.
+LISTED = 50  # Cells of each list; the table has all of them, while there is room.
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
@@ -214,11 +211,8 @@ def _in_markdown(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(words)).replace("@", "@\u200b")
 
 
-SHOWN = 10
-"""Errors and warnings of one step that GitHub shows, each; it drops the rest silently."""
-
-Commands = Mapping[str, Sequence[str]]
-"""Workflow commands of GitHub by their level, `error` or `warning`."""
+SHOWN = 10  # Errors and warnings of one step that GitHub shows, each; it drops the rest silently.
+Commands = Mapping[str, Sequence[str]]  # Workflow commands of GitHub by their level, `error` or `warning`.
 
 
 def github_commands(problems: Iterable[Problem]) -> list[str]:
@@ -335,8 +329,7 @@ def _numbers(facts: ArtifactFacts) -> dict[str, float | None]:
 
 
 RULE = "manifest"
-MOST = 5000
-"""Results of one run that GitHub shows."""
+MOST = 5000  # Results of one run that GitHub shows.
 
 
 def sarif(problems: Sequence[Problem], version: str = __version__) -> Mapping[str, object]:

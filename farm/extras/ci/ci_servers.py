@@ -19,8 +19,7 @@ from farm.cli import output
 if TYPE_CHECKING:
     from farm.results.report import Report
 
-FOLDER = Path("farm-report")
-"""Where GitLab and Jenkins find the files of a build: `deploy/ci/` names them."""
+FOLDER = Path("farm-report")  # Where GitLab and Jenkins find the files of a build: `deploy/ci/` names them.
 
 _ANNOTATE_SECONDS = 60.0
 

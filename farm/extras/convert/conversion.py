@@ -25,8 +25,7 @@ from farm.runner.documents import Answer, ChildRequest, ConvertedInput, Librarie
 from farm.spec import digest_of, model_digest
 from farm.wire.program import ConversionContent, ConversionRecord
 
-RECIPE = 1
-"""Number of this module's way to convert; goes up when what comes out changes."""
+RECIPE = 1  # Number of this module's way to convert; goes up when what comes out changes.
 
 LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0, disk=256 << 30, processes=8192)
 """What a conversion may use."""
@@ -34,8 +33,7 @@ LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0, disk=256 << 30, p
 EXTRAS = {"pt2": "torch", "torchscript": "torch", "saved-model": "tensorflow"}
 """The farm's extra that installs what converts a kind of model."""
 
-OPEN_SIZE = 2
-"""Stands for a dimension without a size in the example that a TorchScript model is exported with."""
+OPEN_SIZE = 2  # Stands for a dimension without a size in the example that a TorchScript model is exported with.
 
 _EXPORT = "torch.export.save(torch.export.export(model, (example,)), 'net.pt2'), or torch.onnx.export(model, …)"
 

@@ -115,8 +115,7 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
 
 
 STATEMENTS = "artifact.sigstore.jsonl"
-SCRATCH = ".pack-"
-"""How the name of a folder begins in which a pack is made; one stays if its writer was killed."""
+SCRATCH = ".pack-"  # How the name of a folder begins in which a pack is made; one stays if its writer was killed.
 _LARGEST_INDEX = 1 << 20
 _CACHE = "cache/"
 

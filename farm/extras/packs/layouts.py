@@ -20,8 +20,7 @@ from farm.errors import ArtifactGone, FarmError, UsageError
 from farm.runner.onnxruntime_sessions import CUDA
 from farm.wire.program import Port, Sidecar
 
-CACHED = frozenset({Layout.ONNXRUNTIME_CACHE, Layout.TRITON})
-"""Layouts for which the provider itself reads the model."""
+CACHED = frozenset({Layout.ONNXRUNTIME_CACHE, Layout.TRITON})  # Layouts for which the provider itself reads the model.
 
 _FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _WORDS = r"[A-Za-z0-9][A-Za-z0-9._/:+-]{0,999}"

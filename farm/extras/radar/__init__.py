@@ -11,8 +11,7 @@ from farm.extension import Extension, Loop
 if TYPE_CHECKING:
     from farm.app import Farm
 
-RADAR_SECONDS = 30.0
-"""Seconds between two looks for toolchains that have appeared."""
+RADAR_SECONDS = 30.0  # Seconds between two looks for toolchains that have appeared.
 
 
 def _loops(farm: Farm) -> list[Loop]:

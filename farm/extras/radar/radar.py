@@ -24,10 +24,8 @@ from farm.targets.pools import Pool, version_of
 Effect = Literal["breaks", "worse", "better", "same", "unclear", "open"]
 """What a toolchain does to a cell. `unclear`: a number could not be compared, and nothing else is worse or better."""
 
-NOTICED = 2.0
-"""Errors that differ by less than this factor count as the same: they are within every tolerance."""
-NEGLIGIBLE = 1e-6
-"""Relative errors below this are rounding."""
+NOTICED = 2.0  # Errors that differ by less than this factor count as the same: they are within every tolerance.
+NEGLIGIBLE = 1e-6  # Relative errors below this are rounding.
 
 LIMITS: Mapping[str, float] = {"latency": 0.05, "size": 0.1, "memory": 0.25, "load": 1.0, "compile_time": 1.0}
 """By which share a number may get worse under another toolchain, unless the cell's manifest or the request differs."""

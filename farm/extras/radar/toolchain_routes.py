@@ -22,8 +22,7 @@ from farm.wire.asked import ToolchainStart
 router = APIRouter(tags=["toolchains"])
 pages = APIRouter()
 
-COMPARED = 100
-"""Rows of one sort of difference on the page."""
+COMPARED = 100  # Rows of one sort of difference on the page.
 
 
 class Promotion(BaseModel):

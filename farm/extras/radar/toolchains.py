@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-REPRODUCTION_LIMIT = 8 << 20
-"""Most bytes of a reproduction that are read."""
+REPRODUCTION_LIMIT = 8 << 20  # Most bytes of a reproduction that are read.
 
 
 @with_config(ConfigDict(extra="forbid"))

@@ -128,8 +128,7 @@ class BisectedCell(TypedDict):
     tried: list[Tried]
 
 
-OnStep = Callable[[str, Tried], None]
-"""Called after each try, with the cell's identifier."""
+OnStep = Callable[[str, Tried], None]  # Called after each try, with the cell's identifier.
 
 
 @dataclass

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from farm.settings import Settings
     from farm.wire.program import Sidecar
 
-KEPT = 32
-"""The newest verdicts of gates, and summaries, that are kept of an artifact for each key."""
+KEPT = 32  # The newest verdicts of gates, and summaries, that are kept of an artifact for each key.
 JSON_LINES = "application/jsonl"
 
 

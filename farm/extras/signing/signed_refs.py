@@ -53,17 +53,12 @@ if TYPE_CHECKING:
     from farm.artifacts.storage import ArtifactStore
     from farm.client.client import FarmClient
 
-PLACE = f"ns/{MAIN}/roles.json"
-"""The object key of the published roles: where everybody who reads artifacts may read."""
-SERVER = "refs"
-"""The role of the server's key: every ref that no promoter signs."""
+PLACE = f"ns/{MAIN}/roles.json"  # The object key of the published roles: where everybody who reads artifacts may read.
+SERVER = "refs"  # The role of the server's key: every ref that no promoter signs.
 LARGEST = 1 << 20
-YEAR = 365.0
-"""Days for which a ref's role holds."""
-LARGEST_VERSION = 1 << 53
-"""Above it is none that a farm gives, in milliseconds."""
-KEPT_ROOTS = 64
-"""The newest roots that are kept: a reader with an older one takes the file of roles again."""
+YEAR = 365.0  # Days for which a ref's role holds.
+LARGEST_VERSION = 1 << 53  # Above it is none that a farm gives, in milliseconds.
+KEPT_ROOTS = 64  # The newest roots that are kept: a reader with an older one takes the file of roles again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,16 +278,11 @@ def versions(ref: Mapping[str, Any] | None, part: str = "snapshot") -> dict[str,
 
 log = get_logger(__name__)
 
-DAY = 1.0
-"""Days for which a ref's snapshot and timestamp hold."""
-RENEWED = timedelta(hours=18)
-"""A timestamp that ends sooner is renewed."""
-WARNED = timedelta(days=30)
-"""What people have signed is named in the log when it ends sooner."""
-SCAN_SECONDS = 3600.0
-"""Between two looks at all refs, unless the roles have changed."""
-ROLES = "roles"
-"""The name of the farm's roles among those of refs, which have a namespace."""
+DAY = 1.0  # Days for which a ref's snapshot and timestamp hold.
+RENEWED = timedelta(hours=18)  # A timestamp that ends sooner is renewed.
+WARNED = timedelta(days=30)  # What people have signed is named in the log when it ends sooner.
+SCAN_SECONDS = 3600.0  # Between two looks at all refs, unless the roles have changed.
+ROLES = "roles"  # The name of the farm's roles among those of refs, which have a namespace.
 _HINT = "if it came back from a backup, `farm key withdraw` and `farm key publish` take its refs as they are"
 
 

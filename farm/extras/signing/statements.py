@@ -35,8 +35,7 @@ RETIRED = frozenset({"urn:migraphx-farm:pack:v1"})
 """Predicate types that earlier releases signed: nobody reads them, and they say nothing against a program."""
 
 BUILD_TYPE = "urn:migraphx-farm:compile:v1"
-BUILDER = "urn:migraphx-farm:builder"
-"""Who made a program, unless the setting `builder_id` says more."""
+BUILDER = "urn:migraphx-farm:builder"  # Who made a program, unless the setting `builder_id` says more.
 SIGNED_ON = "farm_signedOn"
 GATES_PASSED = "FARM_GATES_PASSED"
 
@@ -220,10 +219,8 @@ def resource_of(namespace: str, tag: str) -> str:
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 IN_TOTO = "application/vnd.in-toto+json"
-LARGEST = 4 << 20
-"""Bytes of a bundle that are read at most."""
-MOST = 256
-"""Bundles of one artifact that are read at most."""
+LARGEST = 4 << 20  # Bytes of a bundle that are read at most.
+MOST = 256  # Bundles of one artifact that are read at most.
 
 
 class Malformed(ValueError):

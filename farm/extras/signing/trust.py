@@ -195,8 +195,7 @@ def _named(document: PolicyDocument) -> set[str]:
     return {name for rules in document.namespaces.values() for name in rules.signers}
 
 
-AHEAD = timedelta(minutes=10)
-"""How far another clock may be ahead of this one."""
+AHEAD = timedelta(minutes=10)  # How far another clock may be ahead of this one.
 
 
 class Standing(StrEnum):

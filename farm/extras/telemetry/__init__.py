@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from farm.app import Farm
     from farm.results.report import Report
 
-LABEL = "traceparent"
-"""The label by which a build names the span that it belongs to."""
+LABEL = "traceparent"  # The label by which a build names the span that it belongs to.
 PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """The variables of OpenTelemetry that say where spans go; its exporter reads them, and others such as headers."""

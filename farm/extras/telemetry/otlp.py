@@ -23,12 +23,9 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
-MOST = 2000
-"""Jobs of a build that are sent, in the order of its manifest."""
-AT_ONCE = 500
-"""Spans of one request."""
-SECONDS = 5.0
-"""For which a receiver may let the end of a build wait, all requests together."""
+MOST = 2000  # Jobs of a build that are sent, in the order of its manifest.
+AT_ONCE = 500  # Spans of one request.
+SECONDS = 5.0  # For which a receiver may let the end of a build wait, all requests together.
 RESOURCE = Resource({"service.name": "migraphx-farm", "service.version": __version__})
 
 

@@ -10,8 +10,7 @@ from farm.extension import Extension, Loop
 if TYPE_CHECKING:
     from farm.app import Farm
 
-FIRE_SECONDS = 10.0
-"""Seconds between two looks at the triggers: each reads the heads of all stored manifests."""
+FIRE_SECONDS = 10.0  # Seconds between two looks at the triggers: each reads the heads of all stored manifests.
 
 
 def _loops(farm: Farm) -> list[Loop]:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-AGAIN = 60.0
-"""Seconds until a build that the farm could not accept for now is tried again."""
+AGAIN = 60.0  # Seconds until a build that the farm could not accept for now is tried again.
 
 
 class TriggerRounds:

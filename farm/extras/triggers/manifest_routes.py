@@ -22,11 +22,8 @@ from farm.results.report import BuildView
 router = APIRouter(tags=["manifests"])
 pages = APIRouter()
 
-BUILDS = 1000
-"""The newest builds: the page says how one ended if a trigger made it last."""
-
-MESSAGES = 50
-"""Deliveries on the page."""
+BUILDS = 1000  # The newest builds: the page says how one ended if a trigger made it last.
+MESSAGES = 50  # Deliveries on the page.
 
 ManifestName = Annotated[str, Path(pattern=schemas.MANIFEST)]
 NewestVersion = Annotated[

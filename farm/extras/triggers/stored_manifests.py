@@ -38,14 +38,9 @@ if TYPE_CHECKING:
     from farm.app import Farm
     from farm.manifest.entries import Manifest, TriggerEntry
 
-LEASE = 300.0
-"""Seconds for which a claimed occasion belongs to the control plane that claimed it."""
-
-LATE = 600.0
-"""Seconds after which a run of a schedule counts as late, and says so."""
-
-MOST_MISSED = 1000
-"""Missed runs that are counted."""
+LEASE = 300.0  # Seconds for which a claimed occasion belongs to the control plane that claimed it.
+LATE = 600.0  # Seconds after which a run of a schedule counts as late, and says so.
+MOST_MISSED = 1000  # Missed runs that are counted.
 
 
 # --- documents --------------------------------------------------------------------------------------------------
@@ -276,8 +271,7 @@ def _joined(before: list[str] | None, new: list[str]) -> list[str]:
 
 log = get_logger(__name__)
 
-KEPT = 100
-"""Versions of one manifest that are kept."""
+KEPT = 100  # Versions of one manifest that are kept.
 
 
 class ManifestHead(TypedDict):

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from farm.app import Farm
     from farm.results.report import Report
 
-DELIVER_SECONDS = 5.0
-"""Seconds between two looks for messages: each is a listing."""
+DELIVER_SECONDS = 5.0  # Seconds between two looks for messages: each is a listing.
 
 
 def _loops(farm: Farm) -> list[Loop]:

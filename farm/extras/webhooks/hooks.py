@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-MOST_HOOKS = 20
-"""Webhooks of one namespace."""
-
-KEPT = 200
-"""Deliveries of one webhook that are kept in its log."""
+MOST_HOOKS = 20  # Webhooks of one namespace.
+KEPT = 200  # Deliveries of one webhook that are kept in its log.
 
 ATTEMPTS_KEPT = 20
 
@@ -37,8 +34,7 @@ _LOG = "config/deliveries/"
 _DUE = "config/deliveries-due/"
 
 
-MOST_SECRETS = 4
-"""Secrets that sign a message at once, so that the header stays short."""
+MOST_SECRETS = 4  # Secrets that sign a message at once, so that the header stays short.
 
 
 class WebhookView(TypedDict):

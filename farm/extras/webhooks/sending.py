@@ -27,11 +27,8 @@ from farm.wire.addresses import address_of, is_public
 if TYPE_CHECKING:
     from farm.app import Farm
 
-SECONDS = 20.0
-"""Seconds that one request may take in all, from the connection to the answer's first line."""
-
-LARGEST_ANSWER = 64 << 10
-"""Bytes that are read of an answer: its headers. Its body is not read."""
+SECONDS = 20.0  # Seconds that one request may take in all, from the connection to the answer's first line.
+LARGEST_ANSWER = 64 << 10  # Bytes that are read of an answer: its headers. Its body is not read.
 
 
 class Refused(Exception):
@@ -161,14 +158,9 @@ log = get_logger(__name__)
 PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 """Seconds between the attempts of one message, as Standard Webhooks suggests: three days in all."""
 
-LEASE = 3 * SECONDS
-"""Seconds for which a message belongs to the control plane that sends it."""
-
-AT_ONCE = 8
-"""Messages that are sent at once, so that a slow receiver does not hold up the others."""
-
-GONE = 410
-"""The answer of a receiver that wants to hear nothing any more."""
+LEASE = 3 * SECONDS  # Seconds for which a message belongs to the control plane that sends it.
+AT_ONCE = 8  # Messages that are sent at once, so that a slow receiver does not hold up the others.
+GONE = 410  # The answer of a receiver that wants to hear nothing any more.
 
 
 class DeliveryRounds:

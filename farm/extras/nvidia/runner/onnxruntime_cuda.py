@@ -81,8 +81,7 @@ def _cublas(library: Any) -> str:
 _VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
 
 
-MOST_NAMES = 100
-"""Nodes of one operator that are named; `nodes` has their number."""
+MOST_NAMES = 100  # Nodes of one operator that are named; `nodes` has their number.
 
 SHAPES = frozenset(
     {"Shape", "Size", "Gather", "Concat", "Slice", "Unsqueeze", "Squeeze", "Cast", "Reshape", "Range", "Add", "Sub",

@@ -29,11 +29,9 @@ FIX = (
     "get TensorRT {major} for this CUDA from NVIDIA (no registry has it): the wheel tensorrt_libs next to ONNX Runtime,"
     " or its folder of libraries in LD_LIBRARY_PATH"
 )
-BF16_OPSET = 22
-"""Since this opset convolutions, and what else had been left out, take bfloat16."""
+BF16_OPSET = 22  # Since this opset convolutions, and what else had been left out, take bfloat16.
 _NEEDED = re.compile(rb"libnvinfer\.so\.([0-9]+)")
-_COMPUTED = {"fp16": "float16", "bf16": "bfloat16"}
-"""The type in which a converted model computes."""
+_COMPUTED = {"fp16": "float16", "bf16": "bfloat16"}  # The type in which a converted model computes.
 
 
 def needed_major() -> str:
