@@ -69,6 +69,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def in_seconds(milliseconds: str | float | None) -> float | None:
+    """Return seconds for a field of a record, which has milliseconds; None if the record does not have it."""
+    return float(milliseconds) / 1000 if milliseconds else None
+
+
 def rate(per_second: float | None) -> str:
     """Return a throughput for people: `1.24e+03/s`, `8.2/s`."""
     return "" if per_second is None else f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"

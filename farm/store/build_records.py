@@ -17,8 +17,8 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
 from farm.jobs.state import State
-from farm.store.link import Link, in_seconds
-from farm.units import lots
+from farm.store.link import Link
+from farm.units import in_seconds, lots
 
 LOT = 500  # Cells per script call, so that no call blocks the server for long.
 AT_ONCE = 8  # Lots of cells per pipeline.
@@ -77,7 +77,7 @@ class BuildRecords:
         That order stays after the store was restored.
         """
         ids = self.ids(namespace) if only is None else only
-        rows = self._link.ask_many(["HGETALL", ("build", build_id)] for build_id in ids)
+        rows = self._link.ask_many([["HGETALL", ("build", build_id)] for build_id in ids])
         builds = [build for row in rows if (build := _build(row))]
         return sorted(builds, key=itemgetter("created_at"), reverse=True)
 
@@ -116,7 +116,7 @@ class BuildRecords:
         static, states, jobs, ends = found
         now = int(time[0]) + int(time[1]) / 1e6
         live = [name for name, state in states.items() if state in {"queued", "running"}]
-        found = self._link.ask_many(["HMGET", ("job", jobs[name]), *_LIVE] for name in live)
+        found = self._link.ask_many([["HMGET", ("job", jobs[name]), *_LIVE] for name in live])
         running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}
         return [
             _cell(
@@ -173,7 +173,7 @@ class BuildRecords:
         before = 1000 * (self._link.now() - seconds)
         for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
             ids = self.ids(namespace)
-            rows = self._link.ask_many(["HMGET", ("build", one), "state", "packed", "ended_at"] for one in ids)
+            rows = self._link.ask_many([["HMGET", ("build", one), "state", "packed", "ended_at"] for one in ids])
             for one, (state, packed, ended_at) in zip(ids, rows, strict=True):
                 if state == "reported" and not packed and float(ended_at or 0) < before:
                     yield namespace, one
@@ -204,7 +204,7 @@ class BuildRecords:
         dropped = 0
         for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
             ids = self._link.ask("ZRANGE", ("builds", namespace), 0, -1)
-            there = self._link.ask_many(["EXISTS", ("build", build_id)] for build_id in ids)
+            there = self._link.ask_many([["EXISTS", ("build", build_id)] for build_id in ids])
             gone = [build_id for build_id, exists in zip(ids, there, strict=True) if not exists]
             for lot in lots(gone, LOT):
                 dropped += self._link.ask("ZREM", ("builds", namespace), *lot)

@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import chain
 from typing import Any, Literal, cast
 
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
-from farm.store.link import Link, in_seconds
-from farm.units import lots
+from farm.store.link import Link
+from farm.units import in_seconds, lots
 
 LOT = 500  # Jobs that are asked about at once.
 _ASKED = ("turns", "unmeasured")  # Facts that are about one build's question.
@@ -210,7 +209,7 @@ class JobRecords:
     def phases(self) -> Counter[str]:
         """Return how many running jobs are in each phase; "" is the time before the first."""
         running = self._link.ask("ZRANGE", ("leases",), 0, -1)
-        found = self._link.ask_many(["HGET", ("job", job), "phase"] for job in running)
+        found = self._link.ask_many([["HGET", ("job", job), "phase"] for job in running])
         return Counter(phase or "" for phase in found)
 
     def set_aside(self) -> dict[str, int]:
@@ -240,11 +239,16 @@ class JobRecords:
 
     def _records(self, job_ids: Sequence[str]) -> dict[str, Record]:
         """Return the records of those of these jobs that are there and not packed."""
-        asked = (
-            [["HGETALL", ("job", job)], ["HKEYS", ("job", job, "cells")], ["HGETALL", ("job", job, "attempts")]]
+        asked = [
+            command
             for job in job_ids
-        )
-        found = iter(self._link.ask_many(chain.from_iterable(asked), together=True))
+            for command in (
+                ["HGETALL", ("job", job)],
+                ["HKEYS", ("job", job, "cells")],
+                ["HGETALL", ("job", job, "attempts")],
+            )
+        ]
+        found = iter(self._link.ask_many(asked, together=True))
         return {
             job: record for job, record in zip(job_ids, zip(found, found, found, strict=True), strict=True) if record[0]
         }

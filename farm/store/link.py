@@ -138,7 +138,7 @@ def _place(host: str) -> tuple[str, int]:
     return parts.hostname, parts.port or 26379
 
 
-_ARGUMENTS = re.compile(r"^-- arguments: (.+)$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^-- arguments: (\w.*)$", re.MULTILINE)
 _SHARED = "_shared"  # The file that is prepended to every script.
 
 
@@ -224,11 +224,6 @@ def key(*parts: str) -> str:
     return ":".join((PREFIX, *parts))
 
 
-def in_seconds(milliseconds: Any) -> float | None:
-    """Return seconds for a field of a record; None if the record does not have it."""
-    return float(milliseconds) / 1000 if milliseconds else None
-
-
 def _spelt(command: Iterable[Any]) -> Iterator[Any]:
     return (key(*part) if isinstance(part, tuple) else part for part in command)
 
@@ -281,7 +276,7 @@ class Link:
 
     def ask_many(
         self,
-        commands: Iterable[Sequence[Any]],
+        commands: Sequence[Sequence[Any]],
         *,
         tolerant: bool = False,
         together: bool = False,

@@ -119,8 +119,8 @@ class WorkerRecords:
     def list(self, namespace: str = "") -> WorkerViews:
         """Return the live workers; with a `namespace`, the jobs of other namespaces are only counted."""
         ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
-        records = self._link.ask_many(["HGETALL", ("worker", worker_id)] for worker_id in ids)
-        fenced = self._link.ask_many(["HGET", ("node", record.get("node", "")), "fenced"] for record in records)
+        records = self._link.ask_many([["HGETALL", ("worker", worker_id)] for worker_id in ids])
+        fenced = self._link.ask_many([["HGET", ("node", record.get("node", "")), "fenced"] for record in records])
         running = self._running()
         return [
             _worker(record, reason or "", running.get(worker_id, []), namespace)
@@ -134,7 +134,7 @@ class WorkerRecords:
         A node with a live worker is not silent, nor is one whose workers said that they leave.
         """
         ids = self._link.ask("ZRANGE", ("workers",), 0, -1)
-        rows = self._link.ask_many(["HMGET", ("worker", worker_id, "last"), "node", "seen_at"] for worker_id in ids)
+        rows = self._link.ask_many([["HMGET", ("worker", worker_id, "last"), "node", "seen_at"] for worker_id in ids])
         live = {worker["node"] for worker in self.list()}
         heard = sorted((int(seen_at) / 1000, node) for node, seen_at in rows if node and node not in live)
         return {node: seen_at for seen_at, node in heard}
@@ -143,15 +143,14 @@ class WorkerRecords:
         """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
         known = self._link.ask("HGETALL", ("worker", "locks", locks.partition(" ")[0]))
         others = [worker_id for worker_id, other in known.items() if other != locks]
-        return any(self._link.ask_many(["EXISTS", ("worker", worker_id)] for worker_id in others))
+        return any(self._link.ask_many([["EXISTS", ("worker", worker_id)] for worker_id in others]))
 
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""
-        known: dict[str, str] = self._link.ask("HGETALL", ("pools",))
-        resting = set(self._link.ask("SMEMBERS", ("paused",)))
+        known, resting = self._link.ask_many([["HGETALL", ("pools",)], ["SMEMBERS", ("paused",)]])
         workers = self.list()
         counts = self._link.ask_many(
-            ["ZCARD", ("pool", name, where)] for name in known for where in ("waiting", "handed", "running")
+            [["ZCARD", ("pool", name, where)] for name in known for where in ("waiting", "handed", "running")]
         )
         pools: PoolViews = []
         for position, (name, document) in enumerate(known.items()):
@@ -208,7 +207,7 @@ class WorkerRecords:
     def _running(self) -> dict[str, Jobs]:
         """Return the jobs that each worker runs, with their namespaces."""
         jobs = [job for name in ["leases", "kept"] for job in self._link.ask("ZRANGE", (name,), 0, -1)]
-        rows = self._link.ask_many(["HMGET", ("job", job), "worker", "namespace"] for job in jobs)
+        rows = self._link.ask_many([["HMGET", ("job", job), "worker", "namespace"] for job in jobs])
         running: dict[str, Jobs] = {}
         for job, (worker, namespace) in zip(jobs, rows, strict=True):
             running.setdefault(worker, []).append((job, namespace))
@@ -258,7 +257,7 @@ class History:
     def samples(self, namespaces: Sequence[str], sorts: Iterable[str]) -> dict[str, list[Compile]]:
         """Return the durations of each sort, in all of these namespaces together."""
         wanted = [(sort, ("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
-        answers = self._link.ask_many(["ZRANGE", name, 0, -1] for _, name in wanted)
+        answers = self._link.ask_many([["ZRANGE", name, 0, -1] for _, name in wanted])
         found: dict[str, list[Compile]] = {}
         for (sort, _), members in zip(wanted, answers, strict=True):
             found.setdefault(sort, []).extend(map(_sample, members))
@@ -266,7 +265,7 @@ class History:
 
 
 def _member(facts: ArtifactFacts, work: ComparableWork) -> str:
-    """As `remember` in `_shared.lua` writes it."""
+    """As `remember` in `finish.lua` writes it."""
     return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
 
 
@@ -293,7 +292,7 @@ class IndexRecords:
     def get_many(self, namespace: str, cache_keys: Sequence[str]) -> dict[str, ArtifactFacts]:
         """Return the facts of the known ones among these artifacts."""
         parts = list(lots(cache_keys, LOT))
-        answers = self._link.ask_many((["HMGET", ("index", namespace, "facts"), *lot] for lot in parts), binary=True)
+        answers = self._link.ask_many([["HMGET", ("index", namespace, "facts"), *lot] for lot in parts], binary=True)
         return {
             cache_key: facts_of(facts)
             for lot, answer in zip(parts, answers, strict=True)
@@ -390,7 +389,7 @@ class AuditRecords:
     def count(self) -> dict[str, int]:
         """Return the numbers of builds and jobs in the store."""
         namespaces = self._link.ask("SMEMBERS", ("namespaces",))
-        builds = self._link.ask_many(["ZCARD", ("builds", namespace)] for namespace in namespaces)
+        builds = self._link.ask_many([["ZCARD", ("builds", namespace)] for namespace in namespaces])
         return {"builds": sum(builds), "jobs": sum(1 for _ in self._job_ids())}
 
     def _asked(self, record: str, ids: Iterator[str] | list[str]) -> Iterator[tuple[str, str]]:
@@ -509,7 +508,7 @@ class Store:
 
         Submissions, and what people choose, are ordered by it, also where somebody set the clock back.
         """
-        return int(self._link.run("next_moment", now=round(self.now() * 1000))) / 1000
+        return int(self._link.run("next_moment")) / 1000
 
     @property
     def address(self) -> str:

@@ -89,8 +89,6 @@ end
 -- `firsts`, the others in `turns`; at a level of jobs that were started before, all builds wait in `turns`. A build is
 -- in a queue as long as its lane has jobs.
 
-local FIRSTS = 3  -- so many builds in a row have their first turn while others wait
-
 -- The name of a job's level, and its place among the others: a higher one is handed out first.
 local function level_of(job)
   local again = tonumber(job.number) > 1
@@ -145,24 +143,6 @@ local function withdraw(job, cells)
     local lane = lane_of(job.pool, level, cell.build)
     if call("ZREM", lane, job.id) == 1 and call("EXISTS", lane) == 0 then step_out(job.pool, level, cell.build) end
   end
-end
-
--- The build whose turn it is at a level, or nil. Those for which `held` is true are passed over; `passed`, a table that
--- is empty at first, keeps how far that went in each queue.
-local function next_build(pool, level, held, passed)
-  local queues = {"firsts", "turns"}
-  if tonumber(call("HGET", POOL .. pool .. ":row", level) or 0) >= FIRSTS then queues = {"turns", "firsts"} end
-  for _, queue in ipairs(queues) do
-    local builds = POOL .. pool .. ":" .. queue .. ":" .. level
-    while true do
-      local build, score = unpack(call("ZRANGEBYSCORE", builds, passed[builds] or "-inf", "+inf", "WITHSCORES",
-                                       "LIMIT", 0, 1))
-      if build and not held(build) then return build end
-      if not build then break end
-      passed[builds] = "(" .. score
-    end
-  end
-  return nil
 end
 
 -- Give a build its turn: take the first job out of its lane. If there are more, it waits for another turn.
@@ -356,10 +336,7 @@ end
 
 -- Workers and their nodes.
 
-local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
-local COUNTS = 86400000 -- how long each of them counts
 local REMEMBERED = 3600000
-local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
 
 -- A worker was heard. For an hour after it was last, it is known which node is silent.
 local function note_heard(worker, node)
@@ -415,21 +392,6 @@ local function live_slots(pool)
   return slots, nodes
 end
 
--- Why no worker of a pool takes jobs; nil if one does. It is nil too if one rests because object storage is away: that
--- is the whole farm's trouble, and costs no job.
-local function unserved_because(pool)
-  local why = "none is live"
-  for _, worker in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":workers", NOW, "+inf")) do
-    local found = call("HMGET", WORKER .. worker, "slots", "node", "draining")
-    if found[1] then
-      local reason = found[3] == "1" and "it drains" or rests(worker, found[2])
-      if reason == "" or reason:find("^object storage") then return nil end
-      why = "node " .. found[2] .. " takes none: " .. reason
-    end
-  end
-  return why
-end
-
 -- Workers of a fenced node get no more jobs, until its health probe has passed or an operator lets it back.
 local function fence(node, reason)
   local record = NODE .. node
@@ -464,34 +426,6 @@ local function note_failure(job, kind)
   call("PEXPIRE", record, KEEP)
 end
 
--- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the
--- same trouble then: what failed everywhere for a while, such as object storage, was not a node's doing.
--- Outside `main` a compiler may be hostile, and fail on one node alone: a namespace counts again a day after its jobs
--- had fenced the node.
-local function note_success(job)
-  local record = NODE .. job.node
-  call("HDEL", record, "row")
-  for number = 1, job.number - 1 do
-    local past = call("HMGET", JOB .. job.id .. ":attempts", number .. ":start", number .. ":end")
-    local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
-    local kind = over and over["end"] == "failed" and over.outcome.kind
-    if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
-       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE
-       and (job.namespace == "main"
-            or tonumber(call("HGET", NODE .. start.node, "heard:" .. job.namespace) or 0) < NOW - COUNTS) then
-      local blamed = NODE .. start.node .. ":blamed"
-      call("ZADD", blamed, NOW, job.id)
-      call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
-      call("PEXPIRE", blamed, COUNTS)
-      local jobs = call("ZCARD", blamed)
-      if jobs >= FENCING then
-        fence(start.node, jobs .. " jobs failed on it and then succeeded elsewhere, the last by " .. kind)
-        call("HSET", NODE .. start.node, "heard:" .. job.namespace, NOW)
-      end
-    end
-  end
-end
-
 -- How attempts end, and the consequences.
 
 local EXCLUDED = 60000  -- how long a node that failed a job is asked last
@@ -515,16 +449,6 @@ local function requeue(job, cells, delay, node, kind)
        "paused", "refused", "kept")
   put_back(job, cells, delay)
   move_cells(cells, job, from, "queued", kind)
-end
-
--- Keep how long an artifact took, as `farm/store/store.py` does.
-local function remember(namespace, facts)
-  if type(facts.work) ~= "table" then return end
-  local history = FARM .. "history:" .. namespace .. ":" .. facts.work.like
-  local when = (facts.created:gsub("%D", "")):sub(1, 14)
-  local size = string.format("%d", facts.work.size)
-  call("ZADD", history, when, table.concat({facts.key, facts.work.model, size, facts.seconds}, " "))
-  call("ZREMRANGEBYRANK", history, 0, -HISTORY - 1)
 end
 
 -- A charged attempt ended with `kind`: try again, or end the job for good.

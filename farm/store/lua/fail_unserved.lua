@@ -4,7 +4,23 @@
 -- arguments: pool, timeout, limit
 --   timeout: milliseconds
 -- answer: the number of jobs that failed
-local why = unserved_because(pool)
+
+-- Why no worker of the pool takes jobs; nil if one does, and if one rests because object storage is away: that
+-- is the whole farm's trouble, and costs no job.
+local function unserved_because()
+  local why = "none is live"
+  for _, worker in ipairs(call("ZRANGEBYSCORE", POOL .. pool .. ":workers", NOW, "+inf")) do
+    local found = call("HMGET", WORKER .. worker, "slots", "node", "draining")
+    if found[1] then
+      local reason = found[3] == "1" and "it drains" or rests(worker, found[2])
+      if reason == "" or reason:find("^object storage") then return nil end
+      why = "node " .. found[2] .. " takes none: " .. reason
+    end
+  end
+  return why
+end
+
+local why = unserved_because()
 if not why then
   call("HDEL", FARM .. "unserved", pool)
   return 0

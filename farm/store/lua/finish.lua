@@ -6,6 +6,49 @@
 --   how: the attempt's end; kind: the failure kind or ""; outcome: JSON, kept unchanged; facts: as the index of the
 --   artifact's namespace keeps them; hit: 1 if the artifact was found, so nothing was tried
 -- answer: "ok", also for a repeated call until the job is packed; "superseded" if the attempt had lost its lease
+
+local FENCING = 3       -- so many different jobs that failed on a node and then succeeded elsewhere fence it
+local COUNTS = 86400000 -- how long each of them counts
+local TROUBLE = 600000  -- a node that failed in the same way so shortly before says nothing against another
+
+-- A job was made on its node: that counts against the nodes on which it had failed. It does not if this node had the
+-- same trouble then: what failed everywhere for a while, such as object storage, was not a node's doing.
+-- Outside `main` a compiler may be hostile, and fail on one node alone: a namespace counts again a day after its jobs
+-- had fenced the node.
+local function note_success(job)
+  local record = NODE .. job.node
+  call("HDEL", record, "row")
+  for number = 1, job.number - 1 do
+    local past = call("HMGET", JOB .. job.id .. ":attempts", number .. ":start", number .. ":end")
+    local start, over = past[1] and cjson.decode(past[1]), past[2] and cjson.decode(past[2])
+    local kind = over and over["end"] == "failed" and over.outcome.kind
+    if start and kind and BLAMES_NODE[kind] and start.node ~= job.node
+       and tonumber(call("HGET", record, "failed:" .. kind) or 0) < over.at - TROUBLE
+       and (job.namespace == "main"
+            or tonumber(call("HGET", NODE .. start.node, "heard:" .. job.namespace) or 0) < NOW - COUNTS) then
+      local blamed = NODE .. start.node .. ":blamed"
+      call("ZADD", blamed, NOW, job.id)
+      call("ZREMRANGEBYSCORE", blamed, "-inf", NOW - COUNTS)
+      call("PEXPIRE", blamed, COUNTS)
+      local jobs = call("ZCARD", blamed)
+      if jobs >= FENCING then
+        fence(start.node, jobs .. " jobs failed on it and then succeeded elsewhere, the last by " .. kind)
+        call("HSET", NODE .. start.node, "heard:" .. job.namespace, NOW)
+      end
+    end
+  end
+end
+
+-- Keep how long an artifact took, as `farm/store/store.py` does.
+local function remember(namespace, facts)
+  if type(facts.work) ~= "table" then return end
+  local history = FARM .. "history:" .. namespace .. ":" .. facts.work.like
+  local when = (facts.created:gsub("%D", "")):sub(1, 14)
+  local size = string.format("%d", facts.work.size)
+  call("ZADD", history, when, table.concat({facts.key, facts.work.model, size, facts.seconds}, " "))
+  call("ZREMRANGEBYRANK", history, 0, -HISTORY - 1)
+end
+
 local id = job
 local job = read(id)
 if not job then return "superseded" end

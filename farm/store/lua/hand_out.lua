@@ -7,6 +7,9 @@
 -- arguments: pool, per_slot
 --   per_slot: most unclaimed jobs in the broker for each live slot
 -- answer: flat list of job, attempt
+
+local FIRSTS = 3  -- so many builds in a row have their first turn while others wait
+
 if call("SISMEMBER", FARM .. "paused", pool) == 1 then return {} end
 local most = live_slots(pool) * tonumber(per_slot)
 local low = math.floor(most / 2)
@@ -24,11 +27,30 @@ local function held(build)
   return found[1] == "1" or found[2] == "1" or is_full(build)
 end
 
-local chosen, passed = {}, {}
+local passed = {}  -- how far builds were passed over in each queue
+
+-- The build whose turn it is at a level, or nil. Those that are held are passed over.
+local function next_build(level)
+  local queues = {"firsts", "turns"}
+  if tonumber(call("HGET", POOL .. pool .. ":row", level) or 0) >= FIRSTS then queues = {"turns", "firsts"} end
+  for _, queue in ipairs(queues) do
+    local builds = POOL .. pool .. ":" .. queue .. ":" .. level
+    while true do
+      local build, score = unpack(call("ZRANGEBYSCORE", builds, passed[builds] or "-inf", "+inf", "WITHSCORES",
+                                       "LIMIT", 0, 1))
+      if build and not held(build) then return build end
+      if not build then break end
+      passed[builds] = "(" .. score
+    end
+  end
+  return nil
+end
+
+local chosen = {}
 for _, level in ipairs(levels_of(pool)) do
   local priority, again = tonumber(level:match("^[^:]+")), is_again(level)
   while not again or (spare > 0 and priority >= urgent) do
-    local build = next_build(pool, level, held, passed)
+    local build = next_build(level)
     if not build then break end
     if not again and room <= 0 then return chosen end
     local id = take_turn(pool, level, build)
