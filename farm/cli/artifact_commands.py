@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from farm.cli import connection, output, render
 from farm.cli.connection import connect_or_start, connect_to_storage
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Storage = Annotated[
-    str, typer.Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
+    str, Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
 ]
 
 
@@ -61,7 +62,7 @@ class Order(StrEnum):
 def fetch(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="NAME[@REF]",
             help="A model, or a cell as builds print it; REF: a tag or a build.",
             autocompletion=connection.artifacts,
@@ -69,7 +70,7 @@ def fetch(
     ],
     target: Annotated[
         str,
-        typer.Option(
+        Option(
             "--target",
             "-t",
             help="Such as gfx942, onnxruntime/cpu; `auto`: what fits here.",
@@ -77,33 +78,26 @@ def fetch(
         ),
     ] = "",
     precision: Annotated[
-        str, typer.Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=connection.precisions)
+        str, Option("--precision", "-p", help="Such as fp16, int8+fp16.", autocompletion=connection.precisions)
     ] = "",
     shape: Annotated[
         str | None,
-        typer.Option(
-            "--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=connection.shapes
-        ),
+        Option("--shape", "-s", help="Such as b8; needed if there are several.", autocompletion=connection.shapes),
     ] = None,
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
-    toolchain: Annotated[str, typer.Option("--toolchain", help="The start of its id; default: the newest.")] = "",
-    log: Annotated[bool, typer.Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
-    with_kernels: Annotated[bool, typer.Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Also fetch one input with its expected outputs.")] = False,
-    family: Annotated[
-        bool, typer.Option("--family", help="Fetch every shape, and family.json, which lists them.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that no fetch has written.")] = False,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, metavar="N", help="With `auto`: samples that a run is to take.")
-    ] = None,
-    layout: Annotated[Layout, typer.Option("--layout", help="Write what a serving stack loads.")] = Layout.PLAIN,
+    folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
+    toolchain: Annotated[str, Option(help="The start of its id; default: the newest.")] = "",
+    log: Annotated[bool, Option("--log", help="Also fetch the compiler's log, and what `debug` kept.")] = False,
+    with_kernels: Annotated[bool, Option("--with-kernels", help="Also fetch MIOpen's kernel binaries.")] = False,
+    sample: Annotated[bool, Option("--sample", help="Also fetch one input with its expected outputs.")] = False,
+    family: Annotated[bool, Option("--family", help="Fetch every shape, and family.json, which lists them.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite files that no fetch has written.")] = False,
+    batch: Annotated[int | None, Option(min=1, metavar="N", help="With `auto`: samples that a run is to take.")] = None,
+    layout: Annotated[Layout, Option(help="Write what a serving stack loads.")] = Layout.PLAIN,
     python: Annotated[
-        str, typer.Option("--python", metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
+        str, Option(metavar="FILE", help="Interpreter whose ONNX Runtime will serve; default: this.")
     ] = "",
     any_name: Annotated[
-        bool,
-        typer.Option("--any-name", help="With a trust policy: also take what was signed under another model's name."),
+        bool, Option("--any-name", help="With a trust policy: also take what was signed under another model's name.")
     ] = False,
     source: Storage = "",
     as_json: output.Json = False,
@@ -238,19 +232,15 @@ def _say_fetched(found: Fetched, *, as_json: bool) -> None:
 def ls(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="WHAT|TEXT",
             help="artifacts, refs, builds, workers or pools; or part of a name.",
             autocompletion=connection.listings,
         ),
     ] = "artifacts",
-    ref: Annotated[
-        str, typer.Option("--ref", help="List the artifacts of this ref.", autocompletion=connection.refs)
-    ] = "latest",
-    sort: Annotated[Order, typer.Option("--sort", help="Sort artifacts by it, the least first, or the newest.")] = (
-        Order.NAME
-    ),
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="How many to list.")] = None,
+    ref: Annotated[str, Option(help="List the artifacts of this ref.", autocompletion=connection.refs)] = "latest",
+    sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = Order.NAME,
+    limit: Annotated[int | None, Option("--limit", "-n", min=1, metavar="N", help="How many to list.")] = None,
     source: Storage = "",
     as_json: output.Json = False,
 ) -> None:
@@ -282,20 +272,15 @@ def ls(
 
 
 def tag(
-    name: Annotated[str, typer.Argument(metavar="REF", help="Such as prod.", autocompletion=connection.refs)],
+    name: Annotated[str, Argument(metavar="REF", help="Such as prod.", autocompletion=connection.refs)],
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE", help="Point REF to what this ref or build names.", autocompletion=connection.refs
-        ),
+        Argument(metavar="SOURCE", help="Point REF to what this ref or build names.", autocompletion=connection.refs),
     ] = "",
-    previous: Annotated[bool, typer.Option("--previous", help="Point REF to what it named before.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
+    previous: Annotated[bool, Option("--previous", help="Point REF to what it named before.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
     generation: Annotated[
-        int | None,
-        typer.Option(
-            "--generation", min=0, metavar="N", help="Only if REF has this generation; 0: only if REF is new."
-        ),
+        int | None, Option(min=0, metavar="N", help="Only if REF has this generation; 0: only if REF is new.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -389,14 +374,14 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
 def inspect(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE|KEY|CELL",
             help="A program, an artifact.json, or a stored artifact.",
             autocompletion=connection.stored,
         ),
     ],
     program: Annotated[
-        bool, typer.Option("--program", help="Download the program of a stored artifact, and show its content.")
+        bool, Option("--program", help="Download the program of a stored artifact, and show its content.")
     ] = False,
     source: Storage = "",
     as_json: output.Json = False,

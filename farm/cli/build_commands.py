@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, Protocol
 
 import typer
+from typer import Argument, Option
 
 from farm import entry_points
 from farm.cli import connection, output, render
@@ -33,48 +34,40 @@ if TYPE_CHECKING:
 LOOKED_AT = 20  # Open builds that `run` looks at, to find one of the same manifest.
 SECOND_THOUGHT = 5  # Seconds after Ctrl-C within which a second Ctrl-C cancels the build.
 
-ManifestArgument = Annotated[Path, typer.Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
+ManifestArgument = Annotated[Path, Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="BUILD",
         help="A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit.",
         autocompletion=connection.builds,
     ),
 ]
 BuildOrPool = Annotated[
-    str, typer.Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=connection.pools)
+    str, Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=connection.pools)
 ]
-Labels = Annotated[
-    list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")
-]
-Detach = Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not follow it.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; create nothing.")]
-Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
-Summary = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write the report as Markdown.")]
-Only = Annotated[
-    list[str] | None, typer.Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")
-]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Cancel the other cells when one has failed.")]
+Labels = Annotated[list[str] | None, Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")]
+Detach = Annotated[bool, Option("--detach", help="Print the build's id alone and do not follow it.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the plan and stop; create nothing.")]
+Junit = Annotated[Path | None, Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")]
+Summary = Annotated[Path | None, Option("--summary", metavar="FILE", help="Write the report as Markdown.")]
+Only = Annotated[list[str] | None, Option("--only", metavar="CELL", help="Only these: 'net/*/int8/*'. Repeatable.")]
+FailFast = Annotated[bool, Option("--fail-fast", help="Cancel the other cells when one has failed.")]
 Untrusted = Annotated[
-    bool, typer.Option("--untrusted", help="A stranger's manifest: run none of its code, read only its folder.")
+    bool, Option("--untrusted", help="A stranger's manifest: run none of its code, read only its folder.")
 ]
 Limits = Annotated[
     list[str] | None,
-    typer.Option("--gate", metavar="NAME=SHARE", help="How much worse than the baseline: latency=5%. Repeatable."),
+    Option("--gate", metavar="NAME=SHARE", help="How much worse than the baseline: latency=5%. Repeatable."),
 ]
 MostOf = Annotated[
-    list[str] | None, typer.Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable.")
+    list[str] | None, Option("--budget", metavar="NAME=VALUE", help="How much at most: latency=10ms. Repeatable.")
 ]
 BaselineTag = Annotated[
     str,
-    typer.Option(
-        "--baseline", metavar="TAG", help="The tag that gates compare with; default: the manifest's, else latest."
-    ),
+    Option("--baseline", metavar="TAG", help="The tag that gates compare with; default: the manifest's, else latest."),
 ]
-FirstRun = Annotated[
-    bool, typer.Option("--first", help="A first run: the tag that gates compare with need not exist yet.")
-]
+FirstRun = Annotated[bool, Option("--first", help="A first run: the tag that gates compare with need not exist yet.")]
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -90,7 +83,7 @@ def run(
     baseline: BaselineTag = "",
     first: FirstRun = False,
     folder: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write the programs of cells that passed.")
+        Path | None, Option("--output", "-o", metavar="DIR", help="Write the programs of cells that passed.")
     ] = None,
     junit: Junit = None,
     summary: Summary = None,
@@ -186,9 +179,9 @@ def submit(
 
 def retry(
     build: BuildId,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what failed unexpectedly or was cancelled.")] = False,
+    failed: Annotated[bool, Option("--failed", help="Only what failed unexpectedly or was cancelled.")] = False,
     only: Only = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, retry never asks.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask; without a terminal, retry never asks.")] = False,
     dry_run: DryRun = False,
     detach: Detach = False,
     junit: Junit = None,
@@ -221,7 +214,7 @@ def retry(
 def plan(
     manifest: ManifestArgument,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Ask no farm: list the cells, without what is a hit. Runs no code.")
+        bool, Option("--offline", help="Ask no farm: list the cells, without what is a hit. Runs no code.")
     ] = False,
     only: Only = None,
     first: FirstRun = False,
@@ -257,18 +250,12 @@ def watch(
 def status(
     build: Annotated[
         str,
-        typer.Argument(
-            metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=connection.builds
-        ),
+        Argument(metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=connection.builds),
     ] = "",
-    label: Annotated[str, typer.Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, metavar="N", help="Builds to list.")] = 50,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw its batch sweeps.")
-    ] = None,
-    export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write its cells to a .csv or .parquet file.")
-    ] = None,
+    label: Annotated[str, Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
+    limit: Annotated[int, Option("--limit", "-n", min=1, max=1000, metavar="N", help="Builds to list.")] = 50,
+    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw its batch sweeps.")] = None,
+    export: Annotated[Path | None, Option(metavar="FILE", help="Write its cells to a .csv or .parquet file.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Show a build's state and why it waits, or list the newest."""
@@ -308,9 +295,9 @@ def status(
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="BUILD", help="A build.", autocompletion=connection.builds)],
+    left: Annotated[str, Argument(metavar="BUILD", help="A build.", autocompletion=connection.builds)],
     right: Annotated[
-        str, typer.Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=connection.builds)
+        str, Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=connection.builds)
     ] = "@latest",
     as_json: output.Json = False,
 ) -> None:
@@ -328,9 +315,7 @@ def diff(
 
 def cancel(
     build: BuildId,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal, cancel never asks.")
-    ] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask; without a terminal, cancel never asks.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from farm.cli import connection, output, render
 from farm.cli.connection import connect, connect_or_start
@@ -29,21 +29,17 @@ TAIL = 200  # Bytes of what was shown by which its end is found again.
 
 CellName = Annotated[
     str,
-    typer.Argument(
-        metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=connection.cells
-    ),
+    Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=connection.cells),
 ]
 
 
 def logs(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=connection.builds
-        ),
+        Argument(metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=connection.builds),
     ],
     cell: CellName = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Print a job's log.
@@ -87,7 +83,7 @@ def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
 def open(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="[BUILD|CELL]",
             help="A build, or a cell's whole name: as it ended last; default: all builds.",
             autocompletion=connection.builds,
@@ -114,12 +110,12 @@ def open(
 def reproduce(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=connection.builds
         ),
     ],
     cell: CellName = "",
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
+    folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
     ),
     as_json: output.Json = False,
@@ -187,12 +183,10 @@ def added(before: bytes, now: bytes) -> bytes:
 
 
 def history(
-    cell: Annotated[
-        str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)
-    ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
+    cell: Annotated[str, Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)] = "",
+    limit: Annotated[int, Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the server's history again from all reports (administrators).")
+        bool, Option("--rebuild", help="Make the server's history again from all reports (administrators).")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -229,14 +223,12 @@ def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
 
 
 def acknowledge(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)],
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of failure, such as regression.")] = "",
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why it is accepted.")] = "",
-    until: Annotated[
-        str, typer.Option("--until", metavar="DAY", help="The last day, such as 2026-12-31; without it in 30 days.")
-    ] = "",
-    link: Annotated[str, typer.Option("--link", metavar="URL", help="Where it is discussed.")] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Expect nothing of the cell any more.")] = False,
+    cell: Annotated[str, Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)],
+    kind: Annotated[str, Argument(metavar="KIND", help="The kind of failure, such as regression.")] = "",
+    reason: Annotated[str, Option(metavar="TEXT", help="Why it is accepted.")] = "",
+    until: Annotated[str, Option(metavar="DAY", help="The last day, such as 2026-12-31; without it in 30 days.")] = "",
+    link: Annotated[str, Option(metavar="URL", help="Where it is discussed.")] = "",
+    delete: Annotated[bool, Option("--delete", help="Expect nothing of the cell any more.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Accept a cell's failure until a day: builds submitted from now on stay green, and `latest` takes its program.
@@ -265,10 +257,10 @@ LOOKED_AT = 50  # Builds that are looked at for a model, the newest first.
 
 
 def compare(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="A model's name.")],
     build: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="[BUILD]", help="A build; default: the newest with the model.", autocompletion=connection.builds
         ),
     ] = "",

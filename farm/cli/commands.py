@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
@@ -207,7 +208,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def farm(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
+    version: Annotated[bool, Option("--version", "-V", help="Print the version.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Compile models for AMD GPUs and CPUs: once, for everybody."""
@@ -223,7 +224,7 @@ def farm(
 @app.command("help")
 def help_(
     context: typer.Context,
-    topic: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="`exit-codes`, or a command.")] = None,
+    topic: Annotated[list[str] | None, Argument(metavar="TOPIC", help="`exit-codes`, or a command.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Explain a command, or the exit codes (`exit-codes`)."""

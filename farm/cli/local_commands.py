@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from farm.cli import connection, output, render
 from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
@@ -90,79 +90,64 @@ def compared(comparison: ComparisonDocument) -> str:
 
 def optimize(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
+        Path, Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
     ],
     target: Annotated[
-        str,
-        typer.Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here."),
+        str, Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here.")
     ] = "",
-    nchw: Annotated[bool, typer.Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
+    nchw: Annotated[bool, Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
     disable_fast_math: Annotated[
-        bool, typer.Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
+        bool, Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
     ] = False,
     offload_copy_off: Annotated[
-        bool,
-        typer.Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU."),
+        bool, Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU.")
     ] = False,
-    fp32: Annotated[bool, typer.Option("--fp32", help="No conversion (the default for a plain model).")] = False,
-    tf32: Annotated[bool, typer.Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
-    fp16: Annotated[
-        bool, typer.Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")
-    ] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Convert to bf16; combines with --int8.")] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
-    calibration: Annotated[
-        str, typer.Option("--calibration", metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")
-    ] = "",
+    fp32: Annotated[bool, Option("--fp32", help="No conversion (the default for a plain model).")] = False,
+    tf32: Annotated[bool, Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
+    fp16: Annotated[bool, Option("--fp16", "-f", help="Convert to fp16; combines with --int8 and --fp8.")] = False,
+    bf16: Annotated[bool, Option("--bf16", help="Convert to bf16; combines with --int8.")] = False,
+    fp8: Annotated[bool, Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
+    int8: Annotated[bool, Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
+    calibration: Annotated[str, Option(metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")] = "",
     exhaustive_tune: Annotated[
-        bool, typer.Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
+        bool, Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
     ] = False,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
+        Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
     ] = None,
     input_files: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
         ),
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, metavar="N", help="Size of the open batch; default: 1.")
-    ] = None,
+    batch: Annotated[int | None, Option(min=1, metavar="N", help="Size of the open batch; default: 1.")] = None,
     samples: Annotated[
-        Path | None,
-        typer.Option("--samples", metavar="PATH", help="Real inputs (and expected outputs) to verify with."),
+        Path | None, Option(metavar="PATH", help="Real inputs (and expected outputs) to verify with.")
     ] = None,
     tolerance: Annotated[
-        float | None,
-        typer.Option("--tolerance", metavar="E", help="Largest accepted relative error; default: the precision's."),
+        float | None, Option(metavar="E", help="Largest accepted relative error; default: the precision's.")
     ] = None,
     memory_limit: Annotated[
         str,
-        typer.Option(
-            "--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."
-        ),
+        Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."),
     ] = "",
     gpu_memory_limit: Annotated[
         str,
-        typer.Option(
+        Option(
             "--gpu-memory-limit",
             "--gpu_memory_limit",
             metavar="SIZE",
             help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
         ),
     ] = "",
-    workspace: Annotated[
-        str, typer.Option("--workspace", metavar="SIZE", help="TensorRT: most GPU memory for one layer.")
-    ] = "",
+    workspace: Annotated[str, Option(metavar="SIZE", help="TensorRT: most GPU memory for one layer.")] = "",
     json_program: Annotated[
-        bool, typer.Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
+        bool, Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
     ] = False,
     output_path: Annotated[
-        str,
-        typer.Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name."),
+        str, Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name.")
     ] = "",
     as_json: output.Json = False,
 ) -> None:
@@ -360,25 +345,18 @@ class BenchedProgram(NamedTuple):
 def bench(
     artifact: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="ARTIFACT",
             help="A program, a folder of fetched programs, or MODEL/TARGET/…[@REF].",
             autocompletion=connection.stored,
         ),
     ],
-    against: Annotated[
-        str, typer.Option("--against", metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")
-    ] = "",
+    against: Annotated[str, Option(metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")] = "",
     model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="FILE", help="The original model, for --against onnxruntime or torch."),
+        Path | None, Option(metavar="FILE", help="The original model, for --against onnxruntime or torch.")
     ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.01, metavar="S", help="Seconds for each program's runs.")
-    ] = 5.0,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw the measurements.")
-    ] = None,
+    seconds: Annotated[float, Option(min=0.01, metavar="S", help="Seconds for each program's runs.")] = 5.0,
+    picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the measurements.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Measure a compiled program here, alone or against another.

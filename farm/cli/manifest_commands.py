@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from farm import entry_points
 from farm.cli import output, render
@@ -30,9 +31,9 @@ MOST_SHOWN = 50  # Problems of one manifest that people read.
 
 
 def lint(
-    manifest: Annotated[list[Path], typer.Argument(metavar="MANIFEST", help="Manifests, YAML files; - is stdin.")],
-    form: Annotated[Format, typer.Option("--format", "-f", help="The output format.")] = Format.TEXT,
-    models: Annotated[bool, typer.Option("--models/--no-models", help="Also read the models and data.")] = True,
+    manifest: Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests, YAML files; - is stdin.")],
+    form: Annotated[Format, Option("--format", "-f", help="The output format.")] = Format.TEXT,
+    models: Annotated[bool, Option("--models/--no-models", help="Also read the models and data.")] = True,
     as_json: output.Json = False,
 ) -> None:
     """Check manifests and show every problem with its place.
@@ -67,9 +68,7 @@ def lint(
 
 
 def schema(
-    draft7: Annotated[
-        bool, typer.Option("--draft7", help="Draft-07, for editors that support no newer draft.")
-    ] = False,
+    draft7: Annotated[bool, Option("--draft7", help="Draft-07, for editors that support no newer draft.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Print the manifest's JSON Schema."""
@@ -80,10 +79,10 @@ def schema(
 
 
 def init(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
-    file: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = None,
+    model: Annotated[Path, Argument(metavar="MODEL", help="An ONNX file.")],
+    file: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="The file to write.")] = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Such as mi300x; default: onnxruntime/cpu. Repeatable.")
+        list[str] | None, Option("--target", "-t", help="Such as mi300x; default: onnxruntime/cpu. Repeatable.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from farm import entry_points
 from farm.cli import connection, output, render
@@ -34,11 +35,10 @@ if TYPE_CHECKING:
 
 def doctor(
     ort_cache: Annotated[
-        Path | None,
-        typer.Option("--ort-cache", metavar="DIR", help="Check only this cache of ONNX Runtime's MIGraphX provider."),
+        Path | None, Option(metavar="DIR", help="Check only this cache of ONNX Runtime's MIGraphX provider.")
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Make the bucket and Redis' users of each role if missing, where it may.")
+        bool, Option("--fix", help="Make the bucket and Redis' users of each role if missing, where it may.")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -59,7 +59,7 @@ def doctor(
 
 
 def audit(
-    deep: Annotated[bool, typer.Option("--deep", help="Read and hash every blob of every artifact.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Read and hash every blob of every artifact.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Check that store, object storage and sidecars agree.
@@ -85,7 +85,7 @@ def audit(
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Delete blobs that nothing names, a day after they were marked.
@@ -105,7 +105,7 @@ def gc(
 
 def drain(
     worker: Annotated[
-        str, typer.Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=connection.workers)
+        str, Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=connection.workers)
     ],
     as_json: output.Json = False,
 ) -> None:
@@ -120,8 +120,7 @@ def drain(
 
 
 def unfence(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="As `farm ls workers` lists it.")],
-    as_json: output.Json = False,
+    node: Annotated[str, Argument(metavar="NODE", help="As `farm ls workers` lists it.")], as_json: output.Json = False
 ) -> None:
     """Let a fenced node take jobs again at once."""
     with connect() as client:
@@ -130,15 +129,10 @@ def unfence(
 
 
 def worker(
-    slots: Annotated[
-        int | None, typer.Option("--slots", min=1, metavar="N", help="Attempts at once on CPU targets.")
-    ] = None,
-    only: Annotated[
-        str, typer.Option("--only", metavar="gpu|cpu", help="Serve only the GPUs, or only the CPU targets.")
-    ] = "",
+    slots: Annotated[int | None, Option(min=1, metavar="N", help="Attempts at once on CPU targets.")] = None,
+    only: Annotated[str, Option(metavar="gpu|cpu", help="Serve only the GPUs, or only the CPU targets.")] = "",
     exit_when_idle: Annotated[
-        float | None,
-        typer.Option("--exit-when-idle", min=1, metavar="SECONDS", help="Stop after so long without work."),
+        float | None, Option(min=1, metavar="SECONDS", help="Stop after so long without work.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -187,17 +181,12 @@ def worker(
 
 def serve(
     host: Annotated[
-        str,
-        typer.Option("--host", help="The address to serve on; beyond loopback only with a token, and TLS or a proxy."),
+        str, Option(help="The address to serve on; beyond loopback only with a token, and TLS or a proxy.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0 means any free port.")] = 8000,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="PEM file of the certificate with its chain.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="PEM file of the certificate's key.")] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="Serve plain HTTP behind a proxy with TLS.")
-    ] = False,
+    port: Annotated[int, Option(min=0, max=65535, metavar="N", help="0 means any free port.")] = 8000,
+    certificate: Annotated[Path | None, Option(help="PEM file of the certificate with its chain.")] = None,
+    key: Annotated[Path | None, Option(help="PEM file of the certificate's key.")] = None,
+    behind_proxy: Annotated[bool, Option("--behind-proxy", help="Serve plain HTTP behind a proxy with TLS.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Serve the API and run the control loops.
@@ -248,15 +237,15 @@ class RoleName(StrEnum):
     ADMIN = "admin"
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for its user, such as `ci-main`.")]
+Name = Annotated[str, Argument(metavar="NAME", help="A name for its user, such as `ci-main`.")]
 
 
 @commands.command()
 def create(
     name: Name,
-    namespace: Annotated[str, typer.Option("--namespace", help="The only namespace in which it is valid.")],
-    role: Annotated[RoleName, typer.Option("--role", help="What it may do.")] = RoleName.SUBMITTER,
-    max_cells: Annotated[int, typer.Option("--max-cells", min=0, help="Unfinished cells at once; 0: no limit.")] = 0,
+    namespace: Annotated[str, Option(help="The only namespace in which it is valid.")],
+    role: Annotated[RoleName, Option(help="What it may do.")] = RoleName.SUBMITTER,
+    max_cells: Annotated[int, Option(min=0, help="Unfinished cells at once; 0: no limit.")] = 0,
     as_json: output.Json = False,
 ) -> None:
     """Make a token and print its secret, which is shown only once."""

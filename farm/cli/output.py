@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO, Union
 
 import typer
+from typer import Option
 from typing_extensions import TypedDict
 
 from farm.cli import render
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
 
 
 def commands(about: str | None) -> typer.Typer:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from farm.cli import output, render
 from farm.cli.connection import connect
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 commands = output.commands("List, import and export what tuning learnt.")
 
 Database = Annotated[
-    str, typer.Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that occur in only one database's name.")
+    str, Argument(metavar="DATABASE", help="POOL/DEVICE/MODE, or words that occur in only one database's name.")
 ]
 
 ENVIRONMENT = "tuning.env"
@@ -50,10 +50,9 @@ def ls(as_json: output.Json = False) -> None:
 
 @commands.command()
 def stats(
-    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; default: all together.")] = "",
+    database: Annotated[str, Argument(metavar="[DATABASE]", help="One database; default: all together.")] = "",
     pictures: Annotated[
-        Path | None,
-        typer.Option("--pictures", metavar="FOLDER", help="Draw operations.svg and hours.svg into this folder."),
+        Path | None, Option(metavar="FOLDER", help="Draw operations.svg and hours.svg into this folder.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -89,9 +88,9 @@ def stats(
 @commands.command()
 def export(
     database: Database,
-    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it has to be empty.")],
+    folder: Annotated[Path, Option("--output", "-o", help="The folder to write; it has to be empty.")],
     sqlite: Annotated[
-        bool, typer.Option("--sqlite", help="Write the problem cache as SQLite (MIGraphX after ROCm 7.2).")
+        bool, Option("--sqlite", help="Write the problem cache as SQLite (MIGraphX after ROCm 7.2).")
     ] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -137,12 +136,10 @@ def export(
 def import_(
     database: Database,
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH…", help="Folders and files: ~/.config/miopen, a problem cache, an export."),
+        list[Path], Argument(metavar="PATH…", help="Folders and files: ~/.config/miopen, a problem cache, an export.")
     ],
     miopen: Annotated[
-        str,
-        typer.Option("--miopen", metavar="VERSION", help="MIOpen's version, if no job of the pool has shown it yet."),
+        str, Option(metavar="VERSION", help="MIOpen's version, if no job of the pool has shown it yet.")
     ] = "",
     as_json: output.Json = False,
 ) -> None:
@@ -185,7 +182,7 @@ def import_(
 
 @commands.command()
 def merge(
-    database: Annotated[str, typer.Argument(metavar="[DATABASE]", help="One database; default: all.")] = "",
+    database: Annotated[str, Argument(metavar="[DATABASE]", help="One database; default: all.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """Merge what attempts committed now; the farm does so by itself within minutes."""
@@ -205,9 +202,9 @@ def merge(
 
 @commands.command()
 def diff(
-    left: Annotated[str, typer.Argument(metavar="LEFT", help="A database, a folder or a file.")],
-    right: Annotated[str, typer.Argument(metavar="RIGHT", help="Another.")],
-    keys: Annotated[bool, typer.Option("--keys", help="Also list the keys.")] = False,
+    left: Annotated[str, Argument(metavar="LEFT", help="A database, a folder or a file.")],
+    right: Annotated[str, Argument(metavar="RIGHT", help="Another.")],
+    keys: Annotated[bool, Option("--keys", help="Also list the keys.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Compare two databases, or one with files of yours, record by record."""
@@ -234,12 +231,10 @@ def diff(
 @commands.command()
 def prune(
     database: Database,
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Records older than this: 90d, 12h.")
-    ] = "",
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Records that this job measured.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="The whole database.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    older_than: Annotated[str, Option(metavar="AGE", help="Records older than this: 90d, 12h.")] = "",
+    job: Annotated[str, Option(metavar="JOB", help="Records that this job measured.")] = "",
+    everything: Annotated[bool, Option("--all", help="The whole database.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Remove records, so that they are tuned again: by age, by the job that measured them, or all."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from farm.cli import output, render
 from farm.cli.build_commands import Limits, MostOf
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 commands = output.commands(__doc__)
 
-Reference = Annotated[str, typer.Option("--ref", help="The ref whose cells are meant.")]
-Shadow = Annotated[str, typer.Argument(metavar="BUILD", help="A shadow build's id, or its unique start.")]
+Reference = Annotated[str, Option("--ref", help="The ref whose cells are meant.")]
+Shadow = Annotated[str, Argument(metavar="BUILD", help="A shadow build's id, or its unique start.")]
 
 
 @commands.command()
@@ -48,14 +49,12 @@ def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
 def radar(
     ref: Reference = "prod",
     to: Annotated[
-        str, typer.Option("--to", metavar="TOOLCHAIN", help="The start of its id; default: the newest with a worker.")
+        str, Option(metavar="TOOLCHAIN", help="The start of its id; default: the newest with a worker.")
     ] = "",
-    cell: Annotated[
-        list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Only these cells. Repeatable.")
-    ] = None,
+    cell: Annotated[list[str] | None, Option(metavar="PATTERN", help="Only these cells. Repeatable.")] = None,
     gate: Limits = None,
     budget: MostOf = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Print the build's id alone and do not wait.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Print the build's id alone and do not wait.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Build what a ref names under another toolchain, and say what gets better, worse and breaks.
@@ -90,9 +89,7 @@ def report(build: Shadow, as_json: output.Json = False) -> None:
 @commands.command()
 def promote(
     build: Shadow,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take the cells that passed, although others did not.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Take the cells that passed, although others did not.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Let the ref of a shadow build give readers its programs, if its gates passed.
@@ -108,12 +105,8 @@ def promote(
 @commands.command()
 def rollback(
     ref: Reference = "prod",
-    to: Annotated[
-        str, typer.Option("--to", metavar="TOOLCHAIN", help="The start of its id; default: the one before.")
-    ] = "",
-    generation: Annotated[
-        int | None, typer.Option("--generation", min=1, metavar="N", help="Only if the ref has this generation.")
-    ] = None,
+    to: Annotated[str, Option(metavar="TOOLCHAIN", help="The start of its id; default: the one before.")] = "",
+    generation: Annotated[int | None, Option(min=1, metavar="N", help="Only if the ref has this generation.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Let a ref give readers the programs of the toolchain before, which it has kept. One conditional write."""
@@ -123,14 +116,12 @@ def rollback(
 
 
 def bisect(
-    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="Cells of the ref, by their whole names.")],
+    cell: Annotated[list[str], Argument(metavar="CELL", help="Cells of the ref, by their whole names.")],
     ref: Reference = "prod",
     good: Annotated[
-        str, typer.Option("--good", metavar="TOOLCHAIN", help="One that is known to be good; default: the ref's own.")
+        str, Option(metavar="TOOLCHAIN", help="One that is known to be good; default: the ref's own.")
     ] = "",
-    bad: Annotated[
-        str, typer.Option("--bad", metavar="TOOLCHAIN", help="One that is known to be bad; default: try the newest.")
-    ] = "",
+    bad: Annotated[str, Option(metavar="TOOLCHAIN", help="One that is known to be bad; default: try the newest.")] = "",
     gate: Limits = None,
     budget: MostOf = None,
     as_json: output.Json = False,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from farm.cli import connection, output, render
 from farm.cli.artifact_commands import key_of
@@ -32,19 +33,17 @@ commands = output.commands(__doc__)
 def verify(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE|REF",
             help="A fetched program, a folder of them, a pack; or a cell, a key, a tag, a build.",
             autocompletion=connection.stored,
         ),
     ],
     keys: Annotated[
-        list[Path] | None, typer.Option("--key", metavar="FILE", help="Trust this public key, and no policy.")
+        list[Path] | None, Option("--key", metavar="FILE", help="Trust this public key, and no policy.")
     ] = None,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="A trust policy; default: the setting's.")
-    ] = None,
-    tag: Annotated[str, typer.Option("--tag", metavar="REF", help="A file: check that it may be this ref.")] = "",
+    policy: Annotated[Path | None, Option(metavar="FILE", help="A trust policy; default: the setting's.")] = None,
+    tag: Annotated[str, Option(metavar="REF", help="A file: check that it may be this ref.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """Check who made a program and how it was tested, a line each.
@@ -114,8 +113,8 @@ def _of_farm(settings: Settings, what: str, trust: Trust) -> dict[str, list[Trus
 
 @commands.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as `farm-2026`: a key has a name in policies.")],
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
+    name: Annotated[str, Argument(metavar="NAME", help="Such as `farm-2026`: a key has a name in policies.")],
+    folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
     as_json: output.Json = False,
 ) -> None:
     """Make a signing key: NAME.key, which stays secret, and NAME.pub for those who check."""
@@ -134,19 +133,19 @@ def new(
 
 @commands.command()
 def roles(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of roles; made if it is not there.")],
-    by: Annotated[list[Path], typer.Option("--by", metavar="KEY", help="A private key that signs: root, targets.")],
-    root: Annotated[list[Path] | None, typer.Option("--root", metavar="FILE", help="Public key of root.")] = None,
-    targets: Annotated[list[Path] | None, typer.Option("--targets", metavar="FILE", help="… of targets.")] = None,
-    server: Annotated[list[Path] | None, typer.Option("--server", metavar="FILE", help="… of the server.")] = None,
+    file: Annotated[Path, Argument(metavar="FILE", help="The file of roles; made if it is not there.")],
+    by: Annotated[list[Path], Option(metavar="KEY", help="A private key that signs: root, targets.")],
+    root: Annotated[list[Path] | None, Option(metavar="FILE", help="Public key of root.")] = None,
+    targets: Annotated[list[Path] | None, Option(metavar="FILE", help="… of targets.")] = None,
+    server: Annotated[list[Path] | None, Option(metavar="FILE", help="… of the server.")] = None,
     timestamp: Annotated[
-        list[Path] | None, typer.Option("--timestamp", metavar="FILE", help="… of timestamps; default: the server's.")
+        list[Path] | None, Option(metavar="FILE", help="… of timestamps; default: the server's.")
     ] = None,
     promoters: Annotated[
         list[str] | None,
-        typer.Option("--promoter", metavar="NAMESPACE=FILE", help="… of who signs its `prod`; NAMESPACE= for nobody."),
+        Option("--promoter", metavar="NAMESPACE=FILE", help="… of who signs its `prod`; NAMESPACE= for nobody."),
     ] = None,
-    days: Annotated[float, typer.Option("--days", min=1, help="How long they hold.")] = 730,
+    days: Annotated[float, Option(min=1, help="How long they hold.")] = 730,
     as_json: output.Json = False,
 ) -> None:
     """Say whose keys sign refs: what is named takes the place of the earlier keys, all else stays.
@@ -175,7 +174,7 @@ def roles(
 
 @commands.command()
 def publish(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of roles.")], as_json: output.Json = False
+    file: Annotated[Path, Argument(metavar="FILE", help="A file of roles.")], as_json: output.Json = False
 ) -> None:
     """Let the farm's refs be signed by these roles, or by newer ones: an existing farm signs all refs in a minute."""
     from farm.extras.signing.trust import load_roles
@@ -196,7 +195,7 @@ def withdraw(as_json: output.Json = False) -> None:
 
 @commands.command()
 def show(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A file of roles; default: the farm's.")] = None,
+    file: Annotated[Path | None, Argument(metavar="FILE", help="A file of roles; default: the farm's.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Show whose keys sign refs, and until when."""

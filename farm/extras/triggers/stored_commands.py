@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from farm.cli import output, render
 from farm.cli.build_commands import (
@@ -39,14 +40,12 @@ if TYPE_CHECKING:
 
 commands = output.commands(__doc__)
 
-ManifestName = Annotated[str, typer.Argument(metavar="NAME", help="A stored manifest: `farm manifest ls` lists them.")]
+ManifestName = Annotated[str, Argument(metavar="NAME", help="A stored manifest: `farm manifest ls` lists them.")]
 IfVersion = Annotated[
     int | None,
-    typer.Option("--if-version", metavar="N", min=0, help="Only if this is the newest version; 0: if there is none."),
+    Option("--if-version", metavar="N", min=0, help="Only if this is the newest version; 0: if there is none."),
 ]
-OneVersion = Annotated[
-    int | None, typer.Option("--version", metavar="N", min=1, help="A version; default: the newest.")
-]
+OneVersion = Annotated[int | None, Option("--version", metavar="N", min=1, help="A version; default: the newest.")]
 
 
 @commands.command()
@@ -99,8 +98,8 @@ def show(name: ManifestName, version: OneVersion = None, as_json: output.Json = 
 @commands.command()
 def diff(
     name: ManifestName,
-    left: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="A version; 0: the one before OTHER.")] = 0,
-    right: Annotated[int, typer.Argument(metavar="OTHER", min=0, help="Another version; 0: the newest.")] = 0,
+    left: Annotated[int, Argument(metavar="VERSION", min=0, help="A version; 0: the one before OTHER.")] = 0,
+    right: Annotated[int, Argument(metavar="OTHER", min=0, help="Another version; 0: the newest.")] = 0,
     as_json: output.Json = False,
 ) -> None:
     """Show what changed from one version to another: the text, and the digests of models and data."""
@@ -129,9 +128,7 @@ def build(
     name: ManifestName,
     version: OneVersion = None,
     detach: Detach = False,
-    key: Annotated[
-        str, typer.Option("--key", metavar="TEXT", help="The same key again is answered with the same build.")
-    ] = "",
+    key: Annotated[str, Option(metavar="TEXT", help="The same key again is answered with the same build.")] = "",
     label: Labels = None,
     gate: Limits = None,
     budget: MostOf = None,
@@ -160,7 +157,7 @@ def build(
 
 @commands.command()
 def triggers(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored manifest; default: all.")] = "",
+    name: Annotated[str, Argument(metavar="NAME", help="A stored manifest; default: all.")] = "",
     as_json: output.Json = False,
 ) -> None:
     """Show what builds stored manifests by itself: the last run, the next one, and why one made no build."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from farm.cli import output, render
 from farm.cli.connection import connect
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 commands = output.commands(__doc__)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A webhook's name.")]
+Name = Annotated[str, Argument(metavar="NAME", help="A webhook's name.")]
 
 
 @commands.command()
 def add(
     name: Name,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The address to call, such as https://ci.example/farm.")],
+    url: Annotated[str, Argument(metavar="URL", help="The address to call, such as https://ci.example/farm.")],
     event: Annotated[
-        list[str] | None,
-        typer.Option("--event", metavar="EVENT", help="build.finished (default), trigger.failed. Repeatable."),
+        list[str] | None, Option(metavar="EVENT", help="build.finished (default), trigger.failed. Repeatable.")
     ] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -49,7 +48,7 @@ def ls(as_json: output.Json = False) -> None:
 @commands.command()
 def log(
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, metavar="N", help="Messages to show.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, max=200, metavar="N", help="Messages to show.")] = 20,
     as_json: output.Json = False,
 ) -> None:
     """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
@@ -66,7 +65,7 @@ def log(
 @commands.command()
 def replay(
     name: Name,
-    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A message's id: `farm webhook log` has them.")],
+    message: Annotated[str, Argument(metavar="MESSAGE", help="A message's id: `farm webhook log` has them.")],
     as_json: output.Json = False,
 ) -> None:
     """Send a message again, with the same id."""
@@ -79,7 +78,7 @@ def replay(
 def rotate(
     name: Name,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="TIME", help="How long the old secret signs, too; 0s if it leaked.")
+        str, Option(metavar="TIME", help="How long the old secret signs, too; 0s if it leaked.")
     ] = "24h",
     as_json: output.Json = False,
 ) -> None:
