@@ -384,7 +384,7 @@ def outlook(
     if to_come and not unserved and not paused:
         there = Counter(cell["pool"] for cell in live if cell["state"] != "miss")  # A planned job does not wait yet.
         for name in {each.pool for each in to_come}:
-            others = known_pools[name]["waiting"] + known_pools[name]["running"] - there[name]
+            others = sum(known_pools[name][where] for where in ("waiting", "running", "uploading")) - there[name]
             ends.append(_end([each.seconds for each in to_come if each.pool == name], slots[name], others))
         if parallel:  # The bound is the build's, over all of its pools.
             ends.append(_end([each.seconds for each in to_come], parallel))

@@ -361,7 +361,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         str(pool["name"]),
         str(pool["live_workers"]),
         str(pool["slots"]),
-        str(pool["running"]),
+        str(pool["running"]) + f", {pool['uploading']} uploading" * bool(pool["uploading"]),
         str(pool["waiting"]),
         "paused" if pool["paused"] else "",
     ),

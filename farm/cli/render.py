@@ -257,9 +257,12 @@ def _about(range_: RangeDocument) -> str:
 
 
 def counts(cells: Iterable[JudgedCell]) -> str:
-    """Return `3 succeeded, 1 failed, 2 running, 10 queued`."""
-    found = Counter(map(_state, cells))
-    order = ("succeeded", "failed", f"failed {AS_EXPECTED}", "cancelled", "running", "queued")
+    """Return `3 succeeded, 1 failed, 2 running, 1 uploading, 10 queued`: what uploads seldom holds a slot."""
+    found = Counter(
+        "uploading" if cell["state"] == "running" and cell.get("phase") == "uploading" else _state(cell)
+        for cell in cells
+    )
+    order = ("succeeded", "failed", f"failed {AS_EXPECTED}", "cancelled", "running", "uploading", "queued")
     return ", ".join(f"{found[state]} {state}" for state in order if found[state]) or "no cells"
 
 

@@ -369,7 +369,10 @@ class ToolchainLine(TypedDict):
 
 
 class PoolView(TypedDict):
-    """A pool that was ever registered; `slots` are those of workers that take jobs."""
+    """A pool that was ever registered; `slots` are those of workers that take jobs.
+
+    `running` jobs hold slots, those `uploading` have left them.
+    """
 
     name: str
     pool: PoolDocument
@@ -377,4 +380,5 @@ class PoolView(TypedDict):
     slots: int
     waiting: int
     running: int
+    uploading: int
     paused: bool

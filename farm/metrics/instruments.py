@@ -136,7 +136,7 @@ GAUGES = {
     "farm_store_up": ("Whether the job store answered this scrape.", ()),
     "farm_pool_queued_jobs": ("Jobs that wait for a worker, handed out or not.", ("pool",)),
     "farm_pool_oldest_seconds": ("Time for which a pool's oldest job has waited.", ("pool",)),
-    "farm_pool_running_jobs": ("Jobs that run.", ("pool",)),
+    "farm_pool_running_jobs": ("Jobs that hold a slot.", ("pool",)),
     "farm_pool_workers": ("Live workers that serve a pool.", ("pool",)),
     "farm_pool_slots": ("Slots of the workers that take a pool's jobs.", ("pool",)),
     "farm_pool_paused": ("Whether a pool is paused.", ("pool",)),

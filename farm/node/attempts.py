@@ -176,6 +176,7 @@ class Attempts:
 
                 def leave() -> None:
                     if slot:
+                        lease.leave_slot()
                         publishing.enter_context(self._free.left(slot))
                     holding.close()
                     self.when_resumed()
@@ -256,6 +257,8 @@ class Lease:
         self.doing: tuple[str, float | None, str] = ("", None, "")
         self.kept = False
         """Whether its program is finished, and lies on the node's disk until object storage has it."""
+        self.left = False
+        """Whether it only uploads, and its slot is free for another."""
         self._news = news
 
     def note(self, phase: Phase, progress: float | None, detail: str, /) -> None:
@@ -273,11 +276,17 @@ class Lease:
         if changed:
             self._renew_now()
 
+    def leave_slot(self) -> None:
+        """Remember that the attempt holds no slot any more."""
+        self.left = True
+        self._renew_now()
+
     def renewal(self) -> Renewal:
         """Return what it says to the store."""
         phase, progress, detail = self.doing
         attempt, paused = self.attempt, round(self.attempt.clock.lost, 3)
-        return Renewal(attempt.token, attempt.job_id, phase, progress, detail, paused, attempt.tail.news(), self.kept)
+        said = phase, progress, detail, paused, attempt.tail.news(), self.kept, self.left
+        return Renewal(attempt.token, attempt.job_id, *said)
 
     def hear(self, answer: Renewed) -> None:
         """Hear whether the store wants the attempt to go on."""

@@ -539,7 +539,9 @@ def workers(visit: Here, text: Text = "") -> Response:
         worst=_worst(live, pools),
         troubles=troubles(visit.farm.store, visit.farm.settings),
         fine=f"{len(takers)} of {plural(len(live), 'worker')} take{'s' * (len(live) == 1)} jobs; "
-        f"{sum(pool['running'] for pool in pools):,} running, {sum(pool['waiting'] for pool in pools):,} waiting",
+        f"{sum(pool['running'] for pool in pools):,} running, "
+        + (f"{uploading:,} uploading, " if (uploading := sum(pool["uploading"] for pool in pools)) else "")
+        + f"{sum(pool['waiting'] for pool in pools):,} waiting",
     )
 
 

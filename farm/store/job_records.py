@@ -82,7 +82,7 @@ class Renewal:
     `paused` are the seconds for which it was paused so far (None: as it said before).
 
     `kept`: its finished program is on its node's disk. From now on the job waits for that node until `outbox_hours`
-    after the last renewal, whatever happens to the worker.
+    after the last renewal, whatever happens to the worker. `left`: it only uploads, and no longer holds its slot.
     """
 
     token: str
@@ -93,6 +93,7 @@ class Renewal:
     paused: float | None = None
     log_tail: bytes | None = None
     kept: bool = False
+    left: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -106,6 +107,7 @@ class Renewal:
             "paused": "" if self.paused is None else round(self.paused * 1000),
             "log": self.log_tail or b"",
             "kept": int(self.kept),
+            "left": int(self.left),
         }
 
 

@@ -150,11 +150,15 @@ class WorkerRecords:
         known, resting = self._link.ask_many([["HGETALL", ("pools",)], ["SMEMBERS", ("paused",)]])
         workers = self.list()
         counts = self._link.ask_many(
-            [["ZCARD", ("pool", name, where)] for name in known for where in ("waiting", "handed", "running")]
+            [
+                ["SCARD" if where == "left" else "ZCARD", ("pool", name, where)]
+                for name in known
+                for where in ("waiting", "handed", "running", "left")
+            ]
         )
         pools: PoolViews = []
         for position, (name, document) in enumerate(known.items()):
-            waiting, handed, running = counts[3 * position : 3 * position + 3]
+            waiting, handed, running, left = counts[4 * position : 4 * position + 4]
             serving = [worker for worker in workers if name in worker["pools"]]
             pools.append(
                 {
@@ -163,7 +167,8 @@ class WorkerRecords:
                     "live_workers": len(serving),
                     "slots": sum(worker["slots"] for worker in serving if _takes_jobs(worker)),
                     "waiting": waiting + handed,
-                    "running": running,
+                    "running": running - left,
+                    "uploading": left,
                     "paused": name in resting,
                 }
             )

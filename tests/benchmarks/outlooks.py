@@ -163,7 +163,7 @@ class Farm:
                 row = {"key": f"{len(rows)}", "pool": "cpu", "model": model[0], "estimate": found}
                 rows.append({**row, "state": "queued", "seconds": seconds, "busy": seconds * (1.5 if retried else 1)})
         crowded = chance.random() < shape.others
-        pool = {"name": "cpu", "slots": shape.slots, "waiting": len(rows) * (1 + crowded), "running": 0}
+        pool = {"name": "cpu", "slots": shape.slots, "waiting": len(rows) * (1 + crowded), "running": 0, "uploading": 0}
         if rows:
             self._judge(rows, pool, crowded)
         self._history += [Compile(m[0], m[1], r["seconds"]) for m in models for r in rows if r["model"] == m[0]]

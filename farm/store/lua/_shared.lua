@@ -237,6 +237,7 @@ local function place(job, where, cells)
     call("ZADD", POOL .. job.pool .. ":" .. where, where == "waiting" and job.queued_at or NOW, job.id)
   end
   if job.where == "running" then
+    call("SREM", POOL .. job.pool .. ":left", job.id)
     call("ZREM", FARM .. "leases", job.id)
     call("ZREM", FARM .. "kept", job.id)
     call("SREM", WORKER .. job.worker .. ":running", job.id)

@@ -1,6 +1,6 @@
 -- Report contradictions about a job: the lists that it is in, its name, its cells, its successes. Changes nothing.
 -- keys: job:<job> with :cells :attempts, active:<namespace>:<job key>, leases, kept, delayed, pool:<pool>:waiting
---   :handed :running :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
+--   :handed :running :left :levels :firsts:<level> :turns:<level> :ready:<level>:<build>, build:<build>:states :live
 -- arguments: job
 -- answer: list of sentences
 local id = job
@@ -15,6 +15,9 @@ for _, where in ipairs({"waiting", "handed", "running"}) do
     wrong("is %s, but %s among its pool's %s", job.where == "" and job.state or job.where,
           listed and "listed" or "not listed", where)
   end
+end
+if job.where ~= "running" and call("SISMEMBER", POOL .. job.pool .. ":left", id) == 1 then
+  wrong("is %s, but counts as uploading", job.state)
 end
 local leased = (call("ZSCORE", FARM .. "leases", id) or call("ZSCORE", FARM .. "kept", id)) and true or false
 if leased ~= (job.state == "running") then wrong("is %s %s a lease", job.state, leased and "with" or "without") end

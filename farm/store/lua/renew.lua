@@ -1,9 +1,9 @@
 -- A worker reports that its attempt is alive, and its progress.
--- keys: job:<job> with :cells :log, leases, kept, build:<build>:events
--- arguments: job, token, phase, progress, detail, paused, log, kept
+-- keys: job:<job> with :cells :log, leases, kept, pool:<pool>:left, build:<build>:events
+-- arguments: job, token, phase, progress, detail, paused, log, kept, left
 --   progress: a number, or "" if it is unknown; log: the last part of the attempt's log, "" = as before;
 --   paused: for so many milliseconds another program was measured on its host, "" = as before;
---   kept: 1 if its finished program is on the node's disk
+--   kept: 1 if its finished program is on the node's disk; left: 1 if it only uploads, and its slot has the next
 -- answer: "ok", "cancel" (nobody wants it any more: end it, then finish) or "lost" (another attempt has the job)
 local id = job
 local job = read(id)
@@ -16,6 +16,7 @@ if kept == "1" or job.kept then
 else
   call("ZADD", FARM .. "leases", NOW + LEASE, id)
 end
+if left == "1" then call("SADD", POOL .. job.pool .. ":left", id) end
 if log ~= "" then call("SET", JOB .. id .. ":log", log) end
 call("HSET", JOB .. id, "phase", phase, "progress", progress, "detail", detail)
 if paused ~= "" then call("HSET", JOB .. id, "paused", paused) end

@@ -1,10 +1,11 @@
--- Count the slots that a pool could use now: for what runs, and for what could be handed out if workers were there.
+-- Count the slots that a pool could use now: for what runs in one, and what could be handed out if workers were there.
 -- Changes nothing. A job that several builds wait for counts once for each of them, but never more than all that wait.
--- keys: paused, pool:<pool>:running :handed :waiting :levels :firsts:<level> :turns:<level> :ready:<level>:<build>,
---   build:<build> with :flying
+-- keys: paused, pool:<pool>:running :left :handed :waiting :levels :firsts:<level> :turns:<level>
+--   :ready:<level>:<build>, build:<build> with :flying
 -- arguments: pool
 -- answer: a number
-local busy = call("ZCARD", POOL .. pool .. ":running") + call("ZCARD", POOL .. pool .. ":handed")
+local busy = call("ZCARD", POOL .. pool .. ":running") - call("SCARD", POOL .. pool .. ":left")
+  + call("ZCARD", POOL .. pool .. ":handed")
 if call("SISMEMBER", FARM .. "paused", pool) == 1 then return busy end
 local ready = {}
 for _, level in ipairs(levels_of(pool)) do

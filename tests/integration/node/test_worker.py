@@ -152,11 +152,15 @@ def test_while_an_attempt_publishes_the_next_one_has_its_slot(
 
     wait_until(lambda: states().count("running") == 4)
     assert states() == ["running"] * 4 + ["queued"]
+    found = {"running": 0, "uploading": 4, "waiting": 1}
+    wait_until(lambda: found.items() <= next(dict(pool) for pool in store.workers.pools() if pool["waiting"]).items())
+    assert store.workers.wanted_slots(POOL.name) == 1, "what only uploads asks for no slot"
     done[1].touch()
     wait_until(lambda: states() == ["running", "succeeded", *["running"] * 3])
     for path in done:
         path.touch()
     assert reports.wait(build_id)["counts"]["succeeded"] == 5
+    assert store.workers.wanted_slots(POOL.name) == 0
 
 
 def test_cancelling_ends_the_child(store: Store, reports: Reports, worker: Worker, tmp_path: Path) -> None:

@@ -541,6 +541,16 @@ def test_tables_are_sorted_and_paged_by_the_address(
     assert "n1-cpu" not in words(browser.get("/ui/ns/main/workers?text=gfx942").text)
 
 
+def test_what_only_uploads_is_shown_apart_from_what_runs(farm: Farm, browser: httpx.Client) -> None:
+    accept(farm, "nightly", matrix_of(["net"], targets=["onnxruntime/cpu"], shapes=["b1", "b8"])[:2])
+    (_, _), (job, first) = shown.claim(farm, POOL, 2)
+    assert farm.store.jobs.renew(first.token, job, phase="uploading", left=True) == "ok"
+    page = words(browser.get("/ui/ns/main/workers").text)
+    assert "1 running, 1 uploading, 0 waiting" in page
+    (pool,) = [each for each in farm.store.workers.pools() if each["name"] == POOL.name]
+    assert f"{POOL.name} {pool['live_workers']} {pool['slots']} 1 , 1 uploading 0" in page
+
+
 def test_a_build_that_failed_as_expected_is_not_red_in_the_list(farm: Farm, browser: httpx.Client) -> None:
     known = {"kind": "compiler_error", "reason": "a bug", "until": None}
     build_id = accept(farm, "nightly", [Cell("net", expected=known), Cell("other", "migraphx/gfx942")])

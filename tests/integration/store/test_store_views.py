@@ -141,7 +141,7 @@ def test_workers_and_pools(store: Store, story: tuple[str, list[dict[str, Any]],
     assert by_id["w1"] == {**first, "running": [], "running_others": 1}
     pool = {
         "name": POOL.name, "pool": POOL.as_dict(), "live_workers": 2, "slots": 1, "waiting": 1, "running": 1,
-        "paused": False,
+        "uploading": 0, "paused": False,
     }  # fmt: skip
     assert store.workers.pools() == [pool]
     assert store.workers.wanted_slots(POOL.name) == 2
@@ -152,6 +152,30 @@ def test_workers_and_pools(store: Store, story: tuple[str, list[dict[str, Any]],
     assert seen(store, store.workers.list())[0]["draining"] is True
     (handed,) = take_none(store)
     assert handed == []
+
+
+def test_an_attempt_that_left_its_slot_to_upload_holds_none(store: Store) -> None:
+    join_pool(store, slots=1)
+    submit(store, *(new_cell(letter * 64) for letter in "abc"))
+    tokens = {}
+    for _ in range(2):
+        ((job, attempt),) = store.jobs.hand_out(POOL.name, 1)
+        tokens[job] = store.jobs.claim(job, attempt, nonce=f"n{job}", worker="w1", node="n1").token
+    first, second = tokens
+
+    def found() -> tuple[int, int, int, int]:
+        (pool,) = store.workers.pools()
+        return pool["running"], pool["uploading"], pool["waiting"], store.workers.wanted_slots(POOL.name)
+
+    assert found() == (2, 0, 1, 3)
+    assert store.jobs.renew(tokens[first], first, phase="uploading", left=True) == "ok"
+    assert store.jobs.renew(tokens[first], first, phase="uploading") == "ok", "once left, it stays so"
+    assert found() == (1, 1, 1, 2)
+    assert store.jobs.finish(first, tokens[first], Outcome.released()) == "ok"
+    assert found() == (1, 0, 2, 3), "tried again, it holds one"
+    assert store.jobs.renew(tokens[second], second, left=True) == "ok"
+    assert store.workers.leave("w1") == [second]
+    assert found() == (0, 0, 3, 3)
 
 
 def take_none(store: Store) -> tuple[list[Any]]:

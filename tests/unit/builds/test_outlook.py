@@ -15,7 +15,7 @@ def cell(seconds: float | None = None, **changes: Any) -> dict[str, Any]:
 
 
 def pool(slots: int, name: str = "cpu", **changes: Any) -> dict[str, Any]:
-    return {"name": name, "slots": slots, "waiting": 0, "running": 0, **changes}
+    return {"name": name, "slots": slots, "waiting": 0, "running": 0, "uploading": 0, **changes}
 
 
 @pytest.mark.parametrize(("of_build", "of_compile"), [(0.0, 0.5), (0.2, 0.3), (0.5, 0.1)])

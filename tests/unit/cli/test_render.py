@@ -297,6 +297,15 @@ def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None
     assert "failed as expected" in plain(render.table([known]))[1]
 
 
+def test_what_uploads_is_not_counted_as_running() -> None:
+    cells = [
+        cell("fp32", "running", phase="measuring"),
+        cell("fp16", "running", phase="uploading"),
+        cell("int8", "queued"),
+    ]
+    assert render.counts(cells) == "1 running, 1 uploading, 1 queued"
+
+
 def test_what_failed_as_expected_is_said_everywhere_and_red_nowhere() -> None:
     known = cell("int8", "failed", kind="accuracy", message="off by 2", as_expected=True, expected=True)
     red, said = typer.style("failed", fg="red")[:5], "failed as expected"
