@@ -13,7 +13,8 @@ from farm.errors import FarmFault, UsageError
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefCommit, RefView, SnapshotCell
-    from farm.artifacts.storage import ArtifactStore, Sign
+    from farm.artifacts.s3 import S3Store
+    from farm.artifacts.storage import Sign
     from farm.results.report import Report
     from farm.settings import Settings
     from farm.wire.program import Sidecar
@@ -109,7 +110,7 @@ def publishing(settings: Settings) -> Sign | None:
     require_readers(settings)
     found = [sign for each in installed() if each.on_published and (sign := each.on_published(settings))]
 
-    def call_all(artifacts: ArtifactStore, sidecar: Sidecar, text: bytes) -> None:
+    def call_all(artifacts: S3Store, sidecar: Sidecar, text: bytes) -> None:
         for sign in found:
             sign(artifacts, sidecar, text)
 

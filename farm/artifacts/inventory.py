@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -18,7 +18,6 @@ from farm.artifacts.refs import SNAPSHOT_LIMIT
 from farm.artifacts.storage import (
     AT_ONCE,
     BLOBS,
-    ArtifactStore,
     ListedObject,
     artifacts_prefix,
     at_once,
@@ -29,6 +28,9 @@ from farm.artifacts.storage import (
 from farm.errors import ArtifactGone
 from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
+
+if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
 
 log = get_logger(__name__)
 
@@ -44,7 +46,7 @@ class Known(NamedTuple):
     blobs: list[tuple[str, int]]
 
 
-def rebuild(artifacts: ArtifactStore, namespace: str, requests: int = AT_ONCE) -> Iterator[tuple[str, ArtifactFacts]]:
+def rebuild(artifacts: S3Store, namespace: str, requests: int = AT_ONCE) -> Iterator[tuple[str, ArtifactFacts]]:
     """Yield key and facts of every complete artifact of a namespace, and update its checkpoint.
 
     It sends so many requests at once: with many, whatever else this process does has to wait for its turn.
@@ -67,14 +69,14 @@ def rebuild(artifacts: ArtifactStore, namespace: str, requests: int = AT_ONCE) -
         yield found.facts["key"], found.facts
 
 
-def without_program(artifacts: ArtifactStore, found: Mapping[str, ArtifactFacts]) -> list[str]:
+def without_program(artifacts: S3Store, found: Mapping[str, ArtifactFacts]) -> list[str]:
     """Return the names of the artifacts (name: facts) whose program is gone, or has another size."""
     programs = {name: (facts["program"]["digest"], facts["program"]["size"]) for name, facts in found.items()}
     sizes = _blob_sizes(artifacts, set(programs.values()))
     return [name for name, (digest, size) in programs.items() if sizes.get(digest) != size]
 
 
-def _read(artifacts: ArtifactStore, key: str) -> Known | None:
+def _read(artifacts: S3Store, key: str) -> Known | None:
     found = artifacts.get_object(key)
     if found is None:
         return None
@@ -90,9 +92,7 @@ def _read(artifacts: ArtifactStore, key: str) -> Known | None:
     return Known(found.etag, facts, [(blob["digest"], blob["size"]) for blob in sidecars.required(sidecar["blobs"])])
 
 
-def _blob_sizes(
-    artifacts: ArtifactStore, wanted: Collection[tuple[str, int]], requests: int = AT_ONCE
-) -> dict[str, int]:
+def _blob_sizes(artifacts: S3Store, wanted: Collection[tuple[str, int]], requests: int = AT_ONCE) -> dict[str, int]:
     """Return the sizes of the wanted blobs that exist."""
     if len(wanted) <= FEW:
         there = at_once(lambda blob: artifacts.has_blob(*blob), wanted, requests)
@@ -110,7 +110,7 @@ def _checkpoint_key(namespace: str) -> str:
     return f"ns/{namespace}/index/checkpoint.json.gz"
 
 
-def _read_checkpoint(artifacts: ArtifactStore, namespace: str) -> dict[str, Known]:
+def _read_checkpoint(artifacts: S3Store, namespace: str) -> dict[str, Known]:
     found = artifacts.get_object(_checkpoint_key(namespace))
     if found is None:
         return {}
@@ -141,7 +141,7 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")  # Documents that only repeat what other documents say.
 
 
-def orphans(artifacts: ArtifactStore, blobs: Iterable[ListedObject]) -> list[ListedObject]:
+def orphans(artifacts: S3Store, blobs: Iterable[ListedObject]) -> list[ListedObject]:
     """Return the blobs that nothing has named for `ORPHAN_AGE`."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [entry for entry in blobs if entry.modified < before]
@@ -157,7 +157,7 @@ class Collected(TypedDict):
     marked: int
 
 
-def collect(artifacts: ArtifactStore, *, plans_kept: timedelta, dry_run: bool = False) -> Collected:
+def collect(artifacts: S3Store, *, plans_kept: timedelta, dry_run: bool = False) -> Collected:
     """Mark the blobs that nothing names, and delete those that have been marked for `GRACE`.
 
     First deletes the plans of builds that were reported more than `plans_kept` ago, so that they no longer keep models.
@@ -193,7 +193,7 @@ def _counted(deleted: Sequence[ListedObject], *, marked: int) -> Collected:
     return {"blobs": len(deleted), "bytes": sum(entry.size for entry in deleted), "marked": marked}
 
 
-def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
+def lacking(artifacts: S3Store, wanted: Mapping[str, int]) -> list[str]:
     """Return which blobs (digest: size) have to be uploaded before a document may name them.
 
     These are the missing ones, and those that the garbage collection marked and nobody uploaded since.
@@ -205,7 +205,7 @@ def lacking(artifacts: ArtifactStore, wanted: Mapping[str, int]) -> list[str]:
     return [digest for digest, lack in zip(wanted, at_once(lacks, wanted), strict=True) if lack]
 
 
-def _mark(artifacts: ArtifactStore, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
+def _mark(artifacts: S3Store, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
     """Mark these blobs, remove other marks, and return all marks by their keys."""
     doomed = {_mark_key(entry): entry for entry in found}
     there = {mark.key: mark for mark in artifacts.list_entries(MARKS)}
@@ -219,14 +219,14 @@ def _mark_key(entry: ListedObject) -> str:
     return MARKS + entry.key.rpartition("/")[2]
 
 
-def _is_doomed(artifacts: ArtifactStore, key: str) -> bool:
+def _is_doomed(artifacts: S3Store, key: str) -> bool:
     """Whether a blob is marked, and was not uploaded since: some servers report times in whole seconds."""
     mark = next(artifacts.list_entries(MARKS + key.rpartition("/")[2]), None)
     blob = next(artifacts.list_entries(key), None) if mark else None
     return mark is not None and blob is not None and blob.modified < mark.modified
 
 
-def _since(artifacts: ArtifactStore, seen: set[str]) -> list[str]:
+def _since(artifacts: S3Store, seen: set[str]) -> list[str]:
     """Return the documents that may name more than at the first read: new ones, refs, heads, plans of open builds."""
     now = documents(artifacts)
     opened = [key.split("/") for key in now if "/open/" in key]
@@ -234,7 +234,7 @@ def _since(artifacts: ArtifactStore, seen: set[str]) -> list[str]:
     return [key for key in now if key not in seen or key in plans or "/refs/" in key or key.endswith("/head.json")]
 
 
-def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
+def _forget_plans(artifacts: S3Store, before: datetime) -> None:
     """Delete the plans of builds that were reported before a time: their reports stay."""
     plans, old = set[str](), set[str]()
     for namespace in artifacts.list_folders("ns/"):
@@ -247,13 +247,13 @@ def _forget_plans(artifacts: ArtifactStore, before: datetime) -> None:
     at_once(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old)
 
 
-def documents(artifacts: ArtifactStore) -> list[str]:
+def documents(artifacts: S3Store) -> list[str]:
     """Return the keys of all documents that can own a blob."""
     prefixes = ("ns/", "config/")
     return [key for prefix in prefixes for key in artifacts.list_objects(prefix) if not _CACHES.match(key)]
 
 
-def owned(artifacts: ArtifactStore, keys: Iterable[str]) -> set[str]:
+def owned(artifacts: S3Store, keys: Iterable[str]) -> set[str]:
     """Return every SHA-256 in these documents, and in the snapshots of refs among them.
 
     Everything that looks like a digest counts: a blob that is kept for nothing costs little, a wrong deletion costs an
@@ -270,7 +270,7 @@ def owned(artifacts: ArtifactStore, keys: Iterable[str]) -> set[str]:
     return set().union(*at_once(mentioned, keys))
 
 
-def _in_snapshot(artifacts: ArtifactStore, digest: str) -> set[str]:
+def _in_snapshot(artifacts: S3Store, digest: str) -> set[str]:
     try:
         return _digests(artifacts.read_blob(digest, SNAPSHOT_LIMIT))
     except ArtifactGone:

@@ -12,7 +12,8 @@ import re
 import threading
 from collections.abc import Iterable
 
-from farm.artifacts.storage import WORKERS_WRITE, ArtifactStore, build_key
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import WORKERS_WRITE, build_key
 from farm.errors import Untrusted
 from farm.jobs.order import WorkOrder
 from farm.spec import canonical_json
@@ -25,18 +26,18 @@ _lists: dict[str, frozenset[bytes]] = {}
 _change = threading.Lock()  # All attempts of a worker process share the lists.
 
 
-def keep(artifacts: ArtifactStore, namespace: str, build_id: str, planned: Iterable[tuple[str, WorkOrder]]) -> None:
+def keep(artifacts: S3Store, namespace: str, build_id: str, planned: Iterable[tuple[str, WorkOrder]]) -> None:
     """Write the list of a build: its cache keys with their orders. Repeating it changes nothing."""
     digests = sorted({_digest(namespace, key, order) for key, order in planned})
     artifacts.put_object(_list_key(namespace, build_id), b"".join(digests), content_type="application/octet-stream")
 
 
-def is_kept(artifacts: ArtifactStore, namespace: str, build_id: str) -> bool:
+def is_kept(artifacts: S3Store, namespace: str, build_id: str) -> bool:
     """Whether a build has its list: those of releases before had none."""
     return any(True for _ in artifacts.list_objects(_list_key(namespace, build_id)))
 
 
-def require_planned(artifacts: ArtifactStore, namespace: str, build_id: str, key: str, order: WorkOrder) -> None:
+def require_planned(artifacts: S3Store, namespace: str, build_id: str, key: str, order: WorkOrder) -> None:
     """Raise Untrusted for an order that is not in the list of its build. Raises as `get_object`."""
     place = _list_key(namespace, build_id)
     # By another name it would be a place where workers may write, such as below a namespace's artifacts.

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import MAIN, ArtifactStore, Object, until_moved
+from farm.artifacts.storage import MAIN, Object, until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.runner.bounds import Default
 from farm.spec import FileReference, PlainSize
 
 if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
     from farm.logging import Logger
 
 
@@ -132,7 +133,7 @@ class Refs:
 
     def __init__(
         self,
-        artifacts: ArtifactStore,
+        artifacts: S3Store,
         commit: Commit | None = None,
         committed: Callable[[str, RefView], object] = lambda namespace, ref: None,
     ) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import TypedDict
 
 from farm.errors import Conflict, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
     from farm.wire.program import Sidecar
 
 MAIN = "main"  # The namespace of trusted submitters; every other namespace can read it and never write there.
@@ -154,7 +155,7 @@ class Missing(TypedDict):
     missing: list[Upload]
 
 
-Sign = Callable[["ArtifactStore", "Sidecar", bytes], None]
+Sign = Callable[["S3Store", "Sidecar", bytes], None]
 """Keeps signed statements about a sidecar that is about to be stored as these bytes."""
 
 
@@ -163,45 +164,6 @@ class SignedSidecar(TypedDict):
 
     sidecar: str
     statements: list[str]
-
-
-class ArtifactStore(Protocol):
-    """The part of a store that keeps documents and small blobs; `S3Store` documents each method."""
-
-    def with_patience(self, seconds: float) -> Self:
-        """Return the same store for a caller who waits so long while storage is away."""
-
-    def put_blob_bytes(self, data: bytes) -> tuple[str, int]:
-        """Upload bytes as a blob."""
-
-    def has_blob(self, digest: str, size: int | None = None) -> bool:
-        """Say whether a blob is there."""
-
-    def read_blob(self, digest: str, limit: int) -> bytes:
-        """Return a blob's bytes."""
-
-    def put_object(
-        self, key: str, data: bytes, *, create: bool = False, if_match: str = "", content_type: str = "application/json"
-    ) -> str:
-        """Write a document."""
-
-    def get_object(self, key: str) -> Object | None:
-        """Read a document."""
-
-    def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:
-        """Return what is signed about the artifacts of a cache key."""
-
-    def delete_object(self, key: str, *, if_match: str = "") -> None:
-        """Delete an object."""
-
-    def list_objects(self, prefix: str) -> Iterator[str]:
-        """Yield keys."""
-
-    def list_entries(self, prefix: str) -> Iterator[ListedObject]:
-        """Yield objects with size, ETag and time."""
-
-    def list_folders(self, prefix: str) -> list[str]:
-        """Return names."""
 
 
 A = TypeVar("A")
@@ -234,7 +196,7 @@ def at_once(ask: Callable[[A], T], about: Iterable[A], most: int = AT_ONCE) -> l
 
 
 def rewrite(
-    artifacts: ArtifactStore,
+    artifacts: S3Store,
     key: str,
     change: Callable[[Object | None], bytes],
     *,

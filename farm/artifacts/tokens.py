@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import ArtifactStore, Object, folder_name, readable
+from farm.artifacts.storage import Object, folder_name, readable
 from farm.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from farm.artifacts.s3 import S3Store
 
 PREFIX = "config/tokens/"
 ADMINISTRATOR = "admin"  # The name of the caller who has the administrator's own token; no other token may have it.
@@ -94,7 +97,7 @@ def link_code(secret: str, until: int | None = None) -> str:
 class Tokens:
     """The tokens of a farm. Thread-safe."""
 
-    def __init__(self, artifacts: ArtifactStore) -> None:
+    def __init__(self, artifacts: S3Store) -> None:
         self._artifacts = artifacts
         self._lock = threading.Lock()
         self._remembered: dict[str, tuple[float, Token]] = {}

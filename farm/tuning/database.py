@@ -24,7 +24,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from farm.artifacts.storage import ArtifactStore, ListedObject, at_once, blob_key, readable, until_moved
+from farm.artifacts.s3 import S3Store
+from farm.artifacts.storage import ListedObject, at_once, blob_key, readable, until_moved
 from farm.errors import ArtifactGone, Conflict, UsageError
 from farm.jobs.order import WorkOrder
 from farm.logging import get_logger
@@ -129,7 +130,7 @@ class ForOneRun:
 class TuningDatabase:
     """The tuning records of one pool, device and mode in a namespace. Safe to use from several threads."""
 
-    def __init__(self, artifacts: ArtifactStore, namespace: str, pool: str, device: str, mode: str) -> None:
+    def __init__(self, artifacts: S3Store, namespace: str, pool: str, device: str, mode: str) -> None:
         """`device` is what `device_name` returns."""
         self._artifacts = artifacts
         self.namespace, self.pool, self.device, self.mode = namespace, pool, device, mode
@@ -341,7 +342,7 @@ def _problem(read_blob: Callable[[str, int], bytes], digest: str) -> str:
     return ""
 
 
-def database_of(artifacts: ArtifactStore, namespace: str, order: WorkOrder) -> TuningDatabase:
+def database_of(artifacts: S3Store, namespace: str, order: WorkOrder) -> TuningDatabase:
     """Return the database that a work order is tuned with.
 
     The pool's whole name is not part of its own: the device says what else a pool is, or it changes nothing learnt.
@@ -351,7 +352,7 @@ def database_of(artifacts: ArtifactStore, namespace: str, order: WorkOrder) -> T
     return TuningDatabase(artifacts, namespace, pool, device_name(Device(**spec["device"])), mode_name(spec["tuning"]))
 
 
-def databases(artifacts: ArtifactStore, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:
+def databases(artifacts: S3Store, namespaces: Sequence[str]) -> Iterator[TuningDatabase]:
     """Yield the databases of these namespaces."""
     for namespace in namespaces:
         root = f"ns/{namespace}/tuning/"

@@ -28,7 +28,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import ArtifactStore
 from farm.compiling.attempt import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
@@ -47,7 +46,7 @@ class Kills(NamedTuple):
     unreadable: frozenset[str]
 
 
-def tune(artifacts: ArtifactStore, settings: Settings, folder: Path, name: str, model: Path, slots: int = 1) -> None:
+def tune(artifacts: S3Store, settings: Settings, folder: Path, name: str, model: Path, slots: int = 1) -> None:
     """Tune a model in this process, in so many slots."""
     free = FreeSlots([Slot(f"GPU-{index}") for index in range(slots)])
     with free.one(threading.Event()) as slot:

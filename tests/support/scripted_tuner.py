@@ -116,8 +116,7 @@ if __name__ == "__main__":
 
 
 # --- the worker ------------------------------------------------------------------------------------------------
-
-from farm.artifacts.storage import ArtifactStore  # noqa: E402
+from farm.artifacts.s3 import S3Store  # noqa: E402
 from farm.compiling.asking import MadeProgram  # noqa: E402
 from farm.compiling.attempt import ANYWHERE, Slot  # noqa: E402
 from farm.compiling.child_process import run_child  # noqa: E402
@@ -214,13 +213,13 @@ def worked(model: Path) -> int:
         return log.seek(0, os.SEEK_END)
 
 
-def database(artifacts: ArtifactStore, mode: str = "exhaustive") -> TuningDatabase:
+def database(artifacts: S3Store, mode: str = "exhaustive") -> TuningDatabase:
     """Return the database that scripted models are tuned into."""
     return TuningDatabase(artifacts, "main", "migraphx-gfx942-304cu.rocm7.2-00000000", "gfx942-304cu-8xcc", mode)
 
 
 def tuner_for(
-    artifacts: ArtifactStore,
+    artifacts: S3Store,
     settings: Settings,
     folder: Path,
     name: str,

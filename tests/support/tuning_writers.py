@@ -15,7 +15,6 @@ from threading import Event
 from typing import Any, cast
 
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import ArtifactStore
 from farm.errors import FarmFault
 from farm.tuning.database import Restored, TuningDatabase
 from farm.tuning.formats import write_folder
@@ -85,7 +84,7 @@ class DyingStore:
 def merge_and_die(store: dict[str, str], answered: int) -> None:
     """Merge, but be killed after so many requests; ends normally where it needs fewer."""
     dying = DyingStore(S3Store(**store), itertools.count(answered, -1))
-    TuningDatabase(cast("ArtifactStore", dying), *NAME).merge()
+    TuningDatabase(cast("S3Store", dying), *NAME).merge()
 
 
 def kill_writers(store: dict[str, str]) -> Iterator[bool]:

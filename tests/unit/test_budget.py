@@ -16,7 +16,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 LINES = {
     "api": 1815,
-    "artifacts": 2367,
+    "artifacts": 2334,
     "builds": 3144,
     "cli": 4961,
     "client": 4809,
@@ -28,13 +28,13 @@ LINES = {
     "extras/packs": 1022,
     "extras/radar": 1298,
     "extras/reproduce": 340,
-    "extras/signing": 2132,
+    "extras/signing": 2133,
     "extras/telemetry": 155,
     "extras/triggers": 1164,
     "extras/webhooks": 906,
     "jobs": 1020,
     "local": 1716,
-    "loose": 1851,
+    "loose": 1852,
     "manifest": 2156,
     "matrix": 1618,
     "metrics": 212,
@@ -47,7 +47,7 @@ LINES = {
     "store": 1856,
     "targets": 1160,
     "tasks": 178,
-    "tuning": 2510,
+    "tuning": 2511,
     "wire": 400,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""

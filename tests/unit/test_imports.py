@@ -523,9 +523,19 @@ def nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in everything(path) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def executed(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """What is imported, without what only a type checker imports."""
+    typing = [
+        each for each in everything(path) if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
+    ]
+    skipped = {node for each in typing for part in each.body for node in ast.walk(part)}
+    return [node for node in nodes(path) if node not in skipped]
+
+
+def imports(path: Path, *, running: bool = False) -> set[str]:
     found = set()
-    for node in nodes(path):
+    for node in executed(path) if running else nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -546,9 +556,9 @@ def room(module: str) -> str:
     return ".".join(parts[: 1 if parts[0] == "tasks" else 3 if parts[1:2] == ["extras"] else 2])
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(path: Path, *, running: bool = False) -> Iterator[str]:
     """The farm's own modules that a file imports; `from farm import spec` is `farm.spec`, not `farm`."""
-    for node in nodes(path):
+    for node in executed(path) if running else nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -558,7 +568,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def closure(package: str) -> set[str]:
-    """All modules that some module of a package imports, directly or through others."""
+    """All modules that are imported when some module of a package runs, directly or through others."""
     reached: set[str] = set()
     todo = [name for name in MODULES if room(name) == package]
     while todo:
@@ -566,7 +576,7 @@ def closure(package: str) -> set[str]:
         if name not in reached:
             reached.add(name)
             parents = [".".join(name.split(".")[:count]) for count in range(1, name.count(".") + 1)]
-            todo += [*imported(MODULES[name]), *(parent for parent in parents if parent in MODULES)]
+            todo += [*imported(MODULES[name], running=True), *(parent for parent in parents if parent in MODULES)]
     return reached
 
 
@@ -610,7 +620,9 @@ def test_the_core_imports_no_extension() -> None:
 
 def test_a_client_is_installed_without_what_servers_and_workers_need() -> None:
     """All that `farm.client` reaches, however late it is imported."""
-    libraries = {name.split(".")[0] for module in closure("farm.client") for name in imports(MODULES[module])}
+    libraries = {
+        name.split(".")[0] for module in closure("farm.client") for name in imports(MODULES[module], running=True)
+    }
     assert libraries & SERVER_LIBRARIES == set()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import ArtifactStore, Object, at_once, rewrite, sidecar_key, statements_key
+from farm.artifacts.storage import Object, at_once, rewrite, sidecar_key, statements_key
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import statements
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
     from farm.app import Farm
+    from farm.artifacts.s3 import S3Store
     from farm.results.report import JudgedCell, Report
     from farm.settings import Settings
     from farm.wire.program import Sidecar
@@ -47,7 +48,7 @@ class Notary:
             return None
         return cls(load_signer(Path(settings.signing_key).expanduser()), settings.builder_id or statements.BUILDER)
 
-    def attest(self, artifacts: ArtifactStore, sidecar: Sidecar, text: bytes) -> None:
+    def attest(self, artifacts: S3Store, sidecar: Sidecar, text: bytes) -> None:
         """Sign and keep what an attempt says about its program, before its sidecar (`text`, as it is stored) is there.
 
         A sidecar that comes first elsewhere has statements of its own; these are then about nothing.
@@ -97,7 +98,7 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
     return f"{'; '.join(found)}. That is what the statements say; {check}"
 
 
-def add(artifacts: ArtifactStore, namespace: str, key: str, new: Sequence[bytes]) -> None:
+def add(artifacts: S3Store, namespace: str, key: str, new: Sequence[bytes]) -> None:
     """Keep bundles about the artifacts of a cache key; each takes the place of an older one that says the same."""
 
     def added(there: Object | None) -> bytes:
@@ -131,7 +132,7 @@ def _newest(given: Iterable[bytes]) -> list[bytes]:
 class Promotions:
     """Checks what a ref is to name by a server's policy, and signs that it passed, if the server has a key."""
 
-    artifacts: ArtifactStore
+    artifacts: S3Store
     policy: TrustPolicy
     notary: Notary | None
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tuf.ngclient import FetcherInterface
 
     from farm.app import Farm
-    from farm.artifacts.storage import ArtifactStore
+    from farm.artifacts.s3 import S3Store
     from farm.client.client import FarmClient
 
 PLACE = f"ns/{MAIN}/roles.json"  # The object key of the published roles: where everybody who reads artifacts may read.
@@ -203,13 +203,13 @@ def _targets(
     return str(signed.to_bytes().decode())
 
 
-def published(artifacts: ArtifactStore) -> Roles | None:
+def published(artifacts: S3Store) -> Roles | None:
     """Return the roles by which the refs of a farm are signed; None if they are not. Raises UsageError."""
     found = artifacts.get_object(PLACE)
     return Roles.read(found.data) if found else None
 
 
-def publish(artifacts: ArtifactStore, data: bytes) -> Roles:
+def publish(artifacts: S3Store, data: bytes) -> Roles:
     """Let the refs of a farm be signed by these roles, which continue those that are there.
 
     Raises UsageError for what is not roles, Conflict if they do not continue the published ones.
@@ -223,7 +223,7 @@ def publish(artifacts: ArtifactStore, data: bytes) -> Roles:
     return new
 
 
-def withdraw(artifacts: ArtifactStore) -> None:
+def withdraw(artifacts: S3Store) -> None:
     """Let the refs of a farm be unsigned. Raises NotFound if they are."""
     if artifacts.get_object(PLACE) is None:
         raise NotFound("no roles are published: the farm signs no refs")
