@@ -16,8 +16,8 @@ from typing import Any, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Digest, File, Size
 from farm.runner.documents import DataRecipe, DeviceDocument, InputSpec, OpenSize
+from farm.runner.protocol import Digest, File, Size
 
 SCHEMA = 1  # Number of the cache key's recipe: every change to the recipe gets a new number.
 Json = Any  # A JSON value: None, bool, int, float, str, or lists and string-keyed dicts of them.

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from farm.artifacts.storage import MAIN, Object, until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
-from farm.runner.bounds import Default
+from farm.runner.protocol import Default
 from farm.spec import FileReference, PlainSize
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from farm.client.inspection import inspect_if_small, wrong_card
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
 from farm.files import hash_file, read_plain, replacing
 from farm.models.shapes import BATCH, PACK
-from farm.runner.bounds import Amount, Bound, Digest, relative
 from farm.runner.documents import MeasuredPoint, TensorInfo
+from farm.runner.protocol import Amount, Bound, Digest, relative
 from farm.spec import (
     SUFFIXES,
     FileReference,

@@ -33,7 +33,6 @@ from typing_extensions import TypedDict
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import FailureKind
 from farm.runner import documents
-from farm.runner.bounds import Bound, relative
 from farm.runner.documents import (
     BenchProgram,
     ChildRequest,
@@ -47,6 +46,7 @@ from farm.runner.documents import (
     SlicedModel,
     TuningWish,
 )
+from farm.runner.protocol import Bound, relative
 from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
 from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance, filled
 

@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.state import AttemptLimits
-from farm.runner.bounds import Default
 from farm.runner.documents import DeviceDocument
+from farm.runner.protocol import Default
 from farm.spec import FileReference
 
 Row = TypeVar("Row")

@@ -14,7 +14,7 @@ from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
 from farm.models.frozen import FrozenData, FrozenModel
-from farm.runner.bounds import Default
+from farm.runner.protocol import Default
 from farm.spec import PlainSize, model_digest
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels, Patterns
 from farm.wire.program import ConversionRecord

@@ -24,9 +24,8 @@ from typing_extensions import TypedDict
 from farm.errors import UsageError, suggestion
 from farm.files import hash_file
 from farm.models.shapes import BATCH, Extent, Input
-from farm.runner.bounds import Bound, Digest, Size
 from farm.runner.documents import TensorInfo
-from farm.runner.protocol import reason_of
+from farm.runner.protocol import Bound, Digest, Size, reason_of
 from farm.spec import FileReference, model_digest
 from farm.wire.program import ConversionRecord
 

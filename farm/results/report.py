@@ -12,7 +12,7 @@ from farm.jobs.estimate import Estimate, OutlookDocument
 from farm.jobs.rows import CellRow, VerdictDocument
 from farm.matrix.planned import CellGates, PastState, ShadowNotes, SoughtBatch, Values
 from farm.results.gates import GateRow
-from farm.runner.bounds import Default
+from farm.runner.protocol import Default
 from farm.spec import PlainSize
 from farm.wire.asked import TAG, BuildId
 

@@ -58,23 +58,22 @@ _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compi
 """The onnx package's evaluator is a reference, and compiles nothing."""
 
 
-_ADDED: dict[str, str] = {}
+_ADDED: dict[str, Sequence[str]] = {}
 """Modules that extensions add, by target (`onnxruntime/cuda`, a pattern): compilers, and devices of ONNX Runtime."""
 
 
 def add_modules(modules: Mapping[str, Sequence[str]]) -> None:
-    """Make modules known: `{target: [name, folder of its package]}`. None of them is imported yet."""
-    for target, (name, folder) in modules.items():
-        package = name.rpartition(".")[0]
-        if package and package not in sys.modules:
-            add_package(package, folder)
-        _ADDED[target] = name
+    """Make modules known: `{target: [name, folder of its package]}`. Nothing of them is imported yet."""
+    _ADDED.update(modules)
 
 
 def find_module(compiler: str, device: str) -> Any:
     """Import the module that an extension adds for a compiler's device; None if there is none."""
     asked = f"{compiler}/{device}"
-    name = next((name for target, name in _ADDED.items() if fnmatchcase(asked, target)), None)
+    name, folder = next((added for target, added in _ADDED.items() if fnmatchcase(asked, target)), ("", ""))
+    package = name.rpartition(".")[0]
+    if package and package not in sys.modules:
+        add_package(package, folder)
     return importlib.import_module(name) if name else None
 
 

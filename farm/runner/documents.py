@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from .bounds import Amount, Bound, Count, Default, File, Label, Name, Word
+from .protocol import Amount, Bound, Count, Default, File, Label, Name, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from typing import Annotated, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Bound, Digest, Size, Word
+from farm.runner.protocol import Bound, Digest, Size, Word
 
 BUILD_ID = r"^b-[0-9a-f]{16}$"
 TAG = r"^[a-z0-9][a-z0-9._-]{0,63}$"

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from farm.runner.bounds import Amount, Bound, Count, Default, Digest, Given, Unchecked, Word
 from farm.runner.documents import (
     ConvertedInput,
     Latency,
@@ -20,6 +19,7 @@ from farm.runner.documents import (
     SessionChoice,
     Verification,
 )
+from farm.runner.protocol import Amount, Bound, Count, Default, Digest, Given, Unchecked, Word
 from farm.spec import FileReference, SpecDocument
 
 Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]  # The ends of a 99 % confidence interval.

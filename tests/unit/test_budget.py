@@ -42,7 +42,7 @@ LINES = {
     "node": 3799,
     "pages": 3770,
     "results": 2142,
-    "runner": 6992,
+    "runner": 6983,
     "serving": 441,
     "store": 1856,
     "targets": 1160,

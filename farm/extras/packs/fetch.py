@@ -26,8 +26,8 @@ from farm.extras.packs import layouts
 from farm.extras.packs.layouts import CACHED, require_fit
 from farm.extras.signing.verifying import file_digest
 from farm.files import hash_file, read_plain, remove_tree
-from farm.runner.bounds import Bound, Label
 from farm.runner.documents import Answer, ChildRequest
+from farm.runner.protocol import Bound, Label
 from farm.spec import FileReference
 from farm.wire.program import Sidecar
 
