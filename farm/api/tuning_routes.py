@@ -17,21 +17,9 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
-from farm.tuning import exchange
+from farm.tuning import exchange, records
 from farm.tuning.database import Head, TuningDatabase, databases, device_name
 from farm.tuning.exchange import fitting, read_offered
-from farm.tuning.records import (
-    LARGEST_DATABASE,
-    Record,
-    RecordSource,
-    Snapshot,
-    TuningDatabaseView,
-    TuningImported,
-    TuningMerged,
-    TuningPruned,
-    TuningStats,
-    TuningWorkView,
-)
 
 router = APIRouter(tags=["tuning"])
 
@@ -59,7 +47,7 @@ There = Annotated[TuningDatabase, Depends(_there)]
 
 
 @router.get("/tuning")
-def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[TuningDatabaseView]:
+def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[records.TuningDatabaseView]:
     """List the namespace's tuning databases, and the possible ones: one for each mode of a known pool."""
     found = {database.name: described(database) for database in databases(farm.artifacts, [caller.namespace])}
     for pool in _pools(farm):
@@ -81,11 +69,11 @@ def tuning_snapshot(database: There) -> Response:
 
 
 @router.get("/tuning/{pool}/{device}/{mode}/stats")
-def tuning_stats(database: There) -> TuningStats:
+def tuning_stats(database: There) -> records.TuningStats:
     """Return what the database holds, and what tuning cost and saved: in total and per day."""
     snapshot = database.read().snapshot
     log = snapshot.log
-    days: list[TuningWorkView] = [{"date": date, **work.view()} for date, work in log.by_day().items()]
+    days: list[records.TuningWorkView] = [{"date": date, **work.view()} for date, work in log.by_day().items()]
     return {"database": database.name, "records": snapshot.counts(), "total": log.total().view(), "days": days}
 
 
@@ -97,7 +85,7 @@ async def tuning_import(
     request: Request,
     snapshot: Annotated[bytes, Body(media_type="application/gzip", description="A snapshot as gzipped text.")],
     miopen: Annotated[str, Query(pattern=r"^[\w.-]{0,64}$", description="The version of MIOpen that is taken.")] = "",
-) -> TuningImported:
+) -> records.TuningImported:
     """Add records of a user's own databases that fit the pool's device; the answer names the refused ones.
 
     At most 64 MiB of text, with 500,000 records.
@@ -107,7 +95,7 @@ async def tuning_import(
     return await anyio.to_thread.run_sync(work, limiter=request.app.state.imports)
 
 
-def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miopen: str) -> TuningImported:
+def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miopen: str) -> records.TuningImported:
     pools = [pool for pool in _pools(farm) if pool.stem == database.pool]
     own = [pool for pool in pools if (database.device, database.mode) in _possible(pool)]
     # Those with an enforcement of MIOpen's search are there once a job has asked for it.
@@ -116,9 +104,11 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
     if pool is None:
         raise NotFound(f"no known pool has a database {database.name}", hint="`farm tuning ls` lists them")
     known_now = database.since(frozenset()).snapshot
-    if known_now.size > LARGEST_DATABASE:
+    if known_now.size > records.LARGEST_DATABASE:
         raise UsageError(f"{database.name} is full", hint=f"`farm tuning prune {database.name}` makes room")
-    source = RecordSource(datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain)
+    source = records.RecordSource(
+        datetime.now(UTC).isoformat(timespec="seconds"), f"import by {by}", "", pool.toolchain
+    )
     found = fitting(read_offered(snapshot, source), known_now, pool.device, pool.toolchain, miopen)
     if found.snapshot:
         database.commit(found.snapshot)
@@ -128,7 +118,7 @@ def _import(farm: Farm, database: TuningDatabase, by: str, snapshot: bytes, miop
 
 
 @router.post("/tuning/{pool}/{device}/{mode}/merge")
-def tuning_merge(_: Submitter, database: There) -> TuningMerged:
+def tuning_merge(_: Submitter, database: There) -> records.TuningMerged:
     """Merge what attempts committed into the head now; the control plane also does so after a while."""
     return database.merge()
 
@@ -141,7 +131,7 @@ def tuning_prune(
     job: Annotated[str, Query(max_length=64, description="Records that this job measured.")] = "",
     everything: Annotated[bool, Query(description="The whole database.")] = False,
     dry_run: Annotated[bool, Query(description="Remove nothing.")] = False,
-) -> TuningPruned:
+) -> records.TuningPruned:
     """Remove records, so that they are measured again. If there are several conditions, all must hold.
 
     `everything` also works for a damaged database; records that cannot be read are not counted.
@@ -150,10 +140,10 @@ def tuning_prune(
         raise UsageError("choose what to prune: by age, by job, or everything")
     before = "" if older is None else (datetime.now(UTC) - timedelta(seconds=older)).isoformat(timespec="seconds")
 
-    def goes(record: Record) -> bool:
+    def goes(record: records.Record) -> bool:
         return (not before or record.source.when < before) and (not job or record.source.job == job)
 
-    def keep(snapshot: Snapshot) -> Snapshot:
+    def keep(snapshot: records.Snapshot) -> records.Snapshot:
         return snapshot.only(record for record in snapshot if not goes(record))
 
     try:
@@ -161,7 +151,7 @@ def tuning_prune(
     except ArtifactGone:
         if not everything:
             raise
-        snapshot = Snapshot()
+        snapshot = records.Snapshot()
     pruned = sum(map(goes, snapshot))
     if not dry_run and everything:
         database.delete()
@@ -184,7 +174,7 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
     return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
 
 
-def described(database: TuningDatabase) -> TuningDatabaseView:
+def described(database: TuningDatabase) -> records.TuningDatabaseView:
     """Return what a database holds; of a damaged one, why it cannot be read."""
     waiting = len(database.waiting())
     try:
@@ -193,7 +183,7 @@ def described(database: TuningDatabase) -> TuningDatabaseView:
         return {**_view(database, None, waiting), "damaged": error.message}
 
 
-def _view(database: TuningDatabase, head: Head | None = None, waiting: int = 0) -> TuningDatabaseView:
+def _view(database: TuningDatabase, head: Head | None = None, waiting: int = 0) -> records.TuningDatabaseView:
     return {
         "name": database.name,
         "namespace": database.namespace,

@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from typing_extensions import TypedDict
 
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts import storage
 from farm.artifacts.refs import SNAPSHOT_LIMIT
-from farm.artifacts.storage import (
-    AT_ONCE,
-    BLOBS,
-    ListedObject,
-    artifacts_prefix,
-    at_once,
-    blob_key,
-    build_key,
-    builds_prefix,
-)
 from farm.errors import ArtifactGone
 from farm.jobs.facts import ArtifactFacts
 from farm.logging import get_logger
@@ -46,17 +37,17 @@ class Known(NamedTuple):
     blobs: list[tuple[str, int]]
 
 
-def rebuild(artifacts: S3Store, namespace: str, requests: int = AT_ONCE) -> Iterator[tuple[str, ArtifactFacts]]:
+def rebuild(artifacts: S3Store, namespace: str, requests: int = storage.AT_ONCE) -> Iterator[tuple[str, ArtifactFacts]]:
     """Yield key and facts of every complete artifact of a namespace, and update its checkpoint.
 
     It sends so many requests at once: with many, whatever else this process does has to wait for its turn.
     """
-    prefix = artifacts_prefix(namespace)
+    prefix = storage.artifacts_prefix(namespace)
     listed = {entry.key: entry.etag for entry in artifacts.list_entries(prefix)}
     checkpoint = _read_checkpoint(artifacts, namespace)
     known = {key: found for key, found in checkpoint.items() if listed.get(key) == found.etag}
     changed = [key for key in listed if key not in known]
-    read = at_once(lambda key: _read(artifacts, key), changed, requests)
+    read = storage.at_once(lambda key: _read(artifacts, key), changed, requests)
     known |= {key: found for key, found in zip(changed, read, strict=True) if found}
     if known != checkpoint:
         text = json.dumps({"schema": SCHEMA, "sidecars": known}).encode()
@@ -92,13 +83,17 @@ def _read(artifacts: S3Store, key: str) -> Known | None:
     return Known(found.etag, facts, [(blob["digest"], blob["size"]) for blob in sidecars.required(sidecar["blobs"])])
 
 
-def _blob_sizes(artifacts: S3Store, wanted: Collection[tuple[str, int]], requests: int = AT_ONCE) -> dict[str, int]:
+def _blob_sizes(
+    artifacts: S3Store, wanted: Collection[tuple[str, int]], requests: int = storage.AT_ONCE
+) -> dict[str, int]:
     """Return the sizes of the wanted blobs that exist."""
     if len(wanted) <= FEW:
-        there = at_once(lambda blob: artifacts.has_blob(*blob), wanted, requests)
+        there = storage.at_once(lambda blob: artifacts.has_blob(*blob), wanted, requests)
         return {digest: size for (digest, size), is_there in zip(wanted, there, strict=True) if is_there}
     folders = Counter(digest[:2] for digest, _ in wanted)
-    listings = at_once(lambda folder: list(artifacts.list_entries(f"{BLOBS}{folder}/")), folders, requests)
+    listings = storage.at_once(
+        lambda folder: list(artifacts.list_entries(f"{storage.BLOBS}{folder}/")), folders, requests
+    )
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 
@@ -141,11 +136,11 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")  # Documents that only repeat what other documents say.
 
 
-def orphans(artifacts: S3Store, blobs: Iterable[ListedObject]) -> list[ListedObject]:
+def orphans(artifacts: S3Store, blobs: Iterable[storage.ListedObject]) -> list[storage.ListedObject]:
     """Return the blobs that nothing has named for `ORPHAN_AGE`."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [entry for entry in blobs if entry.modified < before]
-    named = {blob_key(digest) for digest in owned(artifacts, documents(artifacts))}
+    named = {storage.blob_key(digest) for digest in owned(artifacts, documents(artifacts))}
     return [entry for entry in old if entry.key not in named]
 
 
@@ -168,7 +163,7 @@ def collect(artifacts: S3Store, *, plans_kept: timedelta, dry_run: bool = False)
     if not dry_run:
         _forget_plans(artifacts, datetime.now(UTC) - plans_kept)
     seen = set(documents(artifacts))
-    found = orphans(artifacts, artifacts.list_entries(BLOBS))
+    found = orphans(artifacts, artifacts.list_entries(storage.BLOBS))
     if dry_run:
         return _counted(found, marked=0)
     before = datetime.now(UTC) - GRACE
@@ -176,20 +171,20 @@ def collect(artifacts: S3Store, *, plans_kept: timedelta, dry_run: bool = False)
     ripe = [entry for entry in found if (mark := marks.get(_mark_key(entry))) and mark.modified <= before]
     if not ripe:
         return _counted([], marked=len(found))
-    again = {blob_key(digest) for digest in owned(artifacts, _since(artifacts, seen))}
+    again = {storage.blob_key(digest) for digest in owned(artifacts, _since(artifacts, seen))}
 
-    def remove(entry: ListedObject) -> bool:
+    def remove(entry: storage.ListedObject) -> bool:
         gone = entry.key not in again and _is_doomed(artifacts, entry.key)
         if gone:
             artifacts.delete_object(entry.key)
         artifacts.delete_object(_mark_key(entry))
         return gone
 
-    deleted = [entry for entry, gone in zip(ripe, at_once(remove, ripe), strict=True) if gone]
+    deleted = [entry for entry, gone in zip(ripe, storage.at_once(remove, ripe), strict=True) if gone]
     return _counted(deleted, marked=len(found) - len(ripe))
 
 
-def _counted(deleted: Sequence[ListedObject], *, marked: int) -> Collected:
+def _counted(deleted: Sequence[storage.ListedObject], *, marked: int) -> Collected:
     return {"blobs": len(deleted), "bytes": sum(entry.size for entry in deleted), "marked": marked}
 
 
@@ -200,22 +195,22 @@ def lacking(artifacts: S3Store, wanted: Mapping[str, int]) -> list[str]:
     """
 
     def lacks(digest: str) -> bool:
-        return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, blob_key(digest))
+        return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, storage.blob_key(digest))
 
-    return [digest for digest, lack in zip(wanted, at_once(lacks, wanted), strict=True) if lack]
+    return [digest for digest, lack in zip(wanted, storage.at_once(lacks, wanted), strict=True) if lack]
 
 
-def _mark(artifacts: S3Store, found: Iterable[ListedObject]) -> dict[str, ListedObject]:
+def _mark(artifacts: S3Store, found: Iterable[storage.ListedObject]) -> dict[str, storage.ListedObject]:
     """Mark these blobs, remove other marks, and return all marks by their keys."""
     doomed = {_mark_key(entry): entry for entry in found}
     there = {mark.key: mark for mark in artifacts.list_entries(MARKS)}
     new = [key for key, entry in doomed.items() if key not in there or there[key].modified <= entry.modified]
-    at_once(artifacts.delete_object, there.keys() - doomed.keys())
-    at_once(lambda key: artifacts.put_object(key, b"{}"), new)
+    storage.at_once(artifacts.delete_object, there.keys() - doomed.keys())
+    storage.at_once(lambda key: artifacts.put_object(key, b"{}"), new)
     return {mark.key: mark for mark in artifacts.list_entries(MARKS)}
 
 
-def _mark_key(entry: ListedObject) -> str:
+def _mark_key(entry: storage.ListedObject) -> str:
     return MARKS + entry.key.rpartition("/")[2]
 
 
@@ -230,7 +225,7 @@ def _since(artifacts: S3Store, seen: set[str]) -> list[str]:
     """Return the documents that may name more than at the first read: new ones, refs, heads, plans of open builds."""
     now = documents(artifacts)
     opened = [key.split("/") for key in now if "/open/" in key]
-    plans = {build_key(parts[1], parts[-1], "plan.json") for parts in opened}
+    plans = {storage.build_key(parts[1], parts[-1], "plan.json") for parts in opened}
     return [key for key in now if key not in seen or key in plans or "/refs/" in key or key.endswith("/head.json")]
 
 
@@ -238,13 +233,13 @@ def _forget_plans(artifacts: S3Store, before: datetime) -> None:
     """Delete the plans of builds that were reported before a time: their reports stay."""
     plans, old = set[str](), set[str]()
     for namespace in artifacts.list_folders("ns/"):
-        for entry in artifacts.list_entries(builds_prefix(namespace)):
+        for entry in artifacts.list_entries(storage.builds_prefix(namespace)):
             folder, _, name = entry.key.rpartition("/")
             if name == "plan.json":
                 plans.add(folder)
             elif name == "report.json" and entry.modified < before:
                 old.add(folder)
-    at_once(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old)
+    storage.at_once(lambda folder: artifacts.delete_object(f"{folder}/plan.json"), plans & old)
 
 
 def documents(artifacts: S3Store) -> list[str]:
@@ -267,7 +262,7 @@ def owned(artifacts: S3Store, keys: Iterable[str]) -> set[str]:
             digests |= {digest for snapshot in digests for digest in _in_snapshot(artifacts, snapshot)}
         return digests
 
-    return set().union(*at_once(mentioned, keys))
+    return set().union(*storage.at_once(mentioned, keys))
 
 
 def _in_snapshot(artifacts: S3Store, digest: str) -> set[str]:

@@ -12,35 +12,15 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
+from farm.artifacts import storage
 from farm.artifacts.s3_bucket import Bucket, FinalStatus, SourceBuckets
-from farm.artifacts.storage import (
-    BLOBS,
-    BUILD_IDS,
-    QUARANTINE,
-    UPLOADS,
-    Object,
-    Published,
-    Put,
-    Sign,
-    at_once,
-    blob_key,
-    sidecar_key,
-    statements_key,
-    until_moved,
-    upload_key,
-)
 from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import (
-        CopySourceTypeDef,
-        LifecycleRuleOutputTypeDef,
-        MultipartUploadTypeDef,
-        PartTypeDef,
-    )
+    from mypy_boto3_s3 import type_defs
 
 CLIENT_PART = 128 << 20  # Fewest bytes of one part of a client's upload: this much is sent again after an interruption.
 CLIENT_PARTS = 1000  # Parts of one client's upload at most: each costs a signature, and S3 takes parts of 5 GiB.
@@ -53,19 +33,19 @@ class LargeUploads:
     def __init__(self, store: S3Store) -> None:
         self._store = store
 
-    def begin(self, namespace: str, digest: str, size: int) -> list[Put]:
+    def begin(self, namespace: str, digest: str, size: int) -> list[storage.Put]:
         """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
 
         Nothing signs the bytes of a part: the blob is there once `finish` has hashed the whole.
         """
-        key = upload_key(namespace, digest)
+        key = storage.upload_key(namespace, digest)
         upload = self._begun(key)
         if not upload:
             begin = partial(self._store.s3.create_multipart_upload, Bucket=self._store.name, Key=key)
             upload = self._store.ask("write", key, begin)["UploadId"]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
         part_size = _client_part(size)
-        puts: list[Put] = []
+        puts: list[storage.Put] = []
         for number, start in enumerate(range(0, size, part_size), 1):
             length = min(part_size, size - start)
             if there.get(number) == length:
@@ -82,7 +62,7 @@ class LargeUploads:
 
         Raises UsageError when parts are missing, or the bytes are not those of the digest (which are deleted).
         """
-        key = upload_key(namespace, digest)
+        key = storage.upload_key(namespace, digest)
         if upload := self._begun(key):
             parts = self._parts(key, upload)
             brought = sum(part["Size"] for part in parts)
@@ -98,9 +78,11 @@ class LargeUploads:
             return
         actual = self._store.hash_of(found)
         if actual == digest:
-            source: CopySourceTypeDef = {"Bucket": self._store.name, "Key": key}
+            source: type_defs.CopySourceTypeDef = {"Bucket": self._store.name, "Key": key}
             what_was_hashed = {"CopySourceIfMatch": found.etag}
-            copy = partial(self._store.s3.copy, source, self._store.name, blob_key(digest), ExtraArgs=what_was_hashed)
+            copy = partial(
+                self._store.s3.copy, source, self._store.name, storage.blob_key(digest), ExtraArgs=what_was_hashed
+            )
             self._store.ask("copy", key, copy)
         self._store.delete_object(key)
         if actual != digest:
@@ -110,7 +92,7 @@ class LargeUploads:
     def abort(self, older_than: timedelta) -> int:
         """End large uploads that were begun longer ago and never became blobs; return how many."""
         before = datetime.now(UTC) - older_than
-        ours = (BLOBS, UPLOADS, QUARANTINE)  # The bucket may have other users.
+        ours = (storage.BLOBS, storage.UPLOADS, storage.QUARANTINE)  # The bucket may have other users.
         old = [upload for prefix in ours for upload in self._open(prefix) if upload["Initiated"] < before]
         for upload in old:
             key = upload["Key"]
@@ -119,7 +101,7 @@ class LargeUploads:
             )
             with suppress(FinalStatus):  # Completed or ended meanwhile.
                 self._store.ask("end an upload to", key, abort, final={404})
-        stale = [entry for entry in self._store.list_entries(UPLOADS) if entry.modified < before]
+        stale = [entry for entry in self._store.list_entries(storage.UPLOADS) if entry.modified < before]
         for entry in stale:
             self._store.delete_object(entry.key)
         return len(old) + len(stale)
@@ -129,12 +111,12 @@ class LargeUploads:
         ours = [upload for upload in self._open(key) if upload["Key"] == key]
         return max(ours, key=lambda upload: upload["Initiated"])["UploadId"] if ours else None
 
-    def _open(self, prefix: str) -> list[MultipartUploadTypeDef]:
+    def _open(self, prefix: str) -> list[type_defs.MultipartUploadTypeDef]:
         """Return the multipart uploads under a prefix that are neither completed nor ended."""
         pages = self._store.s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._store.name, Prefix=prefix)
         return self._store.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
 
-    def _parts(self, key: str, upload: str) -> list[PartTypeDef]:
+    def _parts(self, key: str, upload: str) -> list[type_defs.PartTypeDef]:
         """Return the parts of an upload that are there, in order."""
         pages = self._store.s3.get_paginator("list_parts").paginate(Bucket=self._store.name, Key=key, UploadId=upload)
         return self._store.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
@@ -188,13 +170,15 @@ class S3Store(Bucket):
     def _build_ids(self) -> bytes:
         def attempt() -> bytes | None:
             with suppress(Conflict):
-                self.put_object(BUILD_IDS, secrets.token_hex().encode(), create=True)
-            found = self.get_object(BUILD_IDS)
+                self.put_object(storage.BUILD_IDS, secrets.token_hex().encode(), create=True)
+            found = self.get_object(storage.BUILD_IDS)
             return found.data if found else None
 
-        return until_moved(self.place(BUILD_IDS), attempt)
+        return storage.until_moved(self.place(storage.BUILD_IDS), attempt)
 
-    def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: Sign | None = None) -> Published:
+    def publish(
+        self, namespace: str, sidecar: Mapping[str, Any], *, sign: storage.Sign | None = None
+    ) -> storage.Published:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
         Replaces a broken sidecar (unreadable, or with missing blobs). `sign` keeps statements about the new one before
@@ -202,29 +186,31 @@ class S3Store(Bucket):
         Raises UsageError if this sidecar is not valid or its own blobs are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
-        key = sidecar_key(namespace, ours["key"])
+        key = storage.sidecar_key(namespace, ours["key"])
         if absent := self._first_absent(ours):
-            raise UsageError(f"{self.place(key)} cannot be published: {self.place(blob_key(absent))} is not there")
+            raise UsageError(
+                f"{self.place(key)} cannot be published: {self.place(storage.blob_key(absent))} is not there"
+            )
         data = sidecars.text(ours)
         if sign:
             sign(self, ours, data)
 
-        def attempt() -> Published | None:
+        def attempt() -> storage.Published | None:
             with suppress(Conflict):
                 self.put_object(key, data, create=True)
-                return Published(ours, adopted=False)
+                return storage.Published(ours, adopted=False)
             there = self.get_object(key)
             if there is None:  # Retention took it in between.
                 return None
             if theirs := self._whole(namespace, ours["key"], there):
-                return Published(theirs, adopted=True)
+                return storage.Published(theirs, adopted=True)
             with suppress(Conflict):
                 self.put_object(key, data, if_match=there.etag)
                 log.warning("artifact repaired", key=key)
-                return Published(ours, adopted=False)
+                return storage.Published(ours, adopted=False)
             return None
 
-        return until_moved(self.place(key), attempt)
+        return storage.until_moved(self.place(key), attempt)
 
     def lookup(self, namespaces: Sequence[str], key: str) -> Sidecar | None:
         """Return the sidecar of the first complete artifact of a cache key, in the order of the namespaces.
@@ -232,17 +218,17 @@ class S3Store(Bucket):
         It is readable, and its blobs all exist, in the right size.
         """
         for namespace in namespaces:
-            found = self.get_object(sidecar_key(namespace, key))
+            found = self.get_object(storage.sidecar_key(namespace, key))
             if found and (sidecar := self._whole(namespace, key, found)):
                 return sidecar
         return None
 
     def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:
         """Return what is signed about the artifacts of a cache key in namespaces: Sigstore bundles, unchecked."""
-        found = (self.get_object(statements_key(namespace, key)) for namespace in namespaces)
+        found = (self.get_object(storage.statements_key(namespace, key)) for namespace in namespaces)
         return [line for there in found if there for line in there.data.splitlines()]
 
-    def _whole(self, namespace: str, key: str, found: Object) -> Sidecar | None:
+    def _whole(self, namespace: str, key: str, found: storage.Object) -> Sidecar | None:
         """Return a sidecar, unless it is unreadable, misplaced or lacks blobs."""
         try:
             sidecar = sidecars.read(found.data)
@@ -256,7 +242,7 @@ class S3Store(Bucket):
 
     def _first_absent(self, sidecar: Sidecar) -> str | None:
         blobs = sidecars.required(sidecar["blobs"])
-        there = at_once(lambda blob: self.has_blob(blob["digest"], blob["size"]), blobs)
+        there = storage.at_once(lambda blob: self.has_blob(blob["digest"], blob["size"]), blobs)
         return next((blob["digest"] for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)
 
 
@@ -287,14 +273,14 @@ def rules(bucket: Bucket) -> Iterator[tuple[str, str, bool]]:
         yield said, "add a lifecycle rule with NoncurrentVersionExpiration", False
 
 
-def _takes(rule: LifecycleRuleOutputTypeDef) -> str:
+def _takes(rule: type_defs.LifecycleRuleOutputTypeDef) -> str:
     """What an enabled lifecycle rule does to objects that the farm keeps; empty if it spares them."""
     chosen = rule.get("Filter", {})
     both = chosen.get("And", {})
     if chosen.get("Tag") or both.get("Tags"):  # The farm tags nothing.
         return ""
     prefix = rule.get("Prefix") or chosen.get("Prefix") or both.get("Prefix") or ""
-    if not any(kept.startswith(prefix) or prefix.startswith(kept) for kept in (BLOBS, "ns/", "config/")):
+    if not any(kept.startswith(prefix) or prefix.startswith(kept) for kept in (storage.BLOBS, "ns/", "config/")):
         return ""
     where = f"objects under {prefix}" if prefix else "all objects"
     if {"Days", "Date"} & set(rule.get("Expiration", {})):

@@ -23,18 +23,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from farm import entry_points, errors
 from farm.client.transfers import KeptAnswers, default_cache
 from farm.client.transport import BUILD, Api, Topic, Transport, build_named
-from farm.errors import (
-    CompileFailed,
-    ExitCode,
-    FarmError,
-    FarmFault,
-    GateFailed,
-    InputsMissing,
-    NotAllowed,
-    NotFound,
-    NotPlanned,
-    StillRunning,
-)
 from farm.files import read_private
 from farm.units import counted
 from farm.wire.checking import read, unexpected
@@ -192,7 +180,7 @@ class FarmClient:
         if not url:
             running = running_farm(settings.data_dir)
             if running is None:
-                raise NotFound(
+                raise errors.NotFound(
                     f"no farm: api_url is not set, and none runs in {settings.data_dir}",
                     hint="set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`",
                 )
@@ -247,7 +235,7 @@ class FarmClient:
         self.upload(frozen.files_of(missing), progress)
         try:
             return self._create(frozen, kept)
-        except InputsMissing as error:  # Something may have gone since the plan, too.
+        except errors.InputsMissing as error:  # Something may have gone since the plan, too.
             kept, missing = error.kept, error.blobs
         self.upload(frozen.files_of(missing), progress)
         return self._create(frozen, kept)
@@ -257,7 +245,7 @@ class FarmClient:
         from farm.results.report import BuildView
 
         if kept:
-            with contextlib.suppress(NotPlanned):
+            with contextlib.suppress(errors.NotPlanned):
                 path, params = _path(frozen.build_id), {"kept": kept}
                 found = self.transport.post(path, BuildView, params=params, timeout=300.0)
                 return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
@@ -307,11 +295,11 @@ class FarmClient:
         if label := commit or (named if "=" in named else ""):
             if found := self.builds(1, label=label):
                 return found[0]["id"]
-            raise NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
+            raise errors.NotFound(f"no build has the label {label}", hint="`farm status` lists the newest builds")
         if not BUILD.fullmatch(named):
             return self._find_by_name(named)
         if re.fullmatch(r"[0-9a-f]{1,15}", named):  # As `face`: of a name and the start of an id the name counts.
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(errors.NotFound):
                 return self._find_by_name(named)
         return self.build(named)["id"]
 
@@ -322,7 +310,7 @@ class FarmClient:
             raise errors.UsageError(f"{name!r} is not a build id, and names no build", hint=known)
         found = next((build["id"] for build in self.builds(1000) if build["name"] == name), None)
         if not found:
-            raise NotFound(f"no build is named {name}", hint="`farm status` lists the newest builds")
+            raise errors.NotFound(f"no build is named {name}", hint="`farm status` lists the newest builds")
         return found
 
     def cells(self, build_id: str) -> list[JudgedCell]:
@@ -531,13 +519,13 @@ def _follow(client: FarmClient, build_id: str, after: str | None, **params: bool
                     return
                 position = identifier or position
                 yield data
-        except FarmFault:
+        except errors.FarmFault:
             failures += 1
             if failures > len(FOLLOW_DELAYS):
                 raise
         time.sleep(FOLLOW_DELAYS[max(failures - 1, 0)])
         if failures > 1:
-            with contextlib.suppress(FarmFault):
+            with contextlib.suppress(errors.FarmFault):
                 if client.build(build_id)["state"] == "reported":
                     return
                 # The farm answers and only its events do not come through: go on asking, for as long as it takes.
@@ -575,7 +563,7 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
     except OSError as error:
         url, token = error.strerror or "", ""
     if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]+", url):
-        raise NotAllowed(
+        raise errors.NotAllowed(
             f"{path} names a farm that is not yours: {url}",
             hint="it came with the folder: delete the file, or set FARM_API_URL",
         )
@@ -585,10 +573,10 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
 LONGEST_PAUSE = 2.0  # Seconds between two questions whether a build has ended, at most; they grow from a tenth of one.
 PATIENCE = 30.0  # Seconds for which a farm that is away is asked again.
 
-_ERRORS: dict[int, type[FarmError]] = {
-    ExitCode.CELL_FAILED: CompileFailed,
-    ExitCode.GATE_FAILED: GateFailed,
-    ExitCode.FARM_FAULT: FarmFault,
+_ERRORS: dict[int, type[errors.FarmError]] = {
+    errors.ExitCode.CELL_FAILED: errors.CompileFailed,
+    errors.ExitCode.GATE_FAILED: errors.GateFailed,
+    errors.ExitCode.FARM_FAULT: errors.FarmFault,
 }
 
 
@@ -625,17 +613,19 @@ class SubmittedBuild(Mapping[str, Any]):
                     progress(said)
                 if found["state"] == "reported":
                     break
-            except FarmFault:
+            except errors.FarmFault:
                 if time.monotonic() - heard > PATIENCE:
                     raise
             left = pause if end is None else end - time.monotonic()
             if left <= 0:
-                raise StillRunning(f"build {self.id} goes on after {timeout:g} seconds", hint=f"look at {self.url}")
+                raise errors.StillRunning(
+                    f"build {self.id} goes on after {timeout:g} seconds", hint=f"look at {self.url}"
+                )
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
         verdict = found["verdict"]
         if verdict and verdict["exit_code"]:
-            kind = _ERRORS.get(verdict["exit_code"], CompileFailed)
+            kind = _ERRORS.get(verdict["exit_code"], errors.CompileFailed)
             raise kind(f"build {self.id}: {verdict['text']}", hint=self.url)
         return self.report()
 
@@ -667,7 +657,7 @@ class SubmittedBuild(Mapping[str, Any]):
         from farm.client.tables import html
 
         cells: list[JudgedCell] = []
-        with contextlib.suppress(FarmError):  # A notebook also shows what is over.
+        with contextlib.suppress(errors.FarmError):  # A notebook also shows what is over.
             cells = self.cells()
         return html(f"{self.document['name']} {self.id}", self.url, cells)
 

@@ -20,19 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import farm
+from farm.compiling import asking
 from farm.compiling.alone import Clock, host_at
-from farm.compiling.asking import (
-    EXPECTED,
-    MadeProgram,
-    bench_request,
-    check_request,
-    compile_request,
-    evaluate_request,
-    expected_of,
-    pack_request,
-    reference_request,
-    references_of,
-)
 from farm.compiling.attempt import ANYWHERE, Installation, Slot
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, Failure, classify
@@ -344,7 +333,7 @@ class Steps:
         """
         path = self.children.folder / "reference" / "reference.npz"
         path.parent.mkdir(exist_ok=True)
-        references = references_of(self.order)
+        references = asking.references_of(self.order)
         for used in references or ("none",):
             try:
                 if not (cache and cache.bring(used, path)):
@@ -361,13 +350,13 @@ class Steps:
                 return path
         first = self.refused[references[0]]
         why = f"no reference can run the model ({', '.join(references)}): {first}"
-        self._ask_reference(model, samples, path, EXPECTED, unverified=why)
+        self._ask_reference(model, samples, path, asking.EXPECTED, unverified=why)
         return path
 
     def _ask_reference(
         self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0
     ) -> None:
-        request = reference_request(self.order, model, samples, path, used=used, unverified=unverified)
+        request = asking.reference_request(self.order, model, samples, path, used=used, unverified=unverified)
         if used == "migraphx":
             self._let_check(model, None)
         self.children.ask(request, read=inputs_of(model, samples), write=[path.parent], seconds=seconds)
@@ -391,19 +380,19 @@ class Steps:
         if not self.compiler.packs(self.order["spec"]["precision"]):
             return model
         packed = self.children.folder / "packed" / "packed.onnx"
-        self.children.ask(pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
+        self.children.ask(asking.pack_request(self.order, model, packed), read=[model.parent], write=[packed.parent])
         return packed
 
     def _let_check(self, model: Path, installation: Installation | None) -> None:
         """Let a child of the farm's own Python check the model: one of MIGraphX's may lack onnx, and opens it next."""
         if not self._checked and (installation or self.children.settings.migraphx_python):
-            self.children.ask(check_request(self.order, model), read=[model.parent])
+            self.children.ask(asking.check_request(self.order, model), read=[model.parent])
             self._checked = True
 
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Quantize, compile and save the program."""
         model = self.prepare(model)
-        request = compile_request(self.order, model, calibration, self.program)
+        request = asking.compile_request(self.order, model, calibration, self.program)
         return cast("CompileAnswer", self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent]))
 
     def evaluate(
@@ -416,7 +405,7 @@ class Steps:
     ) -> EvaluateAnswer:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
-        request = evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
+        request = asking.evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
         before = self.children.look("before measuring")
         answer: EvaluateAnswer = self.ask(
             request, environment, read=[self.program, reference], write=[self.sample.parent, *write]
@@ -427,7 +416,7 @@ class Steps:
 
     def bench(
         self,
-        programs: Sequence[MadeProgram],
+        programs: Sequence[asking.MadeProgram],
         samples: Path | None,
         *,
         rounds: int,
@@ -439,7 +428,9 @@ class Steps:
 
         A `tuner` says with which databases.
         """
-        request = bench_request(self.order, programs, samples, rounds=rounds, seconds=seconds, toolchain=toolchain)
+        request = asking.bench_request(
+            self.order, programs, samples, rounds=rounds, seconds=seconds, toolchain=toolchain
+        )
         answer: BenchAnswer = self.ask(
             request,
             tuner.measuring if tuner else None,
@@ -463,7 +454,7 @@ class Steps:
         A child that compiles the whole model also gets the work order's `debug` settings.
         """
         if self.keyed and request["action"] in ("compile", "tune"):
-            request = {**request, "expected": expected_of(self.order["spec"])}
+            request = {**request, "expected": asking.expected_of(self.order["spec"])}
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
             wish: DebugRequest = {"level": debug.get("log_level", "")}

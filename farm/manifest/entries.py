@@ -13,55 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from farm.manifest.values import (
-    BATCHES_SCHEMA,
-    MAX_SELECTORS,
-    NAME,
-    SCHEMA_ID,
-    BatchSizes,
-    BucketObject,
-    Count,
-    Cron,
-    DataUse,
-    Date,
-    Dimension,
-    Dims,
-    Duration,
-    Entry,
-    Env,
-    ExpectedKind,
-    InputRange,
-    LabelKey,
-    Labels,
-    Limit,
-    Link,
-    Name,
-    Number,
-    Options,
-    OutputNode,
-    Patterns,
-    Precision,
-    Priority,
-    Rate,
-    Reason,
-    RefTag,
-    Salt,
-    Shapes,
-    SharedData,
-    Short,
-    Size,
-    Source,
-    TargetText,
-    Timezone,
-    Tolerances,
-    Toolchain,
-    Trace,
-    Version,
-    exactly_one,
-    off_or,
-    short_for,
-    tuning_use,
-)
+from farm.manifest import values
 from farm.manifest.yaml import Written
 from farm.models.shapes import Extent
 from farm.spec import JsonSchema
@@ -70,16 +22,16 @@ if TYPE_CHECKING:
     from farm.jobs.order import DebugWish
 
 
-class InputEntry(Entry):
+class InputEntry(values.Entry):
     """What is said about one input of a model, or about all inputs that a pattern matches."""
 
     model_config = ConfigDict(json_schema_extra={"not": {"required": ["range", "value"]}})
 
-    shape: tuple[Dimension, ...] = Field(default=(), strict=False, max_length=64)
+    shape: tuple[values.Dimension, ...] = Field(default=(), strict=False, max_length=64)
     """Dimensions: numbers, names that `dims` gives sizes, or sums of names."""
-    range: InputRange = None
+    range: values.InputRange = None
     """Lowest and highest value of generated samples; for integers both ends are included."""
-    value: Number = None
+    value: values.Number = None
     """The one value of this input in generated samples."""
 
     @model_validator(mode="after")
@@ -94,25 +46,25 @@ class InputEntry(Entry):
         return "shape" in self.model_fields_set
 
 
-class Tuning(Entry):
+class Tuning(values.Entry):
     """How long to search for faster kernels. Compilers without tuning ignore it."""
 
     mode: Literal["off", "quick", "exhaustive", "full"] = "off"
     """How much tuning tries before the program is published."""
     background: Literal["off", "quick", "exhaustive", "full"] = "off"
     """How much tuning tries after the build has ended, in a build of its own; the ref moves if that is faster."""
-    budget: Duration = None
+    budget: values.Duration = None
     """Time after which tuning stops; the program is then compiled with the results so far. Not in the background."""
     miopen_find_enforce: Annotated[int | None, Field(ge=1, le=5, alias="miopen_find_enforce")] = None
     """MIOpen's `MIOPEN_FIND_ENFORCE` while tuning, by number (3: search for unknown operations)."""
 
 
-class Verify(Entry):
+class Verify(values.Entry):
     """How far a program may be from the reference, and the consequences."""
 
     mode: Literal["off", "on"] = "on"
     """`off`: programs are not compared with a reference."""
-    tolerance: Tolerances = {}
+    tolerance: values.Tolerances = {}
     """Largest relative error: a number, or numbers by precision, or by precision and output (`*` is any)."""
     weak: Literal["allow", "warn", "fail"] = "warn"
     """The consequence if the samples prove little: a program that always returns their mean would pass too."""
@@ -126,33 +78,33 @@ class Verify(Entry):
     """The consequence if nodes run on the CPU because the GPU's provider has no kernel for them."""
 
 
-class Limits(Entry):
+class Limits(values.Entry):
     """Limits of an attempt."""
 
-    time: Duration = None
+    time: values.Duration = None
     """Time of one attempt, waiting not counted."""
-    memory: Size = None
+    memory: values.Size = None
     """Memory of one attempt's processes."""
 
 
-class Gates(Entry):
+class Gates(values.Entry):
     """By how much a program may be worse than its baseline: `5%`, or `off`."""
 
-    baseline: RefTag = "latest"
+    baseline: values.RefTag = "latest"
     """The tag of the programs to compare with; `latest` has each cell as it last passed."""
-    latency: Limit = None
+    latency: values.Limit = None
     """Median time of a run, measured in turns with the baseline on one node."""
-    throughput: Limit = None
+    throughput: values.Limit = None
     """Samples a second, measured in turns with the baseline on one node."""
-    size: Limit = None
+    size: values.Limit = None
     """Bytes of the program."""
-    memory: Limit = None
+    memory: values.Limit = None
     """Most memory of the compile, compared on one node."""
-    load: Limit = None
+    load: values.Limit = None
     """Time to load the program, compared on one node."""
-    compile_time: Limit = None
+    compile_time: values.Limit = None
     """Time of the compile, compared on one node."""
-    tuning_time: Limit = None
+    tuning_time: values.Limit = None
     """Time of tuning, compared on one node."""
     undecided: Literal["warn", "fail"] = "warn"
     """The consequence if a number cannot be compared for sure: other nodes, noise, hits that were not measured."""
@@ -160,31 +112,31 @@ class Gates(Entry):
     """Whether hits that have not run in turns with their baseline are measured now, or only listed."""
 
 
-class Budgets(Entry):
+class Budgets(values.Entry):
     """Absolute limits of a program, whatever its baseline is."""
 
-    latency: Duration = None
+    latency: values.Duration = None
     """Median time of a run."""
-    throughput: Rate = None
+    throughput: values.Rate = None
     """Samples a second, at least."""
-    size: Size = None
+    size: values.Size = None
     """Bytes of the program."""
-    memory: Size = None
+    memory: values.Size = None
     """Most memory of the compile."""
-    load: Duration = None
+    load: values.Duration = None
     """Time to load the program."""
-    compile_time: Duration = None
+    compile_time: values.Duration = None
     """Time of the compile."""
-    tuning_time: Duration = None
+    tuning_time: values.Duration = None
     """Time of tuning."""
 
 
-class Debug(Entry):
+class Debug(values.Entry):
     """What the compiler logs about its work; no part of the cache key. Traces of other compilers are ignored."""
 
     log_level: Literal["", "error", "warning", "info", "debug", "trace"] = ""
     """The level of its log."""
-    trace: tuple[Trace, ...] = Field(default=(), strict=False)
+    trace: tuple[values.Trace, ...] = Field(default=(), strict=False)
     """The parts that it traces into its log."""
     print: bool = False
     """Whether the program's text before and after compilation is kept with the artifact."""
@@ -197,18 +149,18 @@ class Debug(Entry):
         return cast("DebugWish", self.model_dump(mode="json", exclude_defaults=True))
 
 
-TuningUse = Annotated[Tuning, Short(tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
-VerifyUse = Annotated[Verify, Short(off_or, {"const": "off"})]
+TuningUse = Annotated[Tuning, values.Short(values.tuning_use, {"enum": ["off", "quick", "exhaustive", "full"]})]
+VerifyUse = Annotated[Verify, values.Short(values.off_or, {"const": "off"})]
 
 
-class Sweep(Entry):
+class Sweep(values.Entry):
     """Batches that are built and measured to find the best one."""
 
-    batches: BatchSizes
+    batches: values.BatchSizes
     """The batches to try."""
     metric: Literal["throughput", "latency"] = "throughput"
     """The best batch has the highest throughput (samples a second) or the lowest latency (time of one run)."""
-    max_latency: Duration = None
+    max_latency: values.Duration = None
     """Only batches whose median run takes no longer may be the best."""
 
 
@@ -216,11 +168,12 @@ Packs = Annotated[tuple[Literal["onnxruntime", "onnxruntime-cache", "triton"], .
 
 
 SweepUse = Annotated[
-    Sweep | None, Short(short_for("batches", list, "batches to try, such as [1, 8, 32]"), BATCHES_SCHEMA)
+    Sweep | None,
+    values.Short(values.short_for("batches", list, "batches to try, such as [1, 8, 32]"), values.BATCHES_SCHEMA),
 ]
 
 
-class Conversion(Entry):
+class Conversion(values.Entry):
     """How a model is converted, in a child process on the submitter's machine."""
 
     to: Literal["onnx", "tf"] = "onnx"
@@ -247,12 +200,12 @@ _FREEZING: JsonSchema = {
 """Matches a model that is converted to a frozen graph."""
 
 
-class CellSettings(Entry):
+class CellSettings(values.Entry):
     """Settings of cells. Special ones override general ones: mappings name by name, entries field by field."""
 
-    options: Options = {}
+    options: values.Options = {}
     """Options of the compilers and of their quantizers; a compiler ignores the options of others."""
-    env: Env = {}
+    env: values.Env = {}
     """Environment variables that change programs; each compiler lists the allowed ones. Part of the cache key."""
     tuning: TuningUse = Tuning()
     """`off`, or how much to tune."""
@@ -266,16 +219,16 @@ class CellSettings(Entry):
     """By how much programs may be worse than a baseline."""
     budgets: Budgets = Budgets()
     """How much programs may take."""
-    priority: Priority = 0
+    priority: values.Priority = 0
     """Cells with a larger number run earlier."""
-    salt: Salt = ""
+    salt: values.Salt = ""
     """Another text compiles everything again."""
 
 
-class Unquantized(Entry):
+class Unquantized(values.Entry):
     """The model that a quantized one was made from."""
 
-    model: Name
+    model: values.Name
     """The name of another ONNX model of this manifest, with the same inputs and outputs."""
 
 
@@ -305,37 +258,37 @@ class ModelEntry(CellSettings):
         }
     )
 
-    name: Name = ""
+    name: values.Name = ""
     """The model's name in identifiers and refs; the models of a `glob` have those of their files."""
-    source: Source
+    source: values.Source
     """Where its file is."""
     format: Literal["onnx", "tf", "saved-model", "torch"] = "onnx"
     """What the file is; a SavedModel (a folder) and PyTorch's .pt2 or TorchScript are converted by the submitter."""
     conversion: Conversion = Conversion()
     """How a SavedModel or a PyTorch model is converted."""
-    outputs: tuple[OutputNode, ...] = Field(
+    outputs: tuple[values.OutputNode, ...] = Field(
         default=(), strict=False, min_length=1, max_length=1000, json_schema_extra={"uniqueItems": True}
     )
     """TensorFlow: the nodes that the program returns; without them those that no other node uses."""
     inputs: dict[Annotated[str, Field(min_length=1, max_length=200)], InputEntry] = {}
     """By input name or pattern (`past_key_values.*`); static and fully named inputs need no entry."""
-    dims: Dims = {}
+    dims: values.Dims = {}
     """Sizes of named dimensions; the product of all is compiled."""
-    batches: BatchSizes = ()
+    batches: values.BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
-    shapes: Shapes = {}
+    shapes: values.Shapes = {}
     """Named points, each with the sizes of several dimensions: `decode: {seq: 1, past: 1024}`."""
     sweep: SweepUse = None
     """Instead of `batches`: each is measured, and the report names the best."""
-    calibration: DataUse = None
+    calibration: values.DataUse = None
     """What int8 and fp8 are calibrated with."""
-    samples: DataUse = None
+    samples: values.DataUse = None
     """Real inputs (and expected outputs) to verify with."""
     reference: Unquantized | None = None
     """The model whose outputs for the samples are the right ones: for models that were quantized elsewhere."""
-    targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
+    targets: tuple[values.TargetText, ...] = Field(default=(), strict=False, min_length=1)
     """Replaces the manifest's."""
-    precisions: tuple[Precision, ...] = Field(default=(), strict=False, min_length=1)
+    precisions: tuple[values.Precision, ...] = Field(default=(), strict=False, min_length=1)
     """Replaces the manifest's."""
     packs: Packs = ()
     """Replaces the manifest's; `[]` for none."""
@@ -388,20 +341,20 @@ AXES = ("model", "target", "toolchain", "precision", "shape")
 """The axes of the matrix, by which selectors choose cells."""
 
 
-class SelectEntry(Entry):
+class SelectEntry(values.Entry):
     """Chooses cells: each given field is a pattern (or a list of them) that must match."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in AXES]})
 
-    model: Patterns = ()
+    model: values.Patterns = ()
     """Model names."""
-    target: Patterns = ()
+    target: values.Patterns = ()
     """Targets, as written or by device (`gfx1100`)."""
-    toolchain: Patterns = ()
+    toolchain: values.Patterns = ()
     """Toolchains, as `toolchains` names them."""
-    precision: Patterns = ()
+    precision: values.Patterns = ()
     """Precisions: `int8*` is int8 and its pairs."""
-    shape: Patterns = ()
+    shape: values.Patterns = ()
     """Shape labels: `b8`, `b8-seq*`."""
 
     @model_validator(mode="after")
@@ -414,37 +367,37 @@ class SelectEntry(Entry):
 class SelectorEntry(SelectEntry):
     """Chooses cells, and says why."""
 
-    reason: Reason = ""
+    reason: values.Reason = ""
     """Why; shown to people."""
 
 
 class ExpectedEntry(SelectorEntry):
     """Cells that must fail in a known way; while they do, the verdict stays green."""
 
-    kind: ExpectedKind
+    kind: values.ExpectedKind
     """How they fail."""
-    until: Date = ""
+    until: values.Date = ""
     """The last day on which the failure is accepted."""
-    link: Link = ""
+    link: values.Link = ""
     """Where it is discussed: the URL of an issue."""
 
 
 class IncludeEntry(CellSettings):
     """Extends the cells that it names, or adds cells if there are none. A field that is left out means all."""
 
-    model: Name = ""
+    model: values.Name = ""
     """One model's name."""
-    target: TargetText = ""
+    target: values.TargetText = ""
     """One target."""
-    toolchain: Toolchain = ""
+    toolchain: values.Toolchain = ""
     """One toolchain, by the start of its id."""
-    precision: Precision = ""
+    precision: values.Precision = ""
     """One precision."""
-    dims: Dims = {}
+    dims: values.Dims = {}
     """Sizes of named dimensions."""
-    batches: BatchSizes = ()
+    batches: values.BatchSizes = ()
     """Short for `dims: {batch: […]}`."""
-    reason: Reason = ""
+    reason: values.Reason = ""
     """Why; shown to people."""
 
     @property
@@ -458,16 +411,16 @@ class OverrideEntry(CellSettings):
 
     select: SelectEntry
     """Which cells."""
-    calibration: DataUse = None
+    calibration: values.DataUse = None
     """Replaces the calibration data of the cells."""
-    reason: Reason = ""
+    reason: values.Reason = ""
     """Why; shown to people."""
 
 
 _OCCASIONS = ("schedule", "source", "toolchain")
 
 
-class TriggerEntry(Entry):
+class TriggerEntry(values.Entry):
     """What builds the manifest by itself, once it is stored (`farm manifest push`)."""
 
     model_config = ConfigDict(
@@ -477,18 +430,18 @@ class TriggerEntry(Entry):
         }
     )
 
-    schedule: Cron = ""
+    schedule: values.Cron = ""
     """When, as five fields of cron: minute, hour, day of the month, month, day of the week. `17 3 * * 1-5`."""
-    timezone: Timezone = "UTC"
+    timezone: values.Timezone = "UTC"
     """Whose clock `schedule` means: `Europe/Berlin`."""
-    source: BucketObject = ""
+    source: values.BucketObject = ""
     """`s3://bucket/key`: when this object changes. In a bucket that the farm's operator allows."""
-    toolchain: TargetText = ""
+    toolchain: values.TargetText = ""
     """A target: when its workers have a toolchain which they did not have before."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if exactly_one(self, _OCCASIONS) != "schedule" and "timezone" in self.model_fields_set:
+        if values.exactly_one(self, _OCCASIONS) != "schedule" and "timezone" in self.model_fields_set:
             raise ValueError("`timezone` belongs to `schedule`")
         return self
 
@@ -498,40 +451,41 @@ class TriggerEntry(Entry):
         return "schedule" if self.schedule else "source" if self.source else "toolchain"
 
 
-class Concurrency(Entry):
+class Concurrency(values.Entry):
     """Builds that belong together: a newer one may take the place of older ones."""
 
-    group: Name
+    group: values.Name
     """The group's name, in the namespace."""
-    per: LabelKey = ""
+    per: values.LabelKey = ""
     """A label: builds with other values of it are of other groups (`branch`)."""
     cancel_in_progress: bool = False
     """Whether a new build cancels the cells of older ones that wait. Cells that run go on."""
 
 
 ConcurrencyUse = Annotated[
-    Concurrency | None, Short(short_for("group", str, "the name of a group"), {"type": "string", "pattern": NAME})
+    Concurrency | None,
+    values.Short(values.short_for("group", str, "the name of a group"), {"type": "string", "pattern": values.NAME}),
 ]
 
 
 class Manifest(CellSettings):
     """What to compile: models, targets, precisions and shapes, and which programs are good enough."""
 
-    version: Version
+    version: values.Version
     """Version of the manifest's format."""
-    name: Name
+    name: values.Name
     """Name of the builds that are made from this manifest."""
-    labels: Labels = {}
+    labels: values.Labels = {}
     """Shown with the build, and found by `farm ls -l`."""
-    targets: tuple[TargetText, ...] = Field(default=(), strict=False, min_length=1)
+    targets: tuple[values.TargetText, ...] = Field(default=(), strict=False, min_length=1)
     """`compiler/device`, a device profile (`mi300x`) or a gfx name, which mean migraphx."""
-    toolchains: tuple[Toolchain, ...] = Field(default=(), strict=False, min_length=1)
+    toolchains: tuple[values.Toolchain, ...] = Field(default=(), strict=False, min_length=1)
     """Starts of toolchain ids (`rocm7.2`): each target is compiled by every toolchain of its compiler that matches."""
-    precisions: tuple[Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
+    precisions: tuple[values.Precision, ...] = Field(default=("fp32",), strict=False, min_length=1)
     """`native` converts nothing; pairs such as `int8+fp16` quantize and convert the rest."""
     packs: Packs = ()
     """Layouts of `farm fetch` that need programs of their own: MIGraphX compiles those for AMD GPUs in addition."""
-    max_parallel: Count = None
+    max_parallel: values.Count = None
     """Cells of one build that run at once."""
     fail_fast: bool = False
     """Whether the first failure cancels the rest."""
@@ -539,17 +493,17 @@ class Manifest(CellSettings):
     """What builds the manifest by itself, once it is stored."""
     concurrency: ConcurrencyUse = None
     """Which builds a newer one replaces."""
-    datasets: dict[Name, SharedData] = {}
+    datasets: dict[values.Name, values.SharedData] = {}
     """Calibration data and samples that models use by name."""
     models: tuple[ModelEntry, ...] = Field(strict=False, min_length=1, max_length=5000)
     """What to compile."""
-    exclude: tuple[SelectorEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    exclude: tuple[SelectorEntry, ...] = Field(default=(), strict=False, max_length=values.MAX_SELECTORS)
     """Cells to leave out."""
-    include: tuple[IncludeEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    include: tuple[IncludeEntry, ...] = Field(default=(), strict=False, max_length=values.MAX_SELECTORS)
     """Cells to extend or to add, after `exclude`."""
-    overrides: tuple[OverrideEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    overrides: tuple[OverrideEntry, ...] = Field(default=(), strict=False, max_length=values.MAX_SELECTORS)
     """Settings for selected cells, after `include`."""
-    expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=MAX_SELECTORS)
+    expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=values.MAX_SELECTORS)
     """Cells that must fail, and how."""
 
     _written: Written = PrivateAttr()
@@ -580,9 +534,9 @@ def manifest_schema(*, draft7: bool = False) -> JsonSchema:
     schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
     schema["title"] = "Compile farm manifest"
     if not draft7:
-        return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": values.SCHEMA_ID, **schema}
     text = json.dumps(_as_draft7(schema)).replace('"#/$defs/', '"#/definitions/')
-    identity = SCHEMA_ID.replace(".schema", ".draft7.schema")
+    identity = values.SCHEMA_ID.replace(".schema", ".draft7.schema")
     return {"$schema": "http://json-schema.org/draft-07/schema#", "$id": identity, **json.loads(text)}
 
 
@@ -591,7 +545,7 @@ def _described(schema: JsonSchema) -> JsonSchema:
 
     Pydantic would read the source for the docstrings at every start of `farm`.
     """
-    for kind in _kinds(Entry):
+    for kind in _kinds(values.Entry):
         if document := schema if kind is Manifest else schema["$defs"].get(kind.__name__):
             texts, fields = _docstrings(kind), document["properties"]
             for name in kind.model_fields.keys() & texts:
@@ -602,16 +556,16 @@ def _described(schema: JsonSchema) -> JsonSchema:
     return schema
 
 
-def _kinds(kind: type[Entry]) -> Iterator[type[Entry]]:
+def _kinds(kind: type[values.Entry]) -> Iterator[type[values.Entry]]:
     for special in kind.__subclasses__():
         yield special
         yield from _kinds(special)
 
 
-def _docstrings(kind: type[Entry]) -> dict[str, str]:
+def _docstrings(kind: type[values.Entry]) -> dict[str, str]:
     """Return the docstring of each field of a kind of entry, with the inherited ones."""
     found: dict[str, str] = {}
-    for base in (kind for kind in reversed(kind.__mro__) if issubclass(kind, Entry)):
+    for base in (kind for kind in reversed(kind.__mro__) if issubclass(kind, values.Entry)):
         for above, below in pairwise(_classes(base.__module__)[base.__name__].body):
             match above, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -19,17 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
+from ruamel.yaml import events as yaml_events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
 from ruamel.yaml.reader import ReaderError
 
 from farm.errors import ManifestError, Problem
@@ -223,10 +214,10 @@ class _EventReader:
         try:
             events = iter(YAML(typ="safe", pure=True).parse(self.text))
             for event in events:
-                if isinstance(event, DocumentStartEvent) and root is not None:
+                if isinstance(event, yaml_events.DocumentStartEvent) and root is not None:
                     self.complain("a second document begins here", event)
                     break
-                if isinstance(event, NodeEvent):
+                if isinstance(event, yaml_events.NodeEvent):
                     root = self.node(event, events, 1)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -274,7 +265,7 @@ class _EventReader:
             self.stop(f"more than {MAX_NODES} values, aliases counted as what they stand for", event)
 
     def node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
-        if isinstance(event, AliasEvent):
+        if isinstance(event, yaml_events.AliasEvent):
             return self.alias(event)
         if depth > MAX_DEPTH:
             self.stop(f"nested deeper than {MAX_DEPTH}", event)
@@ -283,19 +274,19 @@ class _EventReader:
             self.complain(f"tags are not allowed: {str(event.tag)[:80]}", event, "write the value without a tag")
         span = (event.start_mark.index, event.end_mark.index)
         node = Node(None, event.start_mark.line + 1, event.start_mark.column + 1, span)
-        if isinstance(event, ScalarEvent):
+        if isinstance(event, yaml_events.ScalarEvent):
             node.value = self.scalar(event)
-        elif isinstance(event, SequenceStartEvent):
+        elif isinstance(event, yaml_events.SequenceStartEvent):
             node.value = self.sequence(events, depth)
             node.size += sum(item.size for item in node.value)
-        elif isinstance(event, MappingStartEvent):
+        elif isinstance(event, yaml_events.MappingStartEvent):
             node.value = self.mapping(node, events, depth)
             node.size += sum(1 + item.size for item in node.value.values())
         if event.anchor:
             self.anchors[event.anchor] = node
         return node
 
-    def alias(self, event: AliasEvent) -> Node:
+    def alias(self, event: yaml_events.AliasEvent) -> Node:
         node = self.anchors.get(event.anchor)
         if node is None:
             self.stop(f"no anchor &{event.anchor} before this alias", event)
@@ -305,7 +296,7 @@ class _EventReader:
     def sequence(self, events: Iterator[Any], depth: int) -> list[Node]:
         items = []
         for event in events:
-            if isinstance(event, SequenceEndEvent):
+            if isinstance(event, yaml_events.SequenceEndEvent):
                 break
             items.append(self.node(event, events, depth + 1))
         return items
@@ -313,9 +304,9 @@ class _EventReader:
     def mapping(self, node: Node, events: Iterator[Any], depth: int) -> dict[str, Node]:
         items: dict[str, Node] = {}
         for event in events:
-            if isinstance(event, MappingEndEvent):
+            if isinstance(event, yaml_events.MappingEndEvent):
                 break
-            key: str | None = event.value if isinstance(event, ScalarEvent) else None
+            key: str | None = event.value if isinstance(event, yaml_events.ScalarEvent) else None
             if key is None:
                 self.complain("a key must be plain text", event)
                 self.node(event, events, depth + 1)
@@ -331,7 +322,7 @@ class _EventReader:
                 items[key], node.keys[key] = value, place
         return items
 
-    def scalar(self, event: ScalarEvent) -> Any:
+    def scalar(self, event: yaml_events.ScalarEvent) -> Any:
         text = event.value
         if event.style or not event.implicit[0]:
             return text

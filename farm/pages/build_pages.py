@@ -28,20 +28,7 @@ from farm.builds.reading import is_aside, troubles
 from farm.errors import NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
-from farm.pages.build_view import (
-    METRICS,
-    MOST,
-    PAGE,
-    SIGNS,
-    WEAK,
-    CellFilter,
-    ComparedBuilds,
-    Pair,
-    ShownBuild,
-    figures,
-    grouped,
-    matrix,
-)
+from farm.pages import build_view
 from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, of_cells, of_programs, plot, sweeps
 from farm.pages.job_pages import cell_page, job_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
@@ -132,15 +119,17 @@ def build(
     """
     reading = visit.builds
     view = reading.view(visit.namespace, build_id)
-    wanted = CellFilter(tuple(each for each in look or () if each in SIGNS), model, target, precision, text)
+    wanted = build_view.CellFilter(
+        tuple(each for each in look or () if each in build_view.SIGNS), model, target, precision, text
+    )
     found = view.wanted(wanted)
-    by = by if by in METRICS else "latency"
+    by = by if by in build_view.METRICS else "latency"
     listed = by == "list"
-    counted = not model and len(found) > PAGE and not listed
-    table = Table(visit.request, found, _CELL_KEYS if listed else {}, "cells", LISTED if listed else PAGE)
+    counted = not model and len(found) > build_view.PAGE and not listed
+    table = Table(visit.request, found, _CELL_KEYS if listed else {}, "cells", LISTED if listed else build_view.PAGE)
     shown = [] if counted else table.rows
     of_models = {cell.model for cell in shown}
-    groups = (grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
+    groups = (build_view.grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
 
     def link(cell: str) -> str:
@@ -160,13 +149,16 @@ def build(
         band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs} if by == "latency" else {},
         by=by,
-        metrics={name: same_page(visit.request, by=name, **{"first.cells": "", "sort.cells": ""}) for name in METRICS},
-        measured=METRICS[by][0],
-        weak=[WEAK[each] for each in METRICS[by][1].split()],
-        figures={} if listed else figures([cell for cell in view.cells if cell.model in of_models], by),
+        metrics={
+            name: same_page(visit.request, by=name, **{"first.cells": "", "sort.cells": ""})
+            for name in build_view.METRICS
+        },
+        measured=build_view.METRICS[by][0],
+        weak=[build_view.WEAK[each] for each in build_view.METRICS[by][1].split()],
+        figures={} if listed else build_view.figures([cell for cell in view.cells if cell.model in of_models], by),
         wanted=wanted,
         table=table,
-        matrix=matrix([] if listed else shown),
+        matrix=build_view.matrix([] if listed else shown),
         ships=ships,
         to_ship=to_ship,
         swept=sweeps(found, link),
@@ -177,7 +169,7 @@ def build(
         narrowing="".join(
             f"&{urlencode([pair])}" for pair in visit.request.query_params.multi_items() if pair[0] in NARROWING
         ),
-        page_size=PAGE,
+        page_size=build_view.PAGE,
         shown_failures=FAILURES,
         known={entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if view.failed else {},
         shown_running=RUNNING,
@@ -255,7 +247,7 @@ def _parts(build: BuildView) -> list[tuple[str, int]]:
     return [*looks.items(), ("expected", expected), ("compiled", counts["succeeded"] - hits), ("hit", hits)]
 
 
-def _verdict_look(view: ShownBuild) -> str:
+def _verdict_look(view: build_view.ShownBuild) -> str:
     if view.is_open:
         return "failed" if view.looks.get("failed") else "running"
     return "failed" if _exit_code(view.build) else "compiled"
@@ -288,7 +280,7 @@ _CELL_KEYS: Keys[CellLine] = {
 """What the columns of tables are sorted by."""
 
 
-def _explained(visit: Visit, pair: Pair) -> tuple[str, Sequence[str], Movement | None]:
+def _explained(visit: Visit, pair: build_view.Pair) -> tuple[str, Sequence[str], Movement | None]:
     """Return which parts of the cache key changed between two programs, what else did, and how their latencies differ.
 
     All of that is empty if it is not known.
@@ -329,7 +321,7 @@ class NameLine(NamedTuple):
     """The newest build of one name, and what it made worse."""
 
     build: BuildView
-    changes: ComparedBuilds | None
+    changes: build_view.ComparedBuilds | None
     builds: Sequence[BuildView]
     """The last builds of this name that ended, the oldest first."""
 
@@ -337,9 +329,9 @@ class NameLine(NamedTuple):
 @router.get("/ns/{namespace}/across")
 def builds_across(
     visit: Here,
-    build: Annotated[list[BuildReference] | None, Query(max_length=MOST)] = None,
+    build: Annotated[list[BuildReference] | None, Query(max_length=build_view.MOST)] = None,
     name: Text = "",
-    last: Annotated[int, Query(ge=2, le=MOST)] = 8,
+    last: Annotated[int, Query(ge=2, le=build_view.MOST)] = 8,
     text: Text = "",
     everything: Annotated[str, Query(alias="all", max_length=10)] = "",
 ) -> Response:
@@ -352,7 +344,7 @@ def builds_across(
         raise NotFound(f"no build is called {name}" if name else "no builds are named")
     found = visit.builds.across(visit.namespace, wanted)
     rows = found.found(text, everything=bool(everything))
-    shown = PAGE // len(found.builds)
+    shown = build_view.PAGE // len(found.builds)
     names = {build["name"] for build in found.builds}
     return visit.page(
         "across",
@@ -573,7 +565,7 @@ def storage(visit: Here, garbage: Text = "") -> Response:
     )
 
 
-def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[ShownBuild]:
+def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[build_view.ShownBuild]:
     for build in builds:
         with suppress(StillReading):  # Its own page says why it waits.
             yield visit.builds.view(visit.namespace, build["id"])

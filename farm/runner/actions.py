@@ -15,19 +15,7 @@ from .child import add_package
 from .protocol import RequestFailed
 
 if TYPE_CHECKING:
-    from .documents import (
-        Answer,
-        BenchAnswer,
-        CheckAnswer,
-        CompileAnswer,
-        EvaluateAnswer,
-        PackAnswer,
-        ProbeAnswer,
-        ReferenceAnswer,
-        Request,
-        SliceAnswer,
-        TuneAnswer,
-    )
+    from . import documents
     from .launcher import Messages
     from .measuring import Program
 
@@ -38,19 +26,19 @@ class CompilerModule(Protocol):
     RECIPE: int
     """Its number in cache keys: it goes up when its conversion or quantization changes what comes out."""
 
-    def probe(self, request: Request) -> ProbeAnswer:
+    def probe(self, request: documents.Request) -> documents.ProbeAnswer:
         """Return what is installed; if it cannot be used, why not."""
 
-    def compile(self, request: Request, messages: Messages) -> CompileAnswer:
+    def compile(self, request: documents.Request, messages: Messages) -> documents.CompileAnswer:
         """Quantize, compile, save."""
 
-    def tune(self, request: Request, messages: Messages) -> TuneAnswer:
+    def tune(self, request: documents.Request, messages: Messages) -> documents.TuneAnswer:
         """Tune one slice into the databases of the request and the environment."""
 
-    def load(self, request: Request) -> Program:
+    def load(self, request: documents.Request) -> Program:
         """Load a compiled program from its file."""
 
-    def load_reference(self, request: Request) -> Program:
+    def load_reference(self, request: documents.Request) -> Program:
         """Load the original model to make reference outputs with."""
 
 
@@ -77,7 +65,7 @@ def find_module(compiler: str, device: str) -> Any:
     return importlib.import_module(name) if name else None
 
 
-def run_action(request: Request, messages: Messages) -> Answer:
+def run_action(request: documents.Request, messages: Messages) -> documents.Answer:
     """Do what a request asks for.
 
     Raises RequestFailed with the kind and sentence for the user.
@@ -86,9 +74,9 @@ def run_action(request: Request, messages: Messages) -> Answer:
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     add_modules(request.get("modules") or {})
     if "extension" in request:
-        found: Answer = getattr(find_module(request["extension"], ""), request["action"])(request, messages)
+        found: documents.Answer = getattr(find_module(request["extension"], ""), request["action"])(request, messages)
         return found
-    actions: dict[str, Callable[[Request, Messages], Answer]] = {
+    actions: dict[str, Callable[[documents.Request, Messages], documents.Answer]] = {
         "probe": _probe,
         "check": _check,
         "reference": _reference,
@@ -102,7 +90,7 @@ def run_action(request: Request, messages: Messages) -> Answer:
     return actions[request["action"]](request, messages)
 
 
-def compiler_module(request: Request) -> CompilerModule:
+def compiler_module(request: documents.Request) -> CompilerModule:
     """Return the module of the request's compiler."""
     name = request["compiler"]
     if name in _MODULES:
@@ -112,7 +100,7 @@ def compiler_module(request: Request) -> CompilerModule:
     return module  # type: ignore[no-any-return]
 
 
-def check_model(request: Request) -> CheckAnswer | None:
+def check_model(request: documents.Request) -> documents.CheckAnswer | None:
     """Check the request's model; None if this interpreter lacks onnx or protobuf (another child has checked it)."""
     from .onnx_models import check_onnx
     from .tf_check import check_tf
@@ -128,28 +116,28 @@ def check_model(request: Request) -> CheckAnswer | None:
         return None
 
 
-def _probe(request: Request, messages: Messages) -> ProbeAnswer:
+def _probe(request: documents.Request, messages: Messages) -> documents.ProbeAnswer:
     try:
         return compiler_module(request).probe(request)
     except ImportError as error:
         return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
 
 
-def _check(request: Request, messages: Messages) -> CheckAnswer:
+def _check(request: documents.Request, messages: Messages) -> documents.CheckAnswer:
     found = check_model(request)
     if found is None:
         raise RequestFailed("internal", "models are checked by an interpreter that has onnx; this one has not")
     return found
 
 
-def _pack(request: Request, messages: Messages) -> PackAnswer:
+def _pack(request: documents.Request, messages: Messages) -> documents.PackAnswer:
     from .precisions import pack_weights
 
     check_model(request)
     return pack_weights(request, messages)
 
 
-def _compile(request: Request, messages: Messages) -> CompileAnswer:
+def _compile(request: documents.Request, messages: Messages) -> documents.CompileAnswer:
     check_model(request)
     _refuse_other_toolchain(request)
     result = compiler_module(request).compile(request, messages)
@@ -158,7 +146,7 @@ def _compile(request: Request, messages: Messages) -> CompileAnswer:
     return result
 
 
-def _slice(request: Request, messages: Messages) -> SliceAnswer:
+def _slice(request: documents.Request, messages: Messages) -> documents.SliceAnswer:
     from .slicing import write_slices
 
     messages.phase("tuning", 0.0, "cutting the model into slices")
@@ -166,7 +154,7 @@ def _slice(request: Request, messages: Messages) -> SliceAnswer:
     return write_slices(request["model"]["path"], request["inputs"], Path(request["slices"]))
 
 
-def _refuse_other_toolchain(request: Request) -> None:
+def _refuse_other_toolchain(request: documents.Request) -> None:
     """Compile nothing for a cache key that this process is not: what it is may have changed since its worker looked.
 
     Raises RequestFailed (`toolchain_mismatch`).
@@ -193,12 +181,12 @@ def _refuse_other_toolchain(request: Request) -> None:
         raise RequestFailed("toolchain_mismatch", message, "start the worker again: then it looks at what is installed")
 
 
-def _tune(request: Request, messages: Messages) -> TuneAnswer:
+def _tune(request: documents.Request, messages: Messages) -> documents.TuneAnswer:
     _refuse_other_toolchain(request)
     return compiler_module(request).tune(request, messages)
 
 
-def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
+def _reference(request: documents.Request, messages: Messages) -> documents.ReferenceAnswer:
     from .samples import make_reference
 
     messages.phase("verifying", 0.0, "reference outputs")
@@ -206,20 +194,20 @@ def _reference(request: Request, messages: Messages) -> ReferenceAnswer:
     return make_reference(request, messages, lambda: compiler_module(request).load_reference(request))
 
 
-def _evaluate(request: Request, messages: Messages) -> EvaluateAnswer:
+def _evaluate(request: documents.Request, messages: Messages) -> documents.EvaluateAnswer:
     from .measuring import evaluate
 
     return {**evaluate(request, messages, compiler_module(request).load), "peak_memory": _peak_memory()}
 
 
-def _bench(request: Request, messages: Messages) -> BenchAnswer:
+def _bench(request: documents.Request, messages: Messages) -> documents.BenchAnswer:
     from .measuring import bench
 
     _refuse_other_toolchain(request)
     return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
 
 
-def _load_any(request: Request) -> Program:
+def _load_any(request: documents.Request) -> Program:
     """Load a compiled program, or the original model if there is none."""
     module = compiler_module(request)
     if request["program"]:

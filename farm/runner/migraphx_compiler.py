@@ -25,17 +25,7 @@ from .protocol import CannotRun, RequestFailed, blamed_on_compiler, keep_text
 from .samples import Held, Samples, aligned, make_samples, numpy_dtype, points_of, static_shape
 
 if TYPE_CHECKING:
-    from .documents import (
-        Array,
-        Arrays,
-        CompileAnswer,
-        DeviceDocument,
-        InputSpec,
-        Options,
-        ProgramPort,
-        Request,
-        TuneAnswer,
-    )
+    from . import documents
     from .launcher import Messages
 
 
@@ -50,7 +40,7 @@ _HALF = ("fp16", "bf16")
 # --- compile ---------------------------------------------------------------------------------------------------
 
 
-def compile(request: Request, messages: Messages) -> CompileAnswer:
+def compile(request: documents.Request, messages: Messages) -> documents.CompileAnswer:
     """Parse, quantize, compile and save."""
     migraphx = migraphx_module()
     options, precision = request["options"], request["precision"].split("-")
@@ -72,7 +62,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     # The buffers for the outputs, which the caller passes if it also copies.
     buffers = sorted((name for name in inputs if "#output_" in name), key=lambda name: int(name.rpartition("_")[2]))
     computed = [dtype_name(each.type) for each in instructions if not _MOVERS.match(each.operator)]
-    result: CompileAnswer = {
+    result: documents.CompileAnswer = {
         "inputs": [_described(name, inputs[name]) for name in request["inputs"] if name in inputs],
         "outputs": [_described(name, shape) for name, shape in zip(names, outputs, strict=True)],
         "output_parameters": buffers,
@@ -89,7 +79,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     return result
 
 
-def _format(request: Request) -> str:
+def _format(request: documents.Request) -> str:
     return str(request["options"].get("format", "msgpack"))
 
 
@@ -100,7 +90,7 @@ def _text(program: Any) -> str:
     return "\n".join([*parameters, *outputs, "", str(program)])
 
 
-def _refuse_broken(request: Request) -> None:
+def _refuse_broken(request: documents.Request) -> None:
     """Read the finished program back, and refuse a program that MIGraphX saved but the key's card cannot run."""
     expected = request.get("expected")
     try:
@@ -122,7 +112,7 @@ def _refuse_foreign(found: mxr.ProgramContent, device: str) -> None:
         raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
-def tune(request: Request, messages: Messages) -> TuneAnswer:
+def tune(request: documents.Request, messages: Messages) -> documents.TuneAnswer:
     """Compile one slice for what that leaves in the databases that the environment names; nothing is saved."""
     program, _ = _compiled(migraphx_module(), request, messages)
     # The problem cache is written when the program's context goes.
@@ -131,7 +121,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     return {}
 
 
-def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any, dict[str, int]]:
+def _compiled(migraphx: Any, request: documents.Request, messages: Messages) -> tuple[Any, dict[str, int]]:
     """Parse, quantize and compile; return the program and the operators that work on 8 bits."""
     options, device, cross = request["options"], request["device"], request.get("cross")
     target = _target(migraphx, device, cross)
@@ -158,7 +148,7 @@ def _compiled(migraphx: Any, request: Request, messages: Messages) -> tuple[Any,
     return program, quantized
 
 
-def _target(migraphx: Any, device: str, cross: DeviceDocument | None = None) -> Any:
+def _target(migraphx: Any, device: str, cross: documents.DeviceDocument | None = None) -> Any:
     """Return a target; `cross` is a GPU that is not here, for which MIGraphX has a default of what is not given."""
     if not cross:
         with blamed_on_compiler(f"MIGraphX has no target for {device}"):
@@ -169,7 +159,7 @@ def _target(migraphx: Any, device: str, cross: DeviceDocument | None = None) -> 
         return migraphx.get_target("gpu", gpu_arch=arch, **{name: size for name, size in sizes.items() if size})
 
 
-def _parse(migraphx: Any, request: Request) -> Any:
+def _parse(migraphx: Any, request: documents.Request) -> Any:
     """Parse the model with the request's shapes, and check that MIGraphX took them."""
     model, options, inputs = request["model"], request["options"], request["inputs"]
     tensorflow = model["format"] == "tf"
@@ -206,7 +196,9 @@ def _parse(migraphx: Any, request: Request) -> Any:
     return program
 
 
-def _onnx_arguments(migraphx: Any, options: Options, inputs: Mapping[str, InputSpec]) -> dict[str, object]:
+def _onnx_arguments(
+    migraphx: Any, options: documents.Options, inputs: Mapping[str, documents.InputSpec]
+) -> dict[str, object]:
     # What a release lacks was not asked of it (the plan says so), or is its default.
     arguments: dict[str, object] = {
         name: options[name]
@@ -232,7 +224,7 @@ def _onnx_arguments(migraphx: Any, options: Options, inputs: Mapping[str, InputS
 
 
 def _quantize(
-    migraphx: Any, program: Any, target: Any, precision: list[str], request: Request, messages: Messages
+    migraphx: Any, program: Any, target: Any, precision: list[str], request: documents.Request, messages: Messages
 ) -> dict[str, int]:
     """Quantize in place and return the operators that work on 8 bits, or how many weights have 4.
 
@@ -283,7 +275,7 @@ def _of_type(program: Any, precision: str) -> int:
 
 
 def _calibration(
-    migraphx: Any, program: Any, samples: Samples, request: Request
+    migraphx: Any, program: Any, samples: Samples, request: documents.Request
 ) -> tuple[list[dict[str, object]], Held]:
     """Return calibration arguments and what they point into, which must live as long.
 
@@ -324,17 +316,17 @@ def static_lens(shape: Any) -> list[int]:
 # --- layouts: a TensorFlow model's 4-D inputs are NHWC, the program's NCHW ----------------------------------------
 
 
-def _is_nhwc(request: Request) -> bool:
+def _is_nhwc(request: documents.Request) -> bool:
     model = request.get("model")
     return model is not None and model["format"] == "tf" and bool(request["options"].get("nhwc", True))
 
 
-def _program_shape(spec: InputSpec, request: Request) -> list[int]:
+def _program_shape(spec: documents.InputSpec, request: documents.Request) -> list[int]:
     shape = list(static_shape(spec))
     return [shape[0], shape[3], shape[1], shape[2]] if len(shape) == 4 and _is_nhwc(request) else shape
 
 
-def _program_array(array: Any, shape: Any, request: Request) -> Any:
+def _program_array(array: Any, shape: Any, request: documents.Request) -> Any:
     """Return an input the way the program wants it: contiguous, in its layout, a scalar as one element."""
     import numpy as np
 
@@ -344,7 +336,7 @@ def _program_array(array: Any, shape: Any, request: Request) -> Any:
     return np.require(moved, requirements=("C", "A")).reshape(lens if moved.ndim == 0 else moved.shape)
 
 
-def _in_layout(array: Any, axes: tuple[int, ...], request: Request) -> Any:
+def _in_layout(array: Any, axes: tuple[int, ...], request: documents.Request) -> Any:
     return array.transpose(*axes) if array.ndim == 4 and _is_nhwc(request) else array
 
 
@@ -409,19 +401,19 @@ _MOVERS = re.compile(
 """Operators that only move or convert data."""
 
 
-def _model_outputs(request: Request) -> list[str]:
+def _model_outputs(request: documents.Request) -> list[str]:
     """Return the names of the model's outputs in order; MIGraphX does not report them."""
     return list(request.get("outputs") or request["model"]["names"])
 
 
-def _output_names(request: Request, count: int) -> list[str]:
+def _output_names(request: documents.Request, count: int) -> list[str]:
     names = _model_outputs(request)
     if len(names) != count:
         raise RequestFailed("compiler_error", f"the program has {count} outputs, the model {len(names)}")
     return names
 
 
-def _described(name: str, shape: Any) -> ProgramPort:
+def _described(name: str, shape: Any) -> documents.ProgramPort:
     if shape.dynamic():
         sizes = [f"{size.min}..{size.max}" if size.min < size.max else size.min for size in shape.dyn_dims()]
         return {"name": name, "dtype": _dtype(shape), "shape": sizes, "strides": None}
@@ -443,12 +435,12 @@ def _dtype(shape: Any) -> str:
 class _Prepared(NamedTuple):
     arguments: dict[str, object]
     """MIGraphX's own, by name."""
-    arrays: list[Array]
+    arrays: list[documents.Array]
     """What the arguments point into."""
 
 
 class _MigraphxProgram(Program):
-    def __init__(self, migraphx: Any, program: Any, request: Request) -> None:
+    def __init__(self, migraphx: Any, program: Any, request: documents.Request) -> None:
         self.migraphx = migraphx
         self.program = program
         self.request = request
@@ -458,7 +450,7 @@ class _MigraphxProgram(Program):
         self.copies = self.on_gpu and not request["options"].get("offload_copy", True)
         self.outputs = _output_names(request, len(program.get_output_shapes()))
 
-    def prepare(self, feeds: Arrays) -> _Prepared:
+    def prepare(self, feeds: documents.Arrays) -> _Prepared:
         """Return MIGraphX arguments, with the arrays that they point into."""
         arguments, arrays = {}, []
         for name, shape in self.shapes.items():
@@ -470,7 +462,7 @@ class _MigraphxProgram(Program):
             arguments[name] = _argument(self.migraphx, array, shape)
         return _Prepared(arguments, arrays)
 
-    def run(self, prepared: _Prepared) -> list[Array]:
+    def run(self, prepared: _Prepared) -> list[documents.Array]:
         """Run once, with the copies from and to the host."""
         with blamed_on_compiler("MIGraphX failed while running"):
             arguments = prepared.arguments
@@ -501,7 +493,7 @@ class _MigraphxProgram(Program):
         }
 
 
-def load(request: Request) -> _MigraphxProgram:
+def load(request: documents.Request) -> _MigraphxProgram:
     """Load a compiled program from its file, which is read here first: MIGraphX's own reader trusts what it reads."""
     try:
         _refuse_foreign(mxr.read(request["program"]), request["device"])
@@ -515,7 +507,7 @@ def load(request: Request) -> _MigraphxProgram:
         return _MigraphxProgram(migraphx, migraphx.load(request["program"], format=_format(request)), request)
 
 
-def load_reference(request: Request) -> _MigraphxProgram:
+def load_reference(request: documents.Request) -> _MigraphxProgram:
     """Compile the original model for `ref`, in its own precision."""
     migraphx = migraphx_module()
     program = _parse(migraphx, request)

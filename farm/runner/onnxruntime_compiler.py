@@ -18,19 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from . import onnxruntime_sessions
+from . import onnx_models, onnxruntime_sessions
 from .actions import find_module
 from .measuring import Program
-from .onnx_models import (
-    DTYPES,
-    LARGEST_FILE,
-    at_least_opset,
-    drop_overridable_constants,
-    fix_shapes,
-    graphs_of,
-    nodes_of,
-    save,
-)
 from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
 from .precisions import CONVERSIONS, DENSE
 from .protocol import RequestFailed, blamed_on_compiler, first_line, keep_text
@@ -375,7 +365,7 @@ def _accept(
     import onnx
 
     precision = request["precision"]
-    if program.stat().st_size > LARGEST_FILE:
+    if program.stat().st_size > onnx_models.LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     refusal = f"ONNX Runtime refuses its own {precision} program"
     stored = onnx.load_model(program)
@@ -387,7 +377,7 @@ def _accept(
         session = _optimise(program, executed, "all", refusal, threads=threads, device=device)
         running = onnx.load_model(executed)
     placement = device.placement(session, running, engine)
-    operators = Counter(node.op_type for node in nodes_of(stored.graph))
+    operators = Counter(node.op_type for node in onnx_models.nodes_of(stored.graph))
     if precision == "int8":
         quantized = _quantized_operators(stored)
     counted = precision in ("int8", "int4") or (precision == "bf16" and not device.in_bf16)
@@ -460,13 +450,13 @@ def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
     """Write the user's model the way it is optimised: `fixed` with the request's shapes, else with its own."""
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = _loaded(request)
-    drop_overridable_constants(model)
+    onnx_models.drop_overridable_constants(model)
     if fixed:
-        fix_shapes(model, request["inputs"])
+        onnx_models.fix_shapes(model, request["inputs"])
     keep_text(request, "before", lambda: _text(model))
     if request["precision"] in CONVERSIONS:
-        model = at_least_opset(model, 13)
-    return save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
+        model = onnx_models.at_least_opset(model, 13)
+    return onnx_models.save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
 
 
 def _loaded(request: Request, **how: bool) -> Any:
@@ -485,7 +475,7 @@ def _quantized_operators(model: Any) -> dict[str, int]:
     quantized again.
     """
     counts: Counter[str] = Counter()
-    for graph in graphs_of(model.graph):
+    for graph in onnx_models.graphs_of(model.graph):
         dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
         requantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
         for node in graph.node:
@@ -499,11 +489,11 @@ def _quantized_operators(model: Any) -> dict[str, int]:
 def _weight_dtypes(model: Any) -> dict[str, int]:
     """Return the bytes of constants by dtype, most first."""
     sizes: Counter[str] = Counter()
-    for graph in graphs_of(model.graph):
+    for graph in onnx_models.graphs_of(model.graph):
         tensors = [*graph.initializer]
         tensors += [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
         for tensor in tensors:
-            dtype, bits = DTYPES[tensor.data_type]
+            dtype, bits = onnx_models.DTYPES[tensor.data_type]
             sizes[dtype] += (math.prod(tensor.dims) * bits + 7) // 8
     return dict(sizes.most_common())
 
@@ -528,8 +518,8 @@ def compute_dtypes(model: Any) -> dict[str, int]:
         )
         for name in node.output:
             types.setdefault(name, made)
-        if node.op_type not in _MOVERS and node.output and types[node.output[0]] in DTYPES:
-            counts[DTYPES[types[node.output[0]]][0]] += 1
+        if node.op_type not in _MOVERS and node.output and types[node.output[0]] in onnx_models.DTYPES:
+            counts[onnx_models.DTYPES[types[node.output[0]]][0]] += 1
     return dict(counts.most_common())
 
 

@@ -10,22 +10,14 @@ from typing import Annotated, Literal, NotRequired, Required
 
 from typing_extensions import TypedDict
 
-from farm.runner.documents import (
-    ConvertedInput,
-    Latency,
-    Placement,
-    ProgramPort,
-    ProgramTimes,
-    SessionChoice,
-    Verification,
-)
+from farm.runner import documents
 from farm.runner.protocol import Amount, Bound, Count, Default, Digest, Given, Unchecked, Word
 from farm.spec import FileReference, SpecDocument
 
 Interval = Annotated[Sequence[float], Bound(shortest=2, longest=2)]  # The ends of a 99 % confidence interval.
 
 
-class Port(ProgramPort):
+class Port(documents.ProgramPort):
     """One input or output of the program, in the program's order.
 
     `dtype` is numpy's name for it; `strides` count elements; `parameter` is the program's own name where it
@@ -96,7 +88,7 @@ class ConversionContent(TypedDict):
     libraries: Annotated[Mapping[Word, Word], Bound(longest=16)]
     kind: Word
     options: Annotated[Mapping[Word, int | Word], Bound(longest=16)]
-    inputs: Annotated[Sequence[ConvertedInput], Bound(longest=1000)]
+    inputs: Annotated[Sequence[documents.ConvertedInput], Bound(longest=1000)]
     source: Digest
 
 
@@ -163,7 +155,7 @@ class TuningFacts(TypedDict, total=False):
     saved: Annotated[Amount, Default(0.0)]
     finished: Annotated[bool, Default(True)]
     published: Annotated[Literal["tuned", "untuned"] | None, Default(None)]
-    session: Annotated[SessionChoice | None, Default(None)]
+    session: Annotated[documents.SessionChoice | None, Default(None)]
     written: Annotated[int, Default(0)]
     conditions: Annotated[Sequence[Conditions], Default([])]
     """Before and after tuning, where the device tells."""
@@ -171,7 +163,7 @@ class TuningFacts(TypedDict, total=False):
     alone: Annotated[Alone | None, Default(None)]
 
 
-class Measurements(ProgramTimes, total=False):
+class Measurements(documents.ProgramTimes, total=False):
     """Speed of the program, in seconds.
 
     `latency` includes copies between host and device, `device_latency` does not. `throughput` is samples a
@@ -182,8 +174,8 @@ class Measurements(ProgramTimes, total=False):
     largest sizes.
     """
 
-    tuned: Annotated[Latency | None, Default(None)]
-    baseline: Annotated[Latency | None, Default(None)]
+    tuned: Annotated[documents.Latency | None, Default(None)]
+    baseline: Annotated[documents.Latency | None, Default(None)]
     ratio: Annotated[float | None, Default(None)]
     interval: Annotated[Interval | None, Default(None)]
     against: Annotated[Against | None, Default(None)]
@@ -215,10 +207,10 @@ class ProgramRecord(TypedDict, total=False):
     offload_copy: Annotated[bool | None, Default(None)]
     symbolic_shapes: Annotated[str, Default("")]
     """Why the compiler refused the static shapes that were asked for, if the program keeps the model's own."""
-    placement: Annotated[Placement | None, Default(None)]
+    placement: Annotated[documents.Placement | None, Default(None)]
     """Null where a program is not a graph of nodes to be assigned, or runs on the CPU."""
     tuning: Annotated[TuningFacts, Default({})]
-    verification: Annotated[Verification | None, Default(None)]
+    verification: Annotated[documents.Verification | None, Default(None)]
     """Null where the manifest turned verification off."""
     measurements: Annotated[Measurements, Default({})]
     passes: Annotated[Mapping[str, Amount], Default({})]

@@ -84,7 +84,11 @@ def test_counts_of_a_large_build_can_be_read_by_everybody(
     new_page: NewPage, farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a build of more than 1,000 cells is shown: counted by model and target, which lead to the cells."""
-    for where, name, number in ((build_pages, "PAGE", 60), (build_pages, "GROUPED", 20), (build_pages, "MODELS", 6)):
+    for where, name, number in (
+        (build_pages.build_view, "PAGE", 60),
+        (build_pages, "GROUPED", 20),
+        (build_pages, "MODELS", 6),
+    ):
         monkeypatch.setattr(where, name, number)
     register(farm)
     build = accept(farm, "everything-nightly", matrix_of(MANY))

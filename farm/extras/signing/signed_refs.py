@@ -25,19 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.artifacts.refs import (
-    NOWHERE,
-    RefCommit,
-    RefView,
-    ShownRef,
-    SignedParts,
-    canonical,
-    following,
-    parse_ref,
-    ref_key,
-    stored_ref,
-    unsigned,
-)
+from farm.artifacts import refs
 from farm.artifacts.storage import MAIN
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, NotAllowed, NotFound, Untrusted, UsageError
 from farm.extras.signing.signing_keys import clock, signers_of
@@ -240,7 +228,7 @@ def lasts(days: float, now: datetime) -> datetime:
 
 def target_of(ref: Mapping[str, Any]) -> bytes:
     """Return the document that is signed of a ref; its names are the target's path."""
-    return canonical({name: ref[name] for name in ("generation", "snapshot", "previous", "moved")})
+    return refs.canonical({name: ref[name] for name in ("generation", "snapshot", "previous", "moved")})
 
 
 def role_signed(path: str, document: bytes, version: int, signer: CryptoSigner, now: datetime) -> bytes:
@@ -293,7 +281,7 @@ class Sealer:
     roles: Roles
     keys: Mapping[str, CryptoSigner]
 
-    def seal(self, commit: RefCommit, now: datetime) -> RefView:
+    def seal(self, commit: refs.RefCommit, now: datetime) -> refs.RefView:
         """Return a ref with its metadata.
 
         A promoter's ref is taken as he signed it, or keeps his signature if it stays as it was.
@@ -319,14 +307,14 @@ class Sealer:
         whole = MetaFile.from_data(version, text, ["sha256"])
         timestamp = Metadata(Timestamp(version, expires=lasts(DAY, now), snapshot_meta=whole))
         timestamp.sign(self._key(root.roles["timestamp"], "timestamp"))
-        signed: SignedParts = {
+        signed: refs.SignedParts = {
             "roots": list(self.roles.roots),
             "targets": self.roles.targets,
             "role": data.decode(),
             "snapshot": text.decode(),
             "timestamp": timestamp.to_bytes().decode(),
         }
-        return {**unsigned(ref), "signed": signed}
+        return {**refs.unsigned(ref), "signed": signed}
 
     def _key(self, role: Role, what: str) -> CryptoSigner:
         for keyid in role.keyids:
@@ -335,7 +323,7 @@ class Sealer:
         setting = "`timestamp_key` or `signing_key`" if what == "timestamp" else "`signing_key`"
         raise FarmFault(f"this server has no {what} key of the farm's roles", hint=f"{setting} must name one")
 
-    def _promoted(self, commit: RefCommit, path: str, role: DelegatedRole) -> tuple[RefView, bytes]:
+    def _promoted(self, commit: refs.RefCommit, path: str, role: DelegatedRole) -> tuple[refs.RefView, bytes]:
         """Return the ref that a promoter signed, and his metadata."""
         from tuf.api.exceptions import RepositoryError
         from tuf.api.metadata import Metadata
@@ -349,7 +337,7 @@ class Sealer:
                 moved = ref["generation"] != commit.after["generation"] if before else ref["previous"] is not None
                 if moved or ref["snapshot"] != commit.after["snapshot"]:
                     raise Conflict(f"{path} is not what was signed", hint="somebody moved it, or its source: try again")
-            elif before and "signed" in before and unsigned(before) == unsigned(ref):
+            elif before and "signed" in before and refs.unsigned(before) == refs.unsigned(ref):
                 data = before["signed"]["role"].encode()
             else:
                 hint = "`farm tag` with a promoter's key as `signing_key` moves or deletes it"
@@ -364,11 +352,11 @@ class Sealer:
         return ref, data
 
 
-def commit(farm: Farm, move: RefCommit) -> RefView | None:
+def commit(farm: Farm, move: refs.RefCommit) -> refs.RefView | None:
     """Sign a ref that is about to be written, if the farm's refs are signed; see `Extension.on_commit`."""
     roles = published(farm.artifacts)
     if roles is None:
-        return unsigned(move.after)
+        return refs.unsigned(move.after)
     if move.before and not is_own(farm, roles, move.namespace, move.before):
         return None
     return Sealer(roles, signers_of(farm.settings)).seal(move, clock())
@@ -404,20 +392,20 @@ class Renewals:
 
     def _renewed(self, namespace: str, tag: str, sealer: Sealer | None, now: datetime) -> bool:
         store = self._farm.artifacts
-        there = store.get_object(ref_key(namespace, tag))
+        there = store.get_object(refs.ref_key(namespace, tag))
         if there is None:
             return False
         try:
-            ref = parse_ref(tag, there)
+            ref = refs.parse_ref(tag, there)
             if _is_as_it_should_be(ref, sealer.roles if sealer else None, now):
                 return False
-            move = RefCommit(namespace, tag, ref, unsigned(ref))
+            move = refs.RefCommit(namespace, tag, ref, refs.unsigned(ref))
             if sealer and not is_own(self._farm, sealer.roles, namespace, ref):
                 return False
             sealed = sealer.seal(move, now) if sealer else move.after
             if "signed" in sealed:
                 _warn(f"{namespace}/{tag}", _ends(sealed["signed"]["role"]), now)
-            store.put_object(there.key, stored_ref(sealed), if_match=there.etag)
+            store.put_object(there.key, refs.stored_ref(sealed), if_match=there.etag)
             remember(self._farm, namespace, sealed)
             return True
         except Conflict:
@@ -439,7 +427,7 @@ def _ends(metadata: str) -> datetime:
     return ends
 
 
-def _is_as_it_should_be(ref: RefView, roles: Roles | None, now: datetime) -> bool:
+def _is_as_it_should_be(ref: refs.RefView, roles: Roles | None, now: datetime) -> bool:
     signed = ref.get("signed")
     if roles is None or signed is None:
         return roles is None and signed is None
@@ -453,16 +441,16 @@ def _is_as_it_should_be(ref: RefView, roles: Roles | None, now: datetime) -> boo
 # --- what a server remembers of refs that it has signed --------------------------------------------------------------
 
 
-def remember(farm: Farm, namespace: str, ref: RefView) -> None:
+def remember(farm: Farm, namespace: str, ref: refs.RefView) -> None:
     """Remember the version of a ref that was written; forget one that was deleted."""
     path = f"{namespace}/{ref['tag']}"
     if "signed" in ref:
         farm.store.signed.remember(path, _version(ref))
-    elif ref["snapshot"] == NOWHERE:
+    elif ref["snapshot"] == refs.NOWHERE:
         farm.store.signed.forget(path)
 
 
-def is_own(farm: Farm, roles: Roles, namespace: str, found: RefView) -> bool:
+def is_own(farm: Farm, roles: Roles, namespace: str, found: refs.RefView) -> bool:
     """Require that a ref is what this farm has signed last, as far as it remembers: then it may build on it.
 
     Likewise the roles. False if it has moved since it was read. Raises FarmFault: object storage has changed or repeats
@@ -474,8 +462,8 @@ def is_own(farm: Farm, roles: Roles, namespace: str, found: RefView) -> bool:
     memory.remember(ROLES, age)
     known = memory.version(path)
     if known and _version(found) < known:
-        there = farm.artifacts.get_object(ref_key(namespace, found["tag"]))
-        if there and _version(parse_ref(found["tag"], there)) < known:
+        there = farm.artifacts.get_object(refs.ref_key(namespace, found["tag"]))
+        if there and _version(refs.parse_ref(found["tag"], there)) < known:
             raise FarmFault(f"object storage answers with an older ref {path} than was signed", hint=_HINT)
         return False
     if known and not _is_signed(roles, path, found):
@@ -483,11 +471,11 @@ def is_own(farm: Farm, roles: Roles, namespace: str, found: RefView) -> bool:
     return True
 
 
-def _version(ref: RefView) -> int:
+def _version(ref: refs.RefView) -> int:
     return versions(ref, "timestamp").get("timestamp", 0)
 
 
-def _is_signed(roles: Roles, path: str, ref: RefView) -> bool:
+def _is_signed(roles: Roles, path: str, ref: refs.RefView) -> bool:
     """Whether keys of the published roles, or of roles that they continue, have signed a ref; it may have expired."""
     from tuf.api.exceptions import RepositoryError
     from tuf.api.metadata import Metadata
@@ -514,7 +502,7 @@ def _is_signed(roles: Roles, path: str, ref: RefView) -> bool:
 # --- the reader's part: TUF's client, which gets all metadata with the ref, and is not made for several processes ---
 
 
-def signed_ref(roles: Roles, memory: Path, path: str, ask: Callable[[], ShownRef]) -> ShownRef:
+def signed_ref(roles: Roles, memory: Path, path: str, ask: Callable[[], refs.ShownRef]) -> refs.ShownRef:
     """Return what `ask` answers about the ref `NAMESPACE/TAG`, if the roles that a reader trusts have signed it.
 
     What was seen is remembered in `memory`. If another reader there has seen a newer one since `ask` was answered, it
@@ -538,14 +526,14 @@ def signed_ref(roles: Roles, memory: Path, path: str, ask: Callable[[], ShownRef
     return found
 
 
-def _require(roles: Roles, folder: Path, path: str, found: ShownRef) -> None:
+def _require(roles: Roles, folder: Path, path: str, found: refs.ShownRef) -> None:
     """Check a ref by what a folder remembers of it. Raises Untrusted, what TUF's client raises, ValueError, …"""
     from tuf.ngclient import Updater
 
     if "signed" not in found:
         hint = "a build has no signature: name a ref" if not found["generation"] else "the farm signs it in a minute"
         raise Untrusted(f"the ref {path} is not signed", hint=hint)
-    digest = hashlib.sha256(canonical({"schema": found["schema"], "cells": found["cells"]})).hexdigest()
+    digest = hashlib.sha256(refs.canonical({"schema": found["schema"], "cells": found["cells"]})).hexdigest()
     if digest != found["snapshot"]:
         raise Untrusted(f"the ref {path} names other cells than were signed", hint="the next move mends it")
     root = roles.roots[-1].encode()
@@ -562,7 +550,7 @@ def _require(roles: Roles, folder: Path, path: str, found: ShownRef) -> None:
     target.verify_length_and_hashes(target_of(found))
 
 
-def _carried(signed: SignedParts) -> FetcherInterface:
+def _carried(signed: refs.SignedParts) -> FetcherInterface:
     """Return what brings the metadata that came with a ref, by the names that TUF's client asks for."""
     from tuf.api.exceptions import DownloadHTTPError
     from tuf.ngclient import FetcherInterface
@@ -617,30 +605,30 @@ def promise(
     if role.name != path or signer.public_key.keyid not in role.keyids:
         return None
     namespace, _, tag = path.partition("/")
-    snapshot = _chosen(client, source, previous=previous) if source else NOWHERE
+    snapshot = _chosen(client, source, previous=previous) if source else refs.NOWHERE
     now, trusted = _now(client, namespace, tag)
     at, generation = clock(), now["generation"] if now else 0
-    ref = following(tag, now, snapshot)
+    ref = refs.following(tag, now, snapshot)
     if not trusted:
         ref["previous"] = None
     if now and now["snapshot"] == snapshot:  # It stays, and is signed for another year.
         kept = {"previous": now["previous"], "moved": now["moved"]} if trusted else {"previous": None}
         ref = {**ref, "generation": generation, **kept}  # type: ignore[typeddict-item]
     data = role_signed(path, target_of(ref), next_version(now, at), signer, at)
-    return json.dumps({"ref": unsigned(ref), "role": data.decode()}), generation
+    return json.dumps({"ref": refs.unsigned(ref), "role": data.decode()}), generation
 
 
 def _chosen(client: FarmClient, source: str, *, previous: bool) -> str:
     """Return the digest of the snapshot that a ref or a build names, or named before."""
     chosen = client.refs.get(source)
-    cells = canonical({"schema": chosen["schema"], "cells": chosen["cells"]})
+    cells = refs.canonical({"schema": chosen["schema"], "cells": chosen["cells"]})
     snapshot = chosen["previous"] if previous else chosen["snapshot"] or hashlib.sha256(cells).hexdigest()
     if snapshot is None:
         raise NotFound(f"{source} was never moved: it has no previous snapshot")
     return snapshot
 
 
-def _now(client: FarmClient, namespace: str, tag: str) -> tuple[ShownRef | None, bool]:
+def _now(client: FarmClient, namespace: str, tag: str) -> tuple[refs.ShownRef | None, bool]:
     """Return where a ref points, and whether this client trusts the answer; None if there is no such ref."""
     found, trusted = None, True
     with suppress(NotFound, ArtifactGone):

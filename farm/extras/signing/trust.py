@@ -27,21 +27,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from farm.errors import Untrusted, UsageError
+from farm.extras.signing import statements
 from farm.extras.signing.signed_refs import LARGEST as ROLES_LIMIT
 from farm.extras.signing.signed_refs import Roles
 from farm.extras.signing.signing_keys import load_public
-from farm.extras.signing.statements import (
-    IN_TOTO,
-    MOST,
-    RETIRED,
-    SIDECAR,
-    Malformed,
-    NoStatement,
-    Statement,
-    read,
-    read_bundle,
-    resource_of,
-)
 from farm.files import NotPlain, read_plain
 
 if TYPE_CHECKING:
@@ -230,7 +219,7 @@ class AtHand:
 class Accepted(NamedTuple):
     """A statement that counts, and its bundle as it was read."""
 
-    statement: Statement
+    statement: statements.Statement
     bundle: bytes
 
 
@@ -261,13 +250,13 @@ def judge(policy: TrustPolicy, found: AtHand, given: Sequence[bytes], now: datet
         return Checks([TrustCheck(Standing.REFUSED, "policy", text)], [])
     checks: list[TrustCheck] = []
     accepted: list[Accepted] = []
-    for data in given[:MOST]:
+    for data in given[: statements.MOST]:
         check, statement = _check(policy, rules, found, data, now)
         checks.append(check)
         if statement:
             accepted.append(Accepted(statement, data))
-    if len(given) > MOST:
-        checks.append(TrustCheck(Standing.REFUSED, "statements", f"{len(given)} are more than {MOST}"))
+    if len(given) > statements.MOST:
+        checks.append(TrustCheck(Standing.REFUSED, "statements", f"{len(given)} are more than {statements.MOST}"))
     checks += _lacking(rules, found, accepted)
     return Checks(checks, accepted)
 
@@ -282,7 +271,7 @@ class _NotCounted(Exception):
 
 def _check(
     policy: TrustPolicy, rules: NamespaceRules, found: AtHand, data: bytes, now: datetime
-) -> tuple[TrustCheck, Statement | None]:
+) -> tuple[TrustCheck, statements.Statement | None]:
     """Judge one bundle; return the line about it, and the statement if it counts."""
     try:
         signer, statement = _opened(policy, rules, found.namespace, data)
@@ -293,11 +282,13 @@ def _check(
     return TrustCheck(Standing.OK, statement.kind, f"signed by {signer.name}{when}{_said(statement)}"), statement
 
 
-def _opened(policy: TrustPolicy, rules: NamespaceRules, namespace: str, data: bytes) -> tuple[KnownSigner, Statement]:
+def _opened(
+    policy: TrustPolicy, rules: NamespaceRules, namespace: str, data: bytes
+) -> tuple[KnownSigner, statements.Statement]:
     """Return who signed a bundle, and the statement in it."""
     try:
-        bundle = read_bundle(data)
-    except Malformed as error:
+        bundle = statements.read_bundle(data)
+    except statements.Malformed as error:
         raise _NotCounted(Standing.REFUSED, str(error)) from None
     signer = policy.signer_of(bundle.keyid, rules.signers)
     if signer is None:
@@ -306,20 +297,20 @@ def _opened(policy: TrustPolicy, rules: NamespaceRules, namespace: str, data: by
         raise _NotCounted(Standing.IGNORED, f"signed by {who}")
     if not bundle.is_signed_by(signer.key):
         raise _NotCounted(Standing.REFUSED, f"it was changed after {signer.name} signed it, or somebody else did")
-    if bundle.payload_type != IN_TOTO:
+    if bundle.payload_type != statements.IN_TOTO:
         raise _NotCounted(Standing.REFUSED, f"{bundle.payload_type[:80]!r} is not a statement")
     try:
-        return signer, read(bundle.payload)
-    except NoStatement as error:
+        return signer, statements.read(bundle.payload)
+    except statements.NoStatement as error:
         raise _NotCounted(Standing.REFUSED, str(error)) from None
 
 
 def _require_valid(
-    signer: KnownSigner, rules: NamespaceRules, found: AtHand, statement: Statement, now: datetime
+    signer: KnownSigner, rules: NamespaceRules, found: AtHand, statement: statements.Statement, now: datetime
 ) -> None:
     """Raise _NotCounted unless a statement, which this signer has signed, is about this artifact, timely and good."""
     kind = statement.kind
-    sidecar, when = statement.subjects.get(SIDECAR), statement.signed_on
+    sidecar, when = statement.subjects.get(statements.SIDECAR), statement.signed_on
     if found.program not in statement.subjects.values() or sidecar not in (None, found.sidecar):
         raise _NotCounted(Standing.IGNORED, "about another program", kind)
     if when and when > now + AHEAD:
@@ -327,7 +318,7 @@ def _require_valid(
     if why := signer.why_not(kind, when, now):
         raise _NotCounted(Standing.IGNORED, why, kind)
     if not kind:
-        known = statement.predicate_type in RETIRED.union(rules.ignore)
+        known = statement.predicate_type in statements.RETIRED.union(rules.ignore)
         verdict = Standing.IGNORED if known else Standing.REFUSED
         text = f"{signer.name} says something that is not understood here: {statement.predicate_type}"
         raise _NotCounted(verdict, text)
@@ -335,26 +326,26 @@ def _require_valid(
         raise _NotCounted(Standing.REFUSED, why, kind)
 
 
-def _content(statement: Statement, rules: NamespaceRules) -> str:
+def _content(statement: statements.Statement, rules: NamespaceRules) -> str:
     """Return why what a statement says is refused; empty if it is not."""
     if statement.kind == "provenance":
         builder = _builder(statement)
         if rules.builders and builder not in rules.builders:
             return f"made by {builder or 'nobody'}, which is not a builder of the policy"
-        if SIDECAR not in statement.subjects:
+        if statements.SIDECAR not in statement.subjects:
             return "it does not name the sidecar"
     if statement.kind == "summary" and statement.predicate.get("verificationResult") != "PASSED":
         return "the artifact did not pass"
     return ""
 
 
-def _builder(statement: Statement) -> str:
+def _builder(statement: statements.Statement) -> str:
     run = statement.predicate.get("runDetails")
     builder = run.get("builder") if isinstance(run, Mapping) else None
     return str(builder.get("id", "")) if isinstance(builder, Mapping) else ""
 
 
-def _said(statement: Statement) -> str:
+def _said(statement: statements.Statement) -> str:
     if statement.kind == "provenance":
         return f", made by {_builder(statement)}"
     if statement.kind == "summary":
@@ -373,7 +364,7 @@ def _lacking(rules: NamespaceRules, found: AtHand, accepted: Iterable[Accepted])
         if not any(statement.kind == kind for statement in there):
             yield TrustCheck(Standing.REFUSED, kind, "no statement of a trusted signer is there")
     if found.tag and found.tag in rules.promoted:
-        wanted = resource_of(found.namespace, found.tag)
+        wanted = statements.resource_of(found.namespace, found.tag)
         summaries = [statement for statement in there if statement.kind == "summary"]
         if not any(statement.predicate.get("resourceUri") == wanted for statement in summaries):
             yield TrustCheck(Standing.REFUSED, "summary", f"nobody trusted says that it may be {found.tag}")

@@ -6,17 +6,8 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from farm import errors
 from farm.artifacts.tokens import ADMINISTRATOR, Role
-from farm.errors import (
-    ArtifactGone,
-    FarmError,
-    FarmFault,
-    NotAllowed,
-    NotFound,
-    QuotaExceeded,
-    StorageUnavailable,
-    UsageError,
-)
 from farm.extras.triggers.stored_manifests import (
     ManifestHead,
     PendingRun,
@@ -53,7 +44,7 @@ class TriggerRounds:
                 for position in range(len(head.get("triggers", []))):
                     try:
                         made += self._look(namespace, name, head, position)
-                    except FarmFault:
+                    except errors.FarmFault:
                         raise
                     except Exception:
                         log.exception("trigger failed", namespace=namespace, manifest=name)
@@ -64,7 +55,7 @@ class TriggerRounds:
         before, now = head["triggers"][position], self._store.now()
         try:
             found, problem = self._found(before), ""
-        except (UsageError, StorageUnavailable, ValueError) as error:
+        except (errors.UsageError, errors.StorageUnavailable, ValueError) as error:
             found, problem = None, str(getattr(error, "message", error))
         after = claimed(before, now, head["version"], found, secrets.token_hex(8))
         if problem and before["pending"] is None:
@@ -94,12 +85,12 @@ class TriggerRounds:
             )
             build = made["id"]
             log.info("trigger fired", **where, build=build, why=pending["why"])
-        except (FarmFault, QuotaExceeded) as problem:
+        except (errors.FarmFault, errors.QuotaExceeded) as problem:
             log.warning("trigger waits", **where, error=problem.message)
             later = postponed(state, self._store.now(), problem.message, AGAIN)
             self._replace(namespace, name, head, state, later)
             return False
-        except FarmError as problem:
+        except errors.FarmError as problem:
             error = problem.message
             log.warning("trigger made no build", **where, error=error)
             document = {**where, "version": pending["version"], "why": pending["why"], "error": error}
@@ -114,14 +105,14 @@ class TriggerRounds:
 
         def change(now: ManifestHead | None) -> ManifestHead:
             if now is None:
-                raise NotFound(f"{name} was removed")
+                raise errors.NotFound(f"{name} was removed")
             if now["id"] != head["id"] or before not in now.get("triggers", []):
                 return now
             return {**now, "triggers": [after if state == before else state for state in now["triggers"]]}
 
         try:
             was, is_now = self._manifests.move(namespace, name, change)
-        except (NotFound, ArtifactGone):
+        except (errors.NotFound, errors.ArtifactGone):
             return False
         return was != is_now
 
@@ -130,7 +121,7 @@ class TriggerRounds:
         if state["kind"] == "source":
             bucket, _, key = state["text"].removeprefix("s3://").partition("/")
             if bucket not in self._settings.s3_sources:
-                raise UsageError(f"the farm may not read the bucket {bucket} (setting s3_sources)")
+                raise errors.UsageError(f"the farm may not read the bucket {bucket} (setting s3_sources)")
             return {self._artifacts.sources.version(bucket, key)}
         if state["kind"] == "toolchain":
             choice = understand_target(state["text"])
@@ -156,4 +147,4 @@ class TriggerRounds:
             allowed = token.role is Role.ADMIN or (token.namespace == namespace and token.role >= Role.SUBMITTER)
             if pushed and token.name == by and pushed.get("token") == token.digest and allowed:
                 return by, token.max_cells
-        raise NotAllowed(f"the token {by}, which pushed version {version}, may no longer submit: push it again")
+        raise errors.NotAllowed(f"the token {by}, which pushed version {version}, may no longer submit: push it again")

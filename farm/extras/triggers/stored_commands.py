@@ -9,26 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from farm.cli import output, render
-from farm.cli.build_commands import (
-    BaselineTag,
-    Detach,
-    DryRun,
-    FirstRun,
-    Junit,
-    Labels,
-    Limits,
-    ManifestArgument,
-    MostOf,
-    Summary,
-    Untrusted,
-    follow_to_verdict,
-    pipeline_labels,
-    read_labels,
-    say_build,
-    show_plan,
-    wanted_reports,
-)
+from farm.cli import build_commands, output, render
 from farm.cli.connection import connect
 from farm.errors import NotFound
 from farm.extras.triggers.manifests_api import ManifestsApi
@@ -50,7 +31,10 @@ OneVersion = Annotated[int | None, Option("--version", metavar="N", min=1, help=
 
 @commands.command()
 def push(
-    manifest: ManifestArgument, if_version: IfVersion = None, untrusted: Untrusted = False, as_json: output.Json = False
+    manifest: build_commands.ManifestArgument,
+    if_version: IfVersion = None,
+    untrusted: build_commands.Untrusted = False,
+    as_json: output.Json = False,
 ) -> None:
     """Store a manifest under its own name, with the digests of its models and data.
 
@@ -127,31 +111,33 @@ def rm(name: ManifestName, if_version: IfVersion = None, as_json: output.Json = 
 def build(
     name: ManifestName,
     version: OneVersion = None,
-    detach: Detach = False,
+    detach: build_commands.Detach = False,
     key: Annotated[str, Option(metavar="TEXT", help="The same key again is answered with the same build.")] = "",
-    label: Labels = None,
-    gate: Limits = None,
-    budget: MostOf = None,
-    baseline: BaselineTag = "",
-    first: FirstRun = False,
-    junit: Junit = None,
-    summary: Summary = None,
-    dry_run: DryRun = False,
+    label: build_commands.Labels = None,
+    gate: build_commands.Limits = None,
+    budget: build_commands.MostOf = None,
+    baseline: build_commands.BaselineTag = "",
+    first: build_commands.FirstRun = False,
+    junit: build_commands.Junit = None,
+    summary: build_commands.Summary = None,
+    dry_run: build_commands.DryRun = False,
     as_json: output.Json = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
     from farm.manifest.parsing import read_gates
 
-    wanted = wanted_reports(junit, summary)
-    labels = {**pipeline_labels(), **read_labels(label)}
+    wanted = build_commands.wanted_reports(junit, summary)
+    labels = {**build_commands.pipeline_labels(), **build_commands.read_labels(label)}
     gates = read_gates(gate or (), budget or (), baseline, first=first)
     with connect() as client:
         if dry_run:
-            show_plan(ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates), as_json=as_json)
+            build_commands.show_plan(
+                ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates), as_json=as_json
+            )
             return
         build_id = ManifestsApi.of(client).build(name, version=version, labels=labels, gates=gates, key=key)["id"]
-        say_build(build_id, quiet=as_json or detach)
-        code = follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
+        build_commands.say_build(build_id, quiet=as_json or detach)
+        code = build_commands.follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
     raise typer.Exit(code)
 
 

@@ -779,7 +779,7 @@ def test_a_thousand_cells_are_one_small_page(farm: Farm, browser: httpx.Client) 
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that show few cells and few models, and builds that are large soon."""
     for where, name, number in (
-        (build_pages, "PAGE", 20),
+        (build_pages.build_view, "PAGE", 20),
         (build_pages, "MODELS", 4),
         (build_pages, "GROUPED", 10),
         (page_reading, "SMALL", 4),
@@ -852,7 +852,7 @@ def test_builds_next_to_each_other_are_read_from_the_index(
     farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve builds of 50,000 cells have some gigabytes of reports."""
-    monkeypatch.setattr(build_pages, "PAGE", 4)
+    monkeypatch.setattr(build_pages.build_view, "PAGE", 4)
     builds = []
     for number in range(2):
         builds.append(accept(farm, "large", [Cell(f"net-{name}", salt=f"{number}") for name in range(5)]))

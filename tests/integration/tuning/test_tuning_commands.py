@@ -111,7 +111,7 @@ def test_a_database_takes_no_more_than_its_readers_can_hold(
     """A request of a megabyte brings half a million records, which the control plane reads to merge them."""
     own = own_folder(tmp_path / "own")
     said(["import", QUICK, str(own)], capsys)
-    monkeypatch.setattr(tuning_routes, "LARGEST_DATABASE", 100)
+    monkeypatch.setattr(tuning_routes.records, "LARGEST_DATABASE", 100)
     assert main(["tuning", "import", QUICK, str(own)]) == 2
     assert f"{QUICK} is full" in capsys.readouterr().err
 
