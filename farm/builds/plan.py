@@ -36,12 +36,9 @@ class Plan:
 
     cells: list[CellPlan]
     warnings: tuple[str, ...]
-    conversions: Mapping[str, ConversionRecord]
-    """How models were converted from other formats, by name."""
-    needed: Mapping[str, int]
-    """Digest and size of every input that has to be fetched."""
-    digest: str
-    """SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now."""
+    conversions: Mapping[str, ConversionRecord]  # How models were converted from other formats, by name.
+    needed: Mapping[str, int]  # Digest and size of every input that has to be fetched.
+    digest: str  # SHA-256 of what the farm decided: each cell's cache key and pool, whatever is a hit by now.
 
 
 def make_plan(

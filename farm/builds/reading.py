@@ -518,8 +518,7 @@ def is_aside(build: Mapping[str, object]) -> bool:
 
 class _KnownPlan(NamedTuple):
     document: PlanDocument
-    place: Mapping[str, int]
-    """The place of each cell in the order of the manifest, by its identifier."""
+    place: Mapping[str, int]  # The place of each cell in the order of the manifest, by its identifier.
 
 
 def _work(

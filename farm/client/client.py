@@ -56,8 +56,7 @@ class Frozen:
     """A manifest with everything that it names read and hashed: what `submit` sends."""
 
     submission: SubmissionDocument
-    files: Mapping[str, Path]
-    """Digest of every blob that the submission names, and a local file that has its bytes."""
+    files: Mapping[str, Path]  # Digest of every blob that the submission names, and a local file that has its bytes.
 
     @property
     def build_id(self) -> str:

@@ -89,8 +89,7 @@ class FetchedFamily:
     folder: Path
     index: Path
     document: Family
-    left_out: list[str]
-    """Cells that the ref names too, but of another model file or toolchain."""
+    left_out: list[str]  # Cells that the ref names too, but of another model file or toolchain.
 
 
 def choose(

@@ -114,8 +114,7 @@ class _ManifestReader:
     found: FrozenInputs = field(default_factory=FrozenInputs)
     frozen_before: dict[Hashable, tuple[FrozenData, Path]] = field(default_factory=dict)
     read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = field(default_factory=dict)
-    paths: dict[str, Path] = field(default_factory=dict)
-    """Where the models are, by their names."""
+    paths: dict[str, Path] = field(default_factory=dict)  # Where the models are, by their names.
 
     @property
     def manifest(self) -> Manifest:

@@ -56,8 +56,7 @@ class Slot:
     cpus: tuple[int, ...] = ()
     bdf: str = ""
     maker: Maker = "amd"
-    device: GpuFields = field(default_factory=GpuFields, compare=False)
-    """Further fields of the GPU for sidecars."""
+    device: GpuFields = field(default_factory=GpuFields, compare=False)  # Further fields of the GPU for sidecars.
 
     def is_apart_from(self, other: Slot) -> bool:
         """Whether what runs here is timed as if nothing ran in the other slot: on a GPU, or on CPUs of its own."""

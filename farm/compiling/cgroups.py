@@ -31,10 +31,8 @@ class Groups:
     """The folder in which groups for children are made; None: nowhere."""
 
     folder: Path | None
-    why: str = ""
-    """Why they hold no limit of memory; empty if they do."""
-    processes: bool = False
-    """Whether they also hold a limit of processes."""
+    why: str = ""  # Why they hold no limit of memory; empty if they do.
+    processes: bool = False  # Whether they also hold a limit of processes.
 
     @property
     def memory(self) -> bool:

@@ -109,8 +109,7 @@ class Failure(NamedTuple):
     kind: FailureKind
     message: str
     detail: str = ""
-    fences: bool = False
-    """Whether this alone shows that something is wrong with the node."""
+    fences: bool = False  # Whether this alone shows that something is wrong with the node.
 
 
 class _Known(NamedTuple):

@@ -627,10 +627,8 @@ class Pipeline:
     steps: Steps
     inputs: InputFiles
     tuner: ProgramTuner | None = None
-    references: ReferenceCache | None = None
-    """Reference outputs of earlier attempts."""
-    measuring: Callable[[], AbstractContextManager[Contention]] = alone
-    """Opened around each measurement."""
+    references: ReferenceCache | None = None  # Reference outputs of earlier attempts.
+    measuring: Callable[[], AbstractContextManager[Contention]] = alone  # Opened around each measurement.
     _reference: Path | None = field(default=None, init=False)
 
     def run(self) -> ProgramRecord:

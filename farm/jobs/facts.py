@@ -17,8 +17,7 @@ class TurnsFacts(Against):
 
     measured: str
     node: str
-    shared: NotRequired[bool]
-    """Whether others ran on the host meanwhile, or used the GPU."""
+    shared: NotRequired[bool]  # Whether others ran on the host meanwhile, or used the GPU.
 
 
 class TuningCounts(TypedDict):

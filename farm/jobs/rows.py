@@ -330,8 +330,7 @@ class _WorkerFacts(TypedDict):
     slots: int
     gpus: NotRequired[list[str]]
     threads: NotRequired[int]
-    locks: NotRequired[str]
-    """The kernel that it runs on, and the folder of its lock files there."""
+    locks: NotRequired[str]  # The kernel that it runs on, and the folder of its lock files there.
     versions: NotRequired[Mapping[str, str]]
 
 

@@ -298,7 +298,5 @@ class Outcome:
 class AttemptLimits(TypedDict):
     """What an attempt may use; 0 = no limit."""
 
-    time: float
-    """Seconds."""
-    memory: int
-    """Bytes."""
+    time: float  # Seconds.
+    memory: int  # Bytes.

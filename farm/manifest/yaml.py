@@ -62,8 +62,7 @@ class Node:
     value: Any
     line: int
     column: int
-    span: tuple[int, int]
-    """Where its text begins and ends, in characters."""
+    span: tuple[int, int]  # Where its text begins and ends, in characters.
     size: int = 1
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
 

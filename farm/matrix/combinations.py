@@ -431,10 +431,8 @@ class Shape:
     inputs: Mapping[str, InputSpec]
     tensors: Mapping[str, Input]
     batch: PlainSize | None
-    texts: Mapping[str, str]
-    """Canonical JSON of the spec's fields `inputs` and `batch`."""
-    checked: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """Whether data fits, by its use and digest."""
+    texts: Mapping[str, str]  # Canonical JSON of the spec's fields `inputs` and `batch`.
+    checked: dict[tuple[str, str], bool] = field(default_factory=dict)  # Whether data fits, by its use and digest.
 
 
 class CellInputs:

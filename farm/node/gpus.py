@@ -140,8 +140,7 @@ class Gpu:
     bdf: str = ""
     cpus: str = ""
     driver: str = ""
-    alone: bool = True
-    """Whether no other GPU of the node has its UUID, as partitions of one card do."""
+    alone: bool = True  # Whether no other GPU of the node has its UUID, as partitions of one card do.
     maker: Maker = "amd"
 
     @property

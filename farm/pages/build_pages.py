@@ -322,8 +322,7 @@ class NameLine(NamedTuple):
 
     build: BuildView
     changes: build_view.ComparedBuilds | None
-    builds: Sequence[BuildView]
-    """The last builds of this name that ended, the oldest first."""
+    builds: Sequence[BuildView]  # The last builds of this name that ended, the oldest first.
 
 
 @router.get("/ns/{namespace}/across")

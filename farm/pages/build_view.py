@@ -135,8 +135,7 @@ class Group(NamedTuple):
     model: str
     total: int
     looks: Mapping[Look, int]
-    places: Mapping[str, Mapping[Look, int]]
-    """The cells of each target that it has."""
+    places: Mapping[str, Mapping[Look, int]]  # The cells of each target that it has.
 
 
 class MatrixRow(NamedTuple):
@@ -150,10 +149,8 @@ class MatrixRow(NamedTuple):
 class Matrix(NamedTuple):
     """Cells by model and shape (rows), target and precision (columns)."""
 
-    targets: Sequence[tuple[str, int]]
-    """Each target, with the number of its columns."""
-    precisions: Sequence[str]
-    """The precision of each column."""
+    targets: Sequence[tuple[str, int]]  # Each target, with the number of its columns.
+    precisions: Sequence[str]  # The precision of each column.
     rows: Sequence[MatrixRow]
 
 
@@ -331,16 +328,13 @@ class ComparedBuilds:
     newly_failed: Sequence[Pair]
     still_failed: Sequence[Pair]
     fixed: Sequence[Pair]
-    unjudged: Sequence[Pair]
-    """Cells that a rule refused before, and that this rule did not judge now."""
+    unjudged: Sequence[Pair]  # Cells that a rule refused before, and that this rule did not judge now.
     slower: Sequence[Pair]
     faster: Sequence[Pair]
-    same: int
-    """Cells that ended alike, with speeds that differ by less than the band."""
+    same: int  # Cells that ended alike, with speeds that differ by less than the band.
     only_before: Sequence[CellLine]
     only_after: Sequence[CellLine]
-    left_out: Sequence[Reason]
-    """Why speeds were not compared."""
+    left_out: Sequence[Reason]  # Why speeds were not compared.
 
     def __bool__(self) -> bool:
         return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
@@ -392,15 +386,11 @@ class Across:
     """Builds next to each other."""
 
     builds: Sequence[BuildView]
-    same: int
-    """Cells that all builds have, and that are the same in all."""
-    partly: int
-    """Cells that only some builds have."""
-    worse: int
-    """Cells that fail or take longer in the last build, and did not in the one before."""
+    same: int  # Cells that all builds have, and that are the same in all.
+    partly: int  # Cells that only some builds have.
+    worse: int  # Cells that fail or take longer in the last build, and did not in the one before.
     _names: Sequence[str]
-    _differing: Sequence[int]
-    """The rows of cells that all builds have, and that end differently or moved."""
+    _differing: Sequence[int]  # The rows of cells that all builds have, and that end differently or moved.
     _rows: Sequence[Sequence[CellEnd | None]]
 
     def found(self, text: str = "", *, everything: bool = False) -> Sequence[int]:
@@ -493,17 +483,14 @@ class PastPoint(NamedTuple):
     kind: str
     latency: float | None
     error: float | None
-    measured: bool
-    """Whether this build measured it: a hit repeats an older number."""
+    measured: bool  # Whether this build measured it: a hit repeats an older number.
     shared: bool
     node: str
     key: str
     band: Band | None
     moved: Moved
-    changes: Sequence[str]
-    """What is another one than in the program before: toolchain, driver, device."""
-    limit: float | None = None
-    """The most that its gate or budget allowed, in seconds."""
+    changes: Sequence[str]  # What is another one than in the program before: toolchain, driver, device.
+    limit: float | None = None  # The most that its gate or budget allowed, in seconds.
 
 
 class Mark(NamedTuple):
@@ -511,12 +498,9 @@ class Mark(NamedTuple):
 
     ended: float
     build: str
-    changes: Sequence[str]
-    """Empty for a level that began with the same toolchain, driver and device."""
-    before: float | None
-    """The median of the measurements before, since the mark before."""
-    after: float | None
-    """The median of those from here on, until the next mark."""
+    changes: Sequence[str]  # Empty for a level that began with the same toolchain, driver and device.
+    before: float | None  # The median of the measurements before, since the mark before.
+    after: float | None  # The median of those from here on, until the next mark.
     moved: Moved
 
     @property

@@ -94,8 +94,7 @@ class PlotPoint(NamedTuple):
     y: float
     look: str = "point"
     radius: float = 4.0
-    tail: float | None = None
-    """Where along the first axis a line to it begins."""
+    tail: float | None = None  # Where along the first axis a line to it begins.
 
 
 class PlotAxis(NamedTuple):

@@ -89,16 +89,12 @@ class OutputLine(NamedTuple):
 class JobPage:
     """A job as the store has it, if it still does, with the build's judgement if it is looked at as a cell of one."""
 
-    cell: CellLine
-    """The cell; of a job, what a cell would show."""
-    build: str
-    """Empty for a job that is looked at as one."""
+    cell: CellLine  # The cell; of a job, what a cell would show.
+    build: str  # Empty for a job that is looked at as one.
     job: JobView | None
     sidecar: Sidecar | None
-    attempts: Sequence[AttemptLine] = ()
-    """The oldest first."""
-    position: str = ""
-    """After which of the build's events news of the cell may come; empty if none will."""
+    attempts: Sequence[AttemptLine] = ()  # The oldest first.
+    position: str = ""  # After which of the build's events news of the cell may come; empty if none will.
 
     @property
     def identifier(self) -> str:
@@ -232,8 +228,7 @@ class LogLine(NamedTuple):
     number: int
     markup: Markup
     is_first_error: bool
-    part: int = 0
-    """The part of the log that has it, from 0; its number counts from that part's beginning."""
+    part: int = 0  # The part of the log that has it, from 0; its number counts from that part's beginning.
 
 
 class LogStage(NamedTuple):
@@ -252,8 +247,7 @@ class LogPage(NamedTuple):
     first_error: int
     before: int
     after: int
-    left_out: int
-    """Lines that a search found and that are not shown."""
+    left_out: int  # Lines that a search found and that are not shown.
 
 
 def page(text: str, *, start: int = 0, known: str = "") -> LogPage:

@@ -58,14 +58,10 @@ class ModelFile(TypedDict, total=False):
 
     path: str
     format: Required[str]
-    outputs: Sequence[str]
-    """Names of a TensorFlow graph's nodes; empty: its ends."""
-    names: Sequence[str]
-    """Of the outputs: the parent checks the answer by them."""
-    alone: bool
-    """Whether the model's external data is not there yet."""
-    order: Sequence[str]
-    """Of the inputs of a TorchScript archive."""
+    outputs: Sequence[str]  # Names of a TensorFlow graph's nodes; empty: its ends.
+    names: Sequence[str]  # Of the outputs: the parent checks the answer by them.
+    alone: bool  # Whether the model's external data is not there yet.
+    order: Sequence[str]  # Of the inputs of a TorchScript archive.
 
 
 class SamplePoint(TypedDict):
@@ -161,10 +157,8 @@ class ControlGroup(TypedDict, total=False):
     """The control group of a child; empty if there is none."""
 
     folder: str
-    memory: bool
-    """Whether it holds the limit of memory."""
-    processes: bool
-    """Whether it holds the limit of processes."""
+    memory: bool  # Whether it holds the limit of memory.
+    processes: bool  # Whether it holds the limit of processes.
 
 
 class ConvertedInput(TypedDict):
@@ -259,46 +253,32 @@ class Request(ChildRequest, total=False):
     options: Options
     model: ModelFile
     precision: str
-    samples: DataRecipe
-    """reference, bench."""
+    samples: DataRecipe  # reference, bench.
     min_samples: int
-    reference: str
-    """reference: the file to write; evaluate: the file to read."""
-    unverified: str
-    """reference: why no reference can run the model; else empty."""
-    quantization: Options
-    """pack, compile."""
-    packed: str
-    """pack: the file to write."""
-    slices: str
-    """slice: the folder to write to."""
-    database: str
-    """tune, compile: the private folder of tuning databases."""
-    key: str
-    """tune: what the records of the slice are kept under."""
+    reference: str  # reference: the file to write; evaluate: the file to read.
+    unverified: str  # reference: why no reference can run the model; else empty.
+    quantization: Options  # pack, compile.
+    packed: str  # pack: the file to write.
+    slices: str  # slice: the folder to write to.
+    database: str  # tune, compile: the private folder of tuning databases.
+    key: str  # tune: what the records of the slice are kept under.
     tuning: TuningWish
     calibration: DataRecipe | None
-    program: str
-    """compile: the file to write; evaluate: the file to load."""
+    program: str  # compile: the file to write; evaluate: the file to load.
     cross: DeviceDocument | None
     debug: DebugRequest
     expected: ExpectedToolchain
-    outputs: Sequence[str]
-    """evaluate: names in the model's order."""
+    outputs: Sequence[str]  # evaluate: names in the model's order.
     tolerance: float
     equal: float
     measure_seconds: float
-    sample: str
-    """evaluate: the file to write one sample to."""
+    sample: str  # evaluate: the file to write one sample to.
     session: SessionChoice | None
     programs: list[BenchProgram]
-    first: int
-    """bench: runs to time one by one."""
+    first: int  # bench: runs to time one by one.
     rounds: int
-    seconds: float
-    """bench: of each program in all rounds."""
-    rocm: str
-    """probe: version of the installation, or empty."""
+    seconds: float  # bench: of each program in all rounds.
+    rocm: str  # probe: version of the installation, or empty.
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -318,14 +298,12 @@ class ProbeAnswer(Answer, total=False):
     toolchain: Label
     version: Word
     libraries: Libraries
-    parts: Sequence[Sequence[str]]
-    """Soname and build id of each library that makes the toolchain."""
+    parts: Sequence[Sequence[str]]  # Soname and build id of each library that makes the toolchain.
     features: Sequence[str]
     targets: Sequence[Label]
     missing: Mapping[str, str]
     cpu_family: Label
-    lowest: Count
-    """Compute capability that CUDA's libraries serve at least, times 10."""
+    lowest: Count  # Compute capability that CUDA's libraries serve at least, times 10.
 
 
 class TensorInfo(TypedDict):
@@ -417,23 +395,19 @@ class CompileAnswer(Answer, total=False):
 
     inputs: Required[Sequence[ProgramPort]]
     outputs: Required[Sequence[ProgramPort]]
-    weight_dtypes: Required[Counts]
-    """Bytes by dtype."""
-    compute_dtypes: Required[Counts]
-    """Nodes by dtype."""
+    weight_dtypes: Required[Counts]  # Bytes by dtype.
+    compute_dtypes: Required[Counts]  # Nodes by dtype.
     quantized: Required[Counts]
     operators: Counts
     size: Count
     offload_copy: bool | None
     output_parameters: Sequence[Name]
     session: SessionChoice | None
-    symbolic_shapes: str
-    """Why static shapes were refused, if the program keeps the model's own."""
+    symbolic_shapes: str  # Why static shapes were refused, if the program keeps the model's own.
     placement: Placement | None
     migraphx_version: Word
     peak_memory: Count
-    passes: Mapping[str, Amount]
-    """Seconds of each pass; the worker reads them from the log."""
+    passes: Mapping[str, Amount]  # Seconds of each pass; the worker reads them from the log.
 
 
 class Evidence(TypedDict):
@@ -575,5 +549,4 @@ class GuardReport(TypedDict):
 class GuardEnd(GuardReport):
     """The launcher's last word on a child."""
 
-    stuck: list[int]
-    """Process ids of what could not be killed."""
+    stuck: list[int]  # Process ids of what could not be killed.

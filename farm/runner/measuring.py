@@ -43,8 +43,7 @@ _MAX_RUNS = {"ref": 2}  # Runs that verification takes at most of a device on wh
 class Program(ABC):
     """Something that runs: a compiled program from its file, or an original model."""
 
-    outputs: list[str]
-    """Names of the outputs in the model's order."""
+    outputs: list[str]  # Names of the outputs in the model's order.
 
     def prepare(self, feeds: Arrays) -> Any:
         """Return the inputs in the compiler's own form; arrays by input name come in."""

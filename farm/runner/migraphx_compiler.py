@@ -433,10 +433,8 @@ def _dtype(shape: Any) -> str:
 
 
 class _Prepared(NamedTuple):
-    arguments: dict[str, object]
-    """MIGraphX's own, by name."""
-    arrays: list[documents.Array]
-    """What the arguments point into."""
+    arguments: dict[str, object]  # MIGraphX's own, by name.
+    arrays: list[documents.Array]  # What the arguments point into.
 
 
 class _MigraphxProgram(Program):

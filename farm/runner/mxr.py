@@ -93,8 +93,7 @@ class CodeObjects(TypedDict):
     arches: list[str]
     count: int
     size: int
-    wave_sizes: list[int]
-    """Threads of a wavefront, as the kernels' metadata say: 32 or 64."""
+    wave_sizes: list[int]  # Threads of a wavefront, as the kernels' metadata say: 32 or 64.
 
 
 class LibrarySolution(TypedDict):
@@ -108,30 +107,24 @@ class LibrarySolution(TypedDict):
 class ProgramContent(TypedDict):
     """What a program's file holds; sizes in bytes, nothing of its weights or kernels. An ONNX file has fewer fields."""
 
-    format: str
-    """`msgpack`, `json` or `onnx`."""
+    format: str  # `msgpack`, `json` or `onnx`.
     size: int
     inputs: list[StoredPort]
     outputs: list[StoredPort]
     modules: Mapping[str, ModuleContent]
-    weights: Mapping[str, int]
-    """Bytes by dtype."""
+    weights: Mapping[str, int]  # Bytes by dtype.
     opsets: NotRequired[Mapping[str, int]]
-    trailing: NotRequired[int]
-    """Bytes behind the program."""
+    trailing: NotRequired[int]  # Bytes behind the program.
     file_version: NotRequired[object]
     migraphx_version: NotRequired[str]
     targets: NotRequired[list[str]]
     contexts: NotRequired[list[object]]
     compiled: NotRequired[bool]
-    output_parameters: NotRequired[list[str]]
-    """Names such as `main:#output_0`."""
+    output_parameters: NotRequired[list[str]]  # Names such as `main:#output_0`.
     code_objects: NotRequired[list[CodeObjects]]
     solutions: NotRequired[list[LibrarySolution]]
-    offload_copy: NotRequired[bool | None]
-    """None if there is no GPU to copy to."""
-    left_over: NotRequired[int]
-    """Undecided operators."""
+    offload_copy: NotRequired[bool | None]  # None if there is no GPU to copy to.
+    left_over: NotRequired[int]  # Undecided operators.
     unknown: NotRequired[list[str]]
 
 

@@ -50,12 +50,9 @@ class DeviceLibraries(NamedTuple):
 class RuntimeDevice:
     """The CPU."""
 
-    where = ""
-    """The words by which failures on a card differ from those of the machine's, such as `on CUDA`."""
-    memory = ""
-    """ONNX Runtime's name of the device's own memory; empty: host and device are one."""
-    in_bf16 = False
-    """Whether a model computes in bf16, and has not only its weights in it."""
+    where = ""  # The words by which failures on a card differ from those of the machine's, such as `on CUDA`.
+    memory = ""  # ONNX Runtime's name of the device's own memory; empty: host and device are one.
+    in_bf16 = False  # Whether a model computes in bf16, and has not only its weights in it.
 
     def __init__(self, request: Request | None = None) -> None:
         self.request = request or cast("Request", {})

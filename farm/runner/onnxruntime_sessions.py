@@ -40,12 +40,10 @@ class Candidate(NamedTuple):
     level: str
     threads: int
     spinning: bool = False
-    search: str = ""
-    """On CUDA: how convolutions are chosen. Empty: as the cell's options say."""
+    search: str = ""  # On CUDA: how convolutions are chosen. Empty: as the cell's options say.
     nhwc: bool = False
     graph: bool = False
-    builder: int = -1
-    """On TensorRT: the builder's optimisation level. Negative: as the cell's options say."""
+    builder: int = -1  # On TensorRT: the builder's optimisation level. Negative: as the cell's options say.
 
     @classmethod
     def parse(cls, text: str) -> Candidate:

@@ -113,8 +113,7 @@ class Bound:
     shortest: int = 0
     longest: int | None = None
     pattern: str = ""
-    inside: bool = False
-    """The text is a relative path that stays in its folder."""
+    inside: bool = False  # The text is a relative path that stays in its folder.
 
     __is_annotated_types_grouped_metadata__: ClassVar[Literal[True]] = True
 

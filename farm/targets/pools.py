@@ -111,12 +111,9 @@ class Pool:
     libraries: Mapping[str, str] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     cpu_family: str = ""
-    memory: int | None = None
-    """Memory of the device in bytes, if known."""
-    untuned: bool = False
-    """Compiled for a GPU that the worker does not have: nothing is tuned, verified or measured."""
-    registered: str = ""
-    """The name that another release registered it under; empty if that is the one it has here."""
+    memory: int | None = None  # Memory of the device in bytes, if known.
+    untuned: bool = False  # Compiled for a GPU that the worker does not have: nothing is tuned, verified or measured.
+    registered: str = ""  # The name that another release registered it under; empty if that is the one it has here.
 
     @property
     def name(self) -> str:
@@ -250,8 +247,7 @@ class Choice:
     served: Target
     profile: Profile | None = None
     any_device: bool = False
-    arch: str = ""
-    """The start of the arch that a device of NVIDIA's must have: `sm_90`, `sm_90:h200-mig-1g.18gb`."""
+    arch: str = ""  # The start of the arch that a device of NVIDIA's must have: `sm_90`, `sm_90:h200-mig-1g.18gb`.
 
     @property
     def slug(self) -> str:

@@ -91,8 +91,7 @@ class Head:
     size: int
     previous: str | None
     moved: str
-    records: dict[str, int]
-    """Number of records by store."""
+    records: dict[str, int]  # Number of records by store.
     etag: str
 
 
@@ -101,8 +100,7 @@ class Restored:
     """What was read, merged or not."""
 
     snapshot: Snapshot
-    seen: frozenset[str] = frozenset()
-    """SHA-256 of every snapshot and delta that need not be read again."""
+    seen: frozenset[str] = frozenset()  # SHA-256 of every snapshot and delta that need not be read again.
 
 
 class Learning(Protocol):

@@ -96,8 +96,7 @@ class Read:
 
     snapshot: Snapshot
     dropped: Dropped
-    origins: Mapping[Place, Sequence[Path]] = field(default_factory=dict)
-    """The files that each table came from."""
+    origins: Mapping[Place, Sequence[Path]] = field(default_factory=dict)  # The files that each table came from.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +104,8 @@ class MIOpenName:
     """What the name of a MIOpen database says: `gfx942130.HIP.3_5_1_4dddc24.ufdb.txt`."""
 
     store: RecordStore
-    base: str
-    """Device and number of compute units, in MIOpen's own spelling."""
-    version: str
-    """`HIP.3_5_1_4dddc24`; MIOpen ignores the files of every other version."""
+    base: str  # Device and number of compute units, in MIOpen's own spelling.
+    version: str  # `HIP.3_5_1_4dddc24`; MIOpen ignores the files of every other version.
 
 
 def miopen_name(name: str) -> MIOpenName | None:

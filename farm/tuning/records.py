@@ -87,8 +87,7 @@ class TuningWork:
     untunable: int = 0
     seconds: float = 0.0
     saved: float = 0.0
-    sessions: int = 0
-    """In sums alone."""
+    sessions: int = 0  # In sums alone.
 
     def __add__(self, other: TuningWork) -> TuningWork:
         return TuningWork(*map(add, astuple(self), astuple(other)))
@@ -103,8 +102,7 @@ class Session:
     """What one attempt's tuning has done so far. A later state of the same session takes the earlier one's place."""
 
     id: str
-    until: str
-    """ISO 8601, UTC."""
+    until: str  # ISO 8601, UTC.
     work: TuningWork
 
 

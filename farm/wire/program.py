@@ -157,8 +157,7 @@ class TuningFacts(TypedDict, total=False):
     published: Annotated[Literal["tuned", "untuned"] | None, Default(None)]
     session: Annotated[documents.SessionChoice | None, Default(None)]
     written: Annotated[int, Default(0)]
-    conditions: Annotated[Sequence[Conditions], Default([])]
-    """Before and after tuning, where the device tells."""
+    conditions: Annotated[Sequence[Conditions], Default([])]  # Before and after tuning, where the device tells.
     carried: Annotated[bool | None, Default(None)]
     alone: Annotated[Alone | None, Default(None)]
 
@@ -230,8 +229,7 @@ class ProgramRecord(TypedDict, total=False):
 class Sidecar(ProgramRecord, total=False):
     """The commit record of one success: `ns/<namespace>/artifacts/<first two digits>/<key>.json`."""
 
-    key: Required[Digest]
-    """The cache key: SHA-256 of the canonical JSON of `spec`."""
+    key: Required[Digest]  # The cache key: SHA-256 of the canonical JSON of `spec`.
     namespace: Required[Annotated[str, Bound(pattern="[a-z0-9][a-z0-9._-]{0,63}")]]
     blobs: Required[Blobs]
     build: Annotated[str, Default("")]

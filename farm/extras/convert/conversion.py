@@ -41,10 +41,8 @@ _EXPORT = "torch.export.save(torch.export.export(model, (example,)), 'net.pt2'),
 class ConvertRequest(ChildRequest, total=False):
     """What a child is asked that converts a model: from the file `source` to the file `output`."""
 
-    kind: str
-    """`pt2`, `torchscript`, `saved-model`."""
-    options: Mapping[str, Any]
-    """`to` (`onnx`, `tf`), `opset`, and the `signature` of a SavedModel."""
+    kind: str  # `pt2`, `torchscript`, `saved-model`.
+    options: Mapping[str, Any]  # `to` (`onnx`, `tf`), `opset`, and the `signature` of a SavedModel.
     inputs: Sequence[ConvertedInput]
     source: str
     output: str

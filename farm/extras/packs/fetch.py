@@ -41,24 +41,19 @@ _LIMITS = ChildLimits(time=900.0, memory=32 << 30, hang=300.0, disk=4 << 30, pro
 class CacheNamesRequest(ChildRequest, total=False):
     """What a child is asked that asks ONNX Runtime's MIGraphX provider for names."""
 
-    model: str
-    """The file."""
-    arch: str
-    """Of the card that will run it, in full."""
-    cache: str
-    """An empty folder to write to."""
+    model: str  # The file.
+    arch: str  # Of the card that will run it, in full.
+    cache: str  # An empty folder to write to.
 
 
 class CacheNamesAnswer(Answer):
     """Which files of its cache a provider looks for."""
 
-    version: Label
-    """Of ONNX Runtime."""
+    version: Label  # Of ONNX Runtime.
     names: Annotated[
         Sequence[Annotated[str, Bound(longest=256, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*\.mxr")]], Bound(longest=1000)
     ]
-    found: bool
-    """Whether it loads files of these names and compiles nothing."""
+    found: bool  # Whether it loads files of these names and compiles nothing.
 
 
 @dataclass(frozen=True, slots=True)
