@@ -260,7 +260,7 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
     own_program, made = sidecar["spec"]["compiler"]["name"] != "migraphx", dict[str, bytes]()
     if layout is Layout.TRITON:
         name = _triton_name(sidecar)
-        start = layouts.START_SH.format(version=cached.version) if cached else layouts.plain_start(sidecar)
+        start = layouts.text("start_with_cache.sh", version=cached.version) if cached else layouts.plain_start(sidecar)
         texts = {f"models/{name}/config.pbtxt": layouts.triton_config(sidecar, name), "start.sh": start}
     elif own_program:
         texts = _scripts(layouts.for_own_program(sidecar))
@@ -272,7 +272,7 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
 
 
 def _scripts(use: str) -> dict[str, str]:
-    return {"use.py": use, "use.sh": layouts.USE_SH}
+    return {"use.py": use, "use.sh": layouts.text("use.sh")}
 
 
 def _files(made: Path) -> Iterator[FileReference]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
@@ -73,81 +74,22 @@ def _unfit(layout: Layout, sidecar: Sidecar) -> Iterator[str]:
         yield "its model is not ONNX"
 
 
-_HEAD = '''"""Opens {identifier} with ONNX Runtime: {how}.
+_TEXTS = Path(__file__).with_name("texts")
 
-Run it to see that it works here, or import `session` from it. It fails if a node would run on the CPU.
-"""
 
-import os
-from pathlib import Path
-
-import onnxruntime
-
-HERE = Path(__file__).resolve().parent
-
-options = onnxruntime.SessionOptions()
-'''
-_WHOLE = 'options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")\n'
-
-_PLUGIN = """
-PLUGIN = os.environ.get("MIGRAPHX_PLUGIN", "libonnxruntime_providers_amdgpu.so")
-NAME = "MIGraphXExecutionProvider"
-onnxruntime.register_execution_provider_library(NAME, PLUGIN)
-cards = [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]
-if not cards:
-    raise SystemExit(f"{PLUGIN} has no card here")
-options.add_provider_for_devices(cards[:1], {})
-session = onnxruntime.InferenceSession(str(HERE / "model_ctx.onnx"), options)
-"""
-
-_CACHE = """
-WANTED, VERSION = "{name}", "{version}"
-CACHE = HERE / "cache"
-if onnxruntime.__version__ != VERSION:
-    raise SystemExit(f"this is ONNX Runtime {{onnxruntime.__version__}}: {{VERSION}} finds the program, so fetch again")
-os.environ["ORT_MIGRAPHX_MODEL_CACHE_PATH"] = str(CACHE)  # It wins over the option.
-provider = ("MIGraphXExecutionProvider", {{"migraphx_model_cache_dir": str(CACHE)}})
-session = onnxruntime.InferenceSession(str(HERE / "model.onnx"), options, providers=[provider])
-if "MIGraphXExecutionProvider" not in session.get_providers():
-    raise SystemExit("ONNX Runtime left the model to the CPU: it cannot use MIGraphX here")
-if others := sorted(file.name for file in CACHE.iterdir() if file.name != WANTED):
-    raise SystemExit(f"it compiled the model again and did not take {{WANTED}}: {{', '.join(others)}}")
-"""
-
-_OWN = """
-{libraries}{tuned}# As it was verified and measured; without its options a card computes fp32 in TF32.
-providers = {providers}
-session = onnxruntime.InferenceSession(str(HERE / "{program}"), options, providers=providers)
-if session.get_providers()[0] != providers[0][0]:
-    raise SystemExit(f"ONNX Runtime has no {{providers[0][0]}} here")
-"""
-
-_LIBRARIES = """if hasattr(onnxruntime, "preload_dlls"):
-    onnxruntime.preload_dlls()  # CUDA's libraries from the wheels nvidia-*, if they are installed.
-"""
-
-_TAIL = """
-if __name__ == "__main__":
-    print(onnxruntime.__version__, session.get_providers()[0], [tensor.name for tensor in session.get_inputs()])
-"""
-
-USE_SH = """#!/bin/sh
-# Opens the program as `use.py` does; PYTHON names the interpreter that has ONNX Runtime.
-exec "${PYTHON:-python3}" "$(dirname "$0")/use.py" "$@"
-"""
+def text(file: str, **words: str) -> str:
+    """Return a file of a pack, as `texts/` has it, with words in the places of their names in braces."""
+    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), (_TEXTS / file).read_text())
 
 
 def for_plugin(sidecar: Sidecar) -> str:
     """Return `use.py` for the wrapper."""
-    how = "1.24 or newer, with the plug-in that MIGRAPHX_PLUGIN names"
-    return _HEAD.format(identifier=sidecar["identifier"], how=how) + _WHOLE + _PLUGIN + _TAIL
+    return text("use_plugin.py.txt", identifier=sidecar["identifier"])
 
 
 def for_cache(sidecar: Sidecar, name: str, version: str) -> str:
     """Return `use.py` for a cache that holds the program under the `name` for which ONNX Runtime `version` looks."""
-    how = f"{version}, with its built-in MIGraphX provider"
-    head = _HEAD.format(identifier=sidecar["identifier"], how=how)
-    return head + _WHOLE + _CACHE.format(name=name, version=version) + _TAIL
+    return text("use_cache.py.txt", identifier=sidecar["identifier"], name=name, version=version)
 
 
 def for_own_program(sidecar: Sidecar) -> str:
@@ -161,10 +103,15 @@ def for_own_program(sidecar: Sidecar) -> str:
     if how.spinning is not None:
         spinning = f'"session.intra_op.allow_spinning", "{int(how.spinning)}"'
         tuned += f"options.add_session_config_entry({spinning})\n"
-    libraries = _LIBRARIES if _on_nvidia(sidecar) else ""
-    program = sidecar["blobs"]["program"]["path"]
-    own = _OWN.format(program=program, providers=how.providers, tuned=tuned, libraries=libraries)
-    return _HEAD.format(identifier=sidecar["identifier"], how=f"as {sidecar['toolchain']} made it") + own + _TAIL
+    return text(
+        "use_own.py.txt",
+        identifier=sidecar["identifier"],
+        toolchain=sidecar["toolchain"],
+        libraries=text("libraries.py.txt") if _on_nvidia(sidecar) else "",
+        tuned=tuned,
+        providers=str(how.providers),
+        program=sidecar["blobs"]["program"]["path"],
+    )
 
 
 # --- Triton -----------------------------------------------------------------------------------------------------------
@@ -175,17 +122,6 @@ _TRITON_TYPES = {
     "bfloat16": "BF16",
 }  # fmt: skip
 
-_CONFIG = """\
-# {identifier}
-name: "{name}"
-backend: "onnxruntime"
-# The program takes these sizes and no others: a client sends whole batches.
-max_batch_size: 0
-input [{inputs}]
-output [{outputs}]
-instance_group [{{ kind: {kind}, count: 1 }}]
-{session}"""
-
 _ACCELERATOR = (
     'optimization { execution_accelerators { gpu_execution_accelerator: [{ name: "migraphx" }] } }\n'
 )  # fmt: skip
@@ -194,32 +130,19 @@ _LEVELS = {"basic": -1, "extended": 1}
 """How Triton calls the levels of ONNX Runtime; it takes `all` if none is named. Whether threads spin,
 it cannot be told."""
 
-START_SH = """#!/bin/sh
-# Starts Triton with this repository. One server a precision: the cache's variable holds for the whole process, and the
-# provider does not tell precisions apart. Its ONNX Runtime must be {version}, which looks for the files in `cache`.
-here=$(cd "$(dirname "$0")" && pwd)
-export ORT_MIGRAPHX_MODEL_CACHE_PATH="$here/cache"
-exec tritonserver --model-repository="$here/models" "$@"
-"""
-
-PLAIN_START_SH = """#!/bin/sh
-# Starts Triton with this repository.
-here=$(cd "$(dirname "$0")" && pwd)
-{environment}exec tritonserver --model-repository="$here/models" "$@"
-"""
-
 
 def plain_start(sidecar: Sidecar) -> str:
     """Return what starts Triton with a program of ONNX Runtime's own."""
     without = _on_nvidia(sidecar) and sidecar["spec"].get("precision") != "tf32"
     said = "# Else NVIDIA's libraries compute fp32 in TF32.\nexport NVIDIA_TF32_OVERRIDE=0\n"
-    return PLAIN_START_SH.format(environment=said if without else "")
+    return text("start.sh", environment=said if without else "")
 
 
 def triton_config(sidecar: Sidecar, name: str) -> str:
     """Return `config.pbtxt` of a model. Raises UsageError for a type that Triton does not have."""
     on_amd = sidecar["spec"]["compiler"]["name"] == "migraphx"
-    return _CONFIG.format(
+    return text(
+        "config.pbtxt",
         identifier=sidecar["identifier"],
         name=name,
         inputs=", ".join(map(_tensor, sidecar["inputs"])),

@@ -82,11 +82,12 @@ def write(document: Mapping[str, Any], folder: Path, machine: object, bring: Bri
             shutil.copyfile(source / name, target)
     shutil.copyfile(typing_extensions.__file__, folder / "typing_extensions.py")
     _put_extensions(str(order["target"]), folder)
-    (folder / "run.sh").write_text(_RUN)
+    texts = Path(__file__).with_name("texts")
+    shutil.copyfile(texts / "run.sh", folder / "run.sh")
     (folder / "run.sh").chmod(0o755)
-    (folder / "README.md").write_text(
-        _README.format(identifier=order["identifier"], key=document["key"], farm=document["farm"])
-    )
+    about = (texts / "README.md").read_text()
+    about = about.format(identifier=order["identifier"], key=document["key"], farm=document["farm"])
+    (folder / "README.md").write_text(about)
 
 
 def _put_extensions(target: str, folder: Path) -> None:
@@ -145,41 +146,6 @@ def _inputs(document: Mapping[str, Any], inputs: Path) -> Iterator[tuple[str, Fi
 
 def _put(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-_RUN = """\
-#!/bin/sh
-# Reruns the attempt. PYTHON is a Python (3.11 or newer) with numpy, onnx and the compiler, python3 if it is unset.
-cd "$(dirname "$0")" || exit 2
-python=${PYTHON:-python3}
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "$python is not a Python 3.11 or newer: PYTHON=/path/to/python sh run.sh" >&2
-  exit 2
-fi
-exec "$python" -m farm.extras.reproduce.reproduction "$@"
-"""
-
-_README = """\
-# {identifier}
-
-The attempt behind cache key `{key}`, recorded by farm {farm}. It reruns alone, without the farm:
-
-    PYTHON=/path/to/python sh run.sh
-
-The interpreter (Python 3.11 or newer) needs numpy, onnx and the compiler; `sh run.sh --help` lists the options,
-such as the folder of MIGraphX. The program, the log and `result.json` are in `work/` afterwards. Exit code 0: a
-program was made and measured; 1: it failed; 2: an input differs from the attempt's, or the interpreter lacks something.
-
-| file | what it is |
-| --- | --- |
-| `spec.json` | everything that can change the output; its SHA-256 is the cache key (`docs/cache-key.md` of the farm) |
-| `reproduction.json` | the work order, the limits, and how the attempt ended |
-| `machine.json` | threads, time to measure, where the compiler is: of the machine that this was written on |
-| `inputs/` | model, calibration data, samples, and the reference outputs if they were made before |
-| `farm/` | the modules of the farm that take the steps, and `farm/runner/`, which runs in the children |
-
-Without `inputs/reference.npz` the reference outputs are made again. A GPU program is tuned from an empty database.
-"""
 
 
 # --- running it -------------------------------------------------------------------------------------------------
