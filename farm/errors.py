@@ -62,6 +62,10 @@ class FarmError(Exception):
     exit_code = ExitCode.FARM_FAULT
     http_status = 500
 
+    def __init_subclass__(cls, *, exit_code: ExitCode | None = None, http_status: int | None = None) -> None:
+        """Give a branch its own exit code and HTTP status; without them it has those of the error above it."""
+        cls.exit_code, cls.http_status = exit_code or cls.exit_code, http_status or cls.http_status
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -71,25 +75,16 @@ class FarmError(Exception):
         return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
-class CompileFailed(FarmError):
+class CompileFailed(FarmError, exit_code=ExitCode.CELL_FAILED, http_status=422):
     """A compiler cannot do what was asked with this model."""
 
-    exit_code = ExitCode.CELL_FAILED
-    http_status = 422
 
-
-class GateFailed(FarmError):
+class GateFailed(FarmError, exit_code=ExitCode.GATE_FAILED, http_status=422):
     """A program was made, but is not accurate or small enough."""
 
-    exit_code = ExitCode.GATE_FAILED
-    http_status = 422
 
-
-class UsageError(FarmError):
+class UsageError(FarmError, exit_code=ExitCode.USAGE, http_status=400):
     """The request is wrong; changing it helps, trying again does not."""
-
-    exit_code = ExitCode.USAGE
-    http_status = 400
 
 
 class ProblemDocument(TypedDict):
@@ -141,10 +136,8 @@ class Problem:
         return text
 
 
-class ManifestError(UsageError):
+class ManifestError(UsageError, http_status=422):
     """A manifest (or a model or data set that it names) cannot be used; carries every problem found."""
-
-    http_status = 422
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
@@ -163,60 +156,40 @@ class InputsMissing(UsageError):
         self.kept = kept
 
 
-class Conflict(FarmError):
+class Conflict(FarmError, exit_code=ExitCode.USAGE, http_status=409):
     """The thing exists already with other content, or has changed meanwhile."""
 
-    exit_code = ExitCode.USAGE
-    http_status = 409
 
-
-class NotFound(FarmError):
+class NotFound(FarmError, exit_code=ExitCode.NOTHING_MATCHED, http_status=404):
     """Nothing matched."""
-
-    exit_code = ExitCode.NOTHING_MATCHED
-    http_status = 404
 
 
 class NotPlanned(NotFound):
     """This server keeps no such submission: another one planned it, or it was too long ago."""
 
 
-class NotAllowed(FarmError):
+class NotAllowed(FarmError, exit_code=ExitCode.NOT_ALLOWED, http_status=403):
     """This token may not do that."""
 
-    exit_code = ExitCode.NOT_ALLOWED
-    http_status = 403
 
-
-class QuotaExceeded(NotAllowed):
+class QuotaExceeded(NotAllowed, http_status=429):
     """This namespace or token has too many unfinished cells; it helps to wait, or to ask the operator."""
 
-    http_status = 429
 
-
-class StillRunning(FarmError):
+class StillRunning(FarmError, exit_code=ExitCode.INTERRUPTED, http_status=504):
     """What was waited for was not done in time, and goes on."""
 
-    exit_code = ExitCode.INTERRUPTED
-    http_status = 504
 
-
-class ArtifactGone(FarmError):
+class ArtifactGone(FarmError, exit_code=ExitCode.ARTIFACT_GONE, http_status=410):
     """The artifact existed; its bytes are gone or fail their digest."""
-
-    exit_code = ExitCode.ARTIFACT_GONE
-    http_status = 410
 
 
 class Untrusted(ArtifactGone):
     """The signature, or its signer, is not what this reader trusts."""
 
 
-class FarmFault(FarmError):
+class FarmFault(FarmError, exit_code=ExitCode.FARM_FAULT, http_status=503):
     """The farm's fault, or that of a server under it; trying again helps."""
-
-    exit_code = ExitCode.FARM_FAULT
-    http_status = 503
 
 
 class StoreUnavailable(FarmFault):

@@ -46,10 +46,8 @@ COOKIES = ("__Host-farm", "farm")
 """Names of the cookie that holds a browser's token: with TLS, and on loopback without."""
 
 
-class Unauthenticated(NotAllowed):
+class Unauthenticated(NotAllowed, http_status=401):
     """No token, or one that the farm does not know."""
-
-    http_status = 401
 
 
 def get_farm(request: Request) -> Farm:
@@ -453,10 +451,8 @@ def is_free(scope: Scope) -> bool:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-class TooSlow(NotAllowed):
+class TooSlow(NotAllowed, http_status=408):
     """A body did not come in time."""
-
-    http_status = 408
 
 
 async def whole_body(receive: Receive, caller: str) -> Receive | None:

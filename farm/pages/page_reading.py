@@ -45,10 +45,8 @@ ACROSS = 2  # Builds next to each other that are kept: twelve of 100,000 cells t
 READERS = 4  # Builds that are read at once.
 
 
-class StillReading(FarmError):
+class StillReading(FarmError, http_status=503):
     """A build of so many cells that it is not in memory yet."""
-
-    http_status = 503
 
     def __init__(self, namespace: str, build_id: str) -> None:
         super().__init__(f"build {build_id} is being read", hint="reload the page in a few seconds")

@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1805,
+    "api": 1801,
     "artifacts": 2315,
     "builds": 3140,
     "cli": 4961,
@@ -34,13 +34,13 @@ LINES = {
     "extras/webhooks": 906,
     "jobs": 1016,
     "local": 1716,
-    "loose": 1852,
+    "loose": 1825,
     "manifest": 2100,
     "matrix": 1616,
     "metrics": 212,
     "models": 762,
     "node": 3798,
-    "pages": 3738,
+    "pages": 3736,
     "results": 2142,
     "runner": 6910,
     "serving": 441,
