@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -40,6 +41,7 @@ from farm.results.tradeoff import choices
 from farm.results.verdict import BAND, CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
+from farm.tuning.records import TuningDatabaseView
 from farm.units import by_number, named, together
 
 router = APIRouter()
@@ -47,7 +49,6 @@ router = APIRouter()
 BUILDS = 50  # Builds on one page.
 FAILURES = 10
 RUNNING = 50
-COMPARED = 100  # Rows of one sort of difference.
 EXPLAINED = 20  # Differences for which both sidecars are read, to say what changed.
 GROUPED = 300  # More cells are also shown by model.
 MODELS = 100  # Models on one page.
@@ -211,7 +212,17 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     reading = visit.builds
     before, after = (reading.view(visit.namespace, each) for each in (left, right))
     found = reading.compared(before, after)
-    explained = [*found.newly_failed, *found.slower, *found.fixed, *found.faster][:EXPLAINED]
+    pairs = {
+        "newly-failed": found.newly_failed,
+        "slower": found.slower,
+        "fixed": found.fixed,
+        "faster": found.faster,
+        "unjudged": found.unjudged,
+        "still-failed": found.still_failed,
+    }
+    tables = {name: Table(visit.request, rows, _PAIR_KEYS, name) for name, rows in pairs.items()}
+    explained = [pair for name in ("newly-failed", "slower", "fixed", "faster") for pair in tables[name].rows]
+    explained = explained[:EXPLAINED]
     reasons = {pair.after.identifier: _explained(visit, pair) for pair in explained}
     around = together((cell, text) for cell, (_, texts, _) in reasons.items() for text in texts)
     return visit.page(
@@ -220,10 +231,10 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
         left=before,
         right=after,
         changes=found,
+        tables=tables,
         reasons=reasons,
         around=[(text, named(cells)) for cells, text in around],
         band=BAND,
-        limit=COMPARED,
     )
 
 
@@ -266,17 +277,17 @@ _BUILD_KEYS: Keys[BuildView] = {
     "Took": lambda build: build["ended_at"] - build["created_at"] if build["ended_at"] else None,
     "Submitted": lambda build: build["created_at"],
 }
-_CELL_KEYS: Keys[CellLine] = {
-    "Cell": lambda cell: cell.identifier,
-    "State": lambda cell: cell.look,
-    "Median": lambda cell: cell.latency,
-    "p99": lambda cell: cell.p99,
-    "Samples/s": lambda cell: cell.throughput,
-    "Error": lambda cell: cell.error,
-    "Size": lambda cell: cell.size,
-    "Took": lambda cell: cell.elapsed,
-    "Worker": lambda cell: cell.worker or None,
+_PAIR_KEYS: Keys[Pair] = {
+    "Cell": lambda pair: pair.after.identifier,
+    "Change (99 %)": lambda pair: pair.change,
+    "Before (fastest to p90)": lambda pair: pair.before.latency,
+    "Before": lambda pair: f"{pair.before.look} {pair.before.kind}",
+    "Now": lambda pair: pair.after.latency or f"{pair.after.look} {pair.after.kind}",
 }
+_CELL_KEYS: Keys[CellLine] = {
+    "Cell": "identifier", "State": "look", "Median": "latency", "p99": "p99", "Samples/s": "throughput",
+    "Error": "error", "Size": "size", "Took": "elapsed", "Worker": "worker",
+}  # fmt: skip
 """What the columns of tables are sorted by."""
 
 
@@ -342,16 +353,17 @@ def builds_across(
     if not wanted:
         raise NotFound(f"no build is called {name}" if name else "no builds are named")
     found = visit.builds.across(visit.namespace, wanted)
-    rows = found.found(text, everything=bool(everything))
-    shown = build_view.PAGE // len(found.builds)
+    keys: Keys[int] = {"Cell": found.name} | {
+        row["id"]: partial(found.latency, place) for place, row in enumerate(found.builds)
+    }
+    rows, shown = found.found(text, everything=bool(everything)), build_view.PAGE // len(found.builds)
     names = {build["name"] for build in found.builds}
     return visit.page(
         "across",
         section="builds",
         title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
         found=found,
-        rows=found.rows(rows[:shown]),
-        more=len(rows[shown:]),
+        table=Table(visit.request, rows, keys, size=shown),
         everything=bool(everything),
         other=same_page(visit.request, all="" if everything else "yes"),
         text=text,
@@ -553,13 +565,28 @@ def storage(visit: Here, garbage: Text = "") -> Response:
         own=_namespace(visit, visit.namespace, counted=bool(garbage)),
         quota=visit.farm.settings.namespace_cells,
         keep_days=visit.farm.settings.keep_days,
-        refs=[ref for ref in found if ref],
-        tuning=list(map(described, databases(visit.farm.artifacts, [visit.namespace]))),
-        tokens=visit.farm.tokens.list() if is_admin else None,
+        refs=Table(visit.request, [ref for ref in found if ref], _REF_KEYS, "refs"),
+        tuning=Table(
+            visit.request,
+            sorted(map(described, databases(visit.farm.artifacts, [visit.namespace])), key=lambda each: each["name"]),
+            _TUNING_KEYS,
+            "tuning",
+        ),
+        tokens=Table(visit.request, visit.farm.tokens.list() if is_admin else [], _TOKEN_KEYS, "tokens"),
         is_admin=is_admin,
         gc=visit.farm.settings.gc,
-        namespaces=[_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
-        changes=list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
+        namespaces=Table(
+            visit.request,
+            [_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
+            _NAMESPACE_KEYS,
+            "namespaces",
+        ),
+        changes=Table(
+            visit.request,
+            list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
+            _CHANGE_KEYS,
+            "changes",
+        ),
         garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True) if is_admin and garbage else None,
     )
 
@@ -618,19 +645,26 @@ _MODEL_KEYS: Keys[tuple[str, list[SnapshotCell]]] = {
     "Shapes": lambda row: len({each["shape"] for each in row[1]}),
     "Size": lambda row: sum(each["program"]["size"] for each in row[1]),
 }
-_POOL_KEYS: Keys[PoolView] = {
-    "Pool": lambda pool: pool["name"],
-    "Workers": lambda pool: pool["live_workers"],
-    "Slots": lambda pool: pool["slots"],
-    "Running": lambda pool: pool["running"],
-    "Waiting": lambda pool: pool["waiting"],
+_POOL_KEYS = {"Pool": "name", "Workers": "live_workers", "Slots": "slots", "Running": "running", "Waiting": "waiting"}
+_REF_KEYS = {"Ref": "tag", "Generation": "generation", "Moved, UTC": "moved"}
+_TUNING_KEYS: Keys[TuningDatabaseView] = {
+    "Database": "name",
+    "Records": lambda each: sum(each["records"].values()),
+    "Size": "size",
+    "Waiting": "waiting",
+    "Changed, UTC": "moved",
 }
+_NAMESPACE_KEYS = {"Namespace": "name", "Programs": "artifacts", "Size": "size", "Unfinished cells": "live"}
+_CHANGE_KEYS = {"At, UTC": "at", "By": "by", "Role": "role", "Namespace": "namespace"}
+_TOKEN_KEYS = {
+    "Name": "name", "Role": "role", "Namespace": "namespace", "Most cells": "max_cells", "Made, UTC": "created",
+}  # fmt: skip
 _WORKER_KEYS: Keys[WorkerView] = {
-    "Worker": lambda worker: worker["id"],
-    "Node": lambda worker: str(worker["node"]),
-    "Slots": lambda worker: worker["slots"],
+    "Worker": "id",
+    "Node": "node",
+    "Slots": "slots",
     "Runs": lambda worker: len(worker["running"]) + worker["running_others"],
-    "Heard from": lambda worker: worker["seen_at"],
+    "Heard from": "seen_at",
 }
 """What the columns of tables are sorted by."""
 

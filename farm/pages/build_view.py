@@ -398,6 +398,14 @@ class Across:
         rows = range(len(self._names)) if everything else self._differing
         return [row for row in rows if text in self._names[row]] if text else rows
 
+    def name(self, row: int) -> str:
+        """Return the cell of a row."""
+        return self._names[row]
+
+    def latency(self, build: int, row: int) -> float | None:
+        """Return how long a run took in a build; None if it was not measured."""
+        return end.latency if (end := self._rows[row][build]) else None
+
     def rows(self, found: Iterable[int]) -> list[AcrossRow]:
         """Return some rows, as they are shown."""
         return [AcrossRow(self._names[row], self._rows[row], list(_shares(self._rows[row]))) for row in found]

@@ -38,6 +38,7 @@ from farm.pages.page_answers import (
     Namespace,
     OwnForm,
     SubmittingVisitor,
+    Table,
     Text,
     Visit,
     same_page,
@@ -168,6 +169,8 @@ def past(
         section="builds",
         identifier=identifier,
         past=found,
+        points=Table(visit.request, found.points[::-1], _POINT_KEYS, "past"),
+        marks=Table(visit.request, found.marks[::-1], _MARK_KEYS, "marks"),
         unread="" if reach.is_whole else str(reach),
         drawn=drawing.past(found),
         days=days,
@@ -175,6 +178,10 @@ def past(
         looked_at=build_view.LOOKED_AT,
         learnt=build_view.LEARNT,
     )
+
+
+_POINT_KEYS = {"Ended, UTC": "ended", "Median": "latency", "State": "look", "Error": "error", "Node": "node"}
+_MARK_KEYS = {"Since, UTC": "ended", "Change": "change", "Before": "before", "After": "after"}
 
 
 @router.get("/ns/{namespace}/artifacts/{key}")
@@ -390,11 +397,12 @@ def _artifact_log(visit: Visit, made: Sidecar) -> JobLog:
 
 
 @router.get("/ns/{namespace}/known")
-def known(visit: Here) -> Response:
-    """List the acknowledged failures."""
-    entries = visit.farm.acknowledged.list(visit.namespace)
-    may = visit.caller.role >= Role.SUBMITTER
-    return visit.page("known", section="now", entries=entries, today=str(today()), may_change=may)
+def known(visit: Here, text: Text = "") -> Response:
+    """List the acknowledged failures of cells with a text in their names."""
+    keys = {"Cell": "cell", "Failure": "kind", "Until": "until", "By": "by"}
+    entries = [entry for entry in visit.farm.acknowledged.list(visit.namespace) if text in entry["cell"]]
+    table, may = Table(visit.request, entries, keys), visit.caller.role >= Role.SUBMITTER
+    return visit.page("known", section="now", table=table, text=text, today=str(today()), may_change=may)
 
 
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])

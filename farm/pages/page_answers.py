@@ -44,7 +44,7 @@ KeyName = Annotated[str, InPath(pattern=schemas.DIGEST)]
 Text = Annotated[str, Query(max_length=300)]
 
 Row = TypeVar("Row")
-Keys = Mapping[str, Callable[[Row], str | float | None]]
+Keys = Mapping[str, str | Callable[[Row], str | float | None]]
 """What rows are sorted by, by column: numbers, or texts by the numbers in them; rows with None come last."""
 
 
@@ -132,11 +132,16 @@ class Table(Generic[Row]):
         self.sort = sort if sort.removeprefix("-") in self.keys else ""
         self.first = int(first) if first.isdecimal() and 0 < len(first) < 10 else 1
         if self.sort:
-            found = [(self.keys[self.sort.removeprefix("-")](row), row) for row in rows]
-            known = [(by_number(key) if isinstance(key, str) else key, row) for key, row in found if key is not None]
+            key = self.keys[self.sort.removeprefix("-")]
+            found = [(_field(row, key) if isinstance(key, str) else key(row), row) for row in rows]
+            known = [(by_number(at) if isinstance(at, str) else at, row) for at, row in found if at not in (None, "")]
             known.sort(key=lambda each: each[0], reverse=self.sort[0] == "-")
-            rows = [row for _, row in known] + [row for key, row in found if key is None]
+            rows = [row for _, row in known] + [row for at, row in found if at in (None, "")]
         self.total, self.rows = len(rows), rows[max(0, self.first - 1) :][:size]
+
+    def order(self, column: str) -> str:
+        """Return whether a column sorts the rows: `ascending`, `descending`, or not."""
+        return {column: "ascending", f"-{column}": "descending"}.get(self.sort, "") if column else ""
 
     def head(self, column: str) -> str:
         """Return where a click on a column's title leads: to its order, the other way round, and the usual one."""
@@ -155,6 +160,10 @@ class Table(Generic[Row]):
     def _link(self, **changes: str | int) -> str:
         changed = {f"{each}{self.end}": to for each, to in changes.items()}
         return same_page(self._request, **changed) + self.end.replace(".", "#")
+
+
+def _field(row: object, name: str) -> Any:
+    return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
 
 
 # --- browsers: a cookie that holds the token, and no form that another site sends -------------------------------------

@@ -113,6 +113,12 @@ def test_a_table_is_sorted_by_a_click_and_its_address_shows_the_same(new_page: N
     found = medians.all_inner_texts()
     page.reload()
     assert medians.all_inner_texts() == found
+    page.goto(f"{shown.paths['history']}?days=30")
+    page.locator("#past").get_by_role("link", name="Median").click()
+    expect(page.locator("#past th[aria-sort=ascending]")).to_have_text("Median ↑")
+    page.locator("select[name=days]").select_option("7")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#past th[aria-sort=ascending]")).to_have_text("Median ↑")
     page.goto(shown.paths["builds"])
     page.get_by_role("columnheader", name="Name").get_by_role("link").press("Enter")
     expect(page.locator("#main tbody tr").first).to_contain_text("audio-weekly")

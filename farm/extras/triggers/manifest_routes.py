@@ -12,11 +12,11 @@ from fastapi.responses import RedirectResponse
 from farm.api import schemas
 from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.artifacts.tokens import Role
-from farm.extras.triggers.stored_manifests import BuildWish, ShownManifest, StoredManifest, StoredManifests
-from farm.extras.webhooks.hooks import Webhooks
+from farm.extras.triggers.stored_manifests import BuildWish, ShownManifest, StoredManifest, StoredManifests, TriggerView
+from farm.extras.webhooks.hooks import DeliveryView, Webhooks
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan
-from farm.pages.page_answers import BASE, AdminVisitor, Form, Here, Namespace, OwnForm
+from farm.pages.page_answers import BASE, AdminVisitor, Form, Here, Keys, Namespace, OwnForm, Table
 from farm.results.report import BuildView
 
 router = APIRouter(tags=["manifests"])
@@ -112,15 +112,48 @@ def automation(visit: Here, webhook: Annotated[str, Query(pattern=rf"^$|{schemas
     return visit.page(
         "automation",
         section="automation",
-        manifests=manifests,
+        manifests=Table(visit.request, manifests, _MANIFEST_KEYS, "manifests"),
+        triggers=Table(
+            visit.request,
+            [(each["name"], trigger) for each in manifests for trigger in each["triggers"]],
+            _TRIGGER_KEYS,
+            "triggers",
+        ),
         runs=runs,
         builds=builds,
         failed=[name for name, build in builds.items() if build["verdict"] and build["verdict"]["exit_code"]],
         is_admin=is_admin,
-        hooks=hooks,
+        hooks=Table(visit.request, hooks, _HOOK_KEYS, "webhooks"),
         chosen=chosen if is_admin else "",
-        deliveries=webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else [],
+        deliveries=Table(
+            visit.request,
+            webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else [],
+            _DELIVERY_KEYS,
+            "deliveries",
+        ),
     )
+
+
+_MANIFEST_KEYS: Keys[StoredManifest] = {
+    "Manifest": "name",
+    "Version": "version",
+    "Pushed": lambda each: each["versions"][-1]["pushed"],
+    "Triggers": lambda each: len(each["triggers"]),
+}
+_TRIGGER_KEYS: Keys[tuple[str, TriggerView]] = {
+    "Manifest": lambda each: each[0],
+    "Last run": lambda each: each[1]["last"] and each[1]["last"]["at"],
+    "When": lambda each: f"{each[1]['kind']} {each[1]['text']}",
+    "Next, UTC": lambda each: each[1]["next"],
+}
+_HOOK_KEYS = {"Webhook": "name", "Address": "url", "State": "disabled"}
+_DELIVERY_KEYS: Keys[DeliveryView] = {
+    "State": "state",
+    "Event": "event",
+    "Made": "created",
+    "Tries": lambda each: len(each["attempts"]),
+    "Next, UTC": "next",
+}
 
 
 @pages.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])

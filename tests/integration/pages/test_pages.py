@@ -275,6 +275,9 @@ def test_the_page_of_automation_shows_triggers_and_sends_a_message_again(
     assert "no build: <script>" in said and "<script>alert" not in page.text
     assert "✗ failed build.finished" in said and "it answered 500" in said
 
+    turned = words(browser.get("/ui/ns/main/automation?sort.triggers=-When&sort.deliveries=Made").text)
+    assert turned.index("toolchain onnxruntime/cpu") < turned.index("schedule 17 3"), "sorted by its address"
+
     form = {"webhook": "ci", "message": message}
     reader = {"Cookie": f"farm={farm.tokens.create('guest', Role.READER, 'main')}"}
     unseen = words(httpx.get(f"{url}/ui/ns/main/automation", headers=reader, timeout=60).text)
@@ -539,6 +542,57 @@ def test_tables_are_sorted_and_paged_by_the_address(
     pools = browser.get("/ui/ns/main/workers?sort.pools=-Slots&sort.workers=-Worker").text
     assert re.findall(r'scope="row"[^>]*>([^<]+)', pools) == [shown.GPU.name, POOL.name, "w1", "n2-gpu", "n1-cpu"]
     assert "n1-cpu" not in words(browser.get("/ui/ns/main/workers?text=gfx942").text)
+
+
+def test_every_page_with_a_table_sorts_it_by_its_address(farm: Farm, browser: httpx.Client) -> None:
+    builds = []
+    for number, latencies in enumerate([(0.001, 0.002), (0.004, 0.003), (0.006, 0.008)]):
+        speeds = dict(zip(("net10", "net2"), latencies, strict=True))
+        builds.append(accept(farm, "nightly", [Cell(model, salt=str(number)) for model in speeds]))
+        play(
+            farm,
+            lambda _, order, key, __, s=speeds: passed(farm, order, key, latency=s[order["identifier"].split("/")[0]]),
+        )
+        farm.build_finisher.finish(builds[-1])
+    for tag in ("v10", "v2"):
+        Refs(farm.artifacts).move("main", tag, lambda cells: cells)
+    for day, cell in enumerate(("net10/a/fp32/b1", "net2/a/fp32/b1")):
+        known = {
+            "cell": cell,
+            "kind": "accuracy",
+            "reason": "a bug",
+            "until": str(today() + timedelta(days=day + 1)),
+            "link": "",
+        }
+        farm.acknowledged.put("main", {**known, "by": "ann", "at": 1.0})
+
+    def found(path: str, pattern: str) -> list[str]:
+        return re.findall(pattern, browser.get(f"/ui/ns/main/{path}").text)
+
+    nets, compare, across = r">(net\d+)/[^<]*</a>", f"compare/{builds[0]}/{builds[2]}?", "across?name=nightly&all=yes"
+    past = "history/net10/onnxruntime-cpu/fp32/b1?days=30&sort.past"
+    for path, pattern, wanted in (
+        (f"{compare}sort.slower=Cell", nets, ["net2", "net10"]),
+        (f"{compare}sort.slower=-Change (99 %25)", nets, ["net10", "net2"]),
+        (f"{across}&sort=Cell", nets, ["net2", "net10"]),
+        (f"{across}&sort={builds[1]}", nets, ["net2", "net10"]),
+        (f"{across}&sort=-{builds[1]}", nets, ["net10", "net2"]),
+        ("known?sort=Cell", nets, ["net2", "net10"]),
+        ("known?sort=-Until", nets, ["net2", "net10"]),
+        ("known?sort=Until", nets, ["net10", "net2"]),
+        ("storage?sort.refs=Ref", r'ref=(v\d+)"', ["v2", "v10"]),
+        ("storage?sort.refs=-Ref", r'ref=(v\d+)"', ["v10", "v2"]),
+        (f"{past}=Median", r'n">([\d.]+) ms</td>\n<td', ["1.00", "4.00", "6.00"]),
+        (f"{past}=-Median", r'n">([\d.]+) ms</td>\n<td', ["6.00", "4.00", "1.00"]),
+        ("known?text=net2&sort=Cell", r'hidden" name="sort" value="(\w+)"', ["Cell"]),
+        (f"{past}=Node", r'hidden" name="sort.past" value="(\w+)"', ["Node"]),
+        (f"{across}&sort=Cell", r'hidden" name="sort" value="(\w+)"', ["Cell"]),
+        ("known?text=net2", nets, ["net2"]),
+        ("models", "aria-sort", []),
+    ):  # fmt: skip
+        assert found(path, pattern) == wanted, path
+    assert set(found("storage", r'"\?sort\.(\w+)=')) >= {"refs", "namespaces"}
+    assert "days=30&amp;sort.past=Median#past" in browser.get(f"/ui/ns/main/{past}=Node").text, "the time stays"
 
 
 def test_what_only_uploads_is_shown_apart_from_what_runs(farm: Farm, browser: httpx.Client) -> None:
@@ -862,7 +916,7 @@ def test_builds_next_to_each_other_are_read_from_the_index(
         monkeypatch.setattr(farm.build_reader, name, lambda *_, name=name: pytest.fail(f"reads the {name}"))
     page = browser.get("/ui/ns/main/across?name=large").text
     assert re.findall(r'scope="row"><a href="[^"]+">(net-[0-9])', page) == ["net-0", "net-1"], "no page is large"
-    assert "5 cells are worse" in words(page) and "▲ +100 %" in words(page) and "3 more cells" in words(page)
+    assert "5 cells are worse" in words(page) and "▲ +100 %" in words(page) and "1 to 2 of 5 Next" in words(page)
     assert "net-4" in browser.get("/ui/ns/main/across?name=large&text=net-4").text
 
 
