@@ -277,7 +277,7 @@ _BUILD_KEYS: Keys[BuildView] = {
     "Took": lambda build: build["ended_at"] - build["created_at"] if build["ended_at"] else None,
     "Submitted": lambda build: build["created_at"],
 }
-_PAIR_KEYS: Keys[Pair] = {
+_PAIR_KEYS: Keys[build_view.Pair] = {
     "Cell": lambda pair: pair.after.identifier,
     "Change (99 %)": lambda pair: pair.change,
     "Before (fastest to p90)": lambda pair: pair.before.latency,
