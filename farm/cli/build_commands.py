@@ -20,6 +20,7 @@ from typer import Argument, Option
 from farm import entry_points
 from farm.cli import connection, output, render
 from farm.cli.connection import connect, connect_or_start
+from farm.cli.output import follow
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import one_line
 from farm.units import counted
@@ -474,8 +475,6 @@ def _watch(
 
     Then it raises KeyboardInterrupt. With `pages` the text names the page of each failed cell.
     """
-    from farm.cli.output import follow
-
     try:
         report = follow(client, build_id)
     except KeyboardInterrupt:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from farm.cli import output
-from farm.errors import UsageError
-from farm.units import duration
+from farm.errors import FarmError, NotFound, UsageError
+from farm.units import by_number, duration
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
@@ -65,7 +65,6 @@ def connect_or_start() -> Iterator[FarmClient]:
 
     So what `farm run` has built can be fetched after it. Raises NotFound if nothing was ever built here.
     """
-    from farm.errors import NotFound
     from farm.settings import load_settings
 
     settings = load_settings()
@@ -164,7 +163,6 @@ def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
     """Return what a farm answers; nothing if none does at once, whatever the reason."""
     from farm.client import transport
     from farm.client.client import FarmClient
-    from farm.errors import FarmError
     from farm.settings import load_settings
 
     transport.RETRY_DELAYS = ()  # This process does nothing else.
@@ -177,8 +175,6 @@ def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
 
 def _fitting(names: Iterable[str], incomplete: str) -> Names:
     """Return what begins so, without names that a shell would take for more: they become a part of its command line."""
-    from farm.units import by_number
-
     return sorted({name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)}, key=by_number)
 
 

@@ -19,7 +19,8 @@ from farm.cli.connection import connect
 from farm.errors import ArtifactGone, CompileFailed, FarmError, FarmFault, GateFailed, NotFound, UsageError
 from farm.files import hash_file
 from farm.inert import one_line
-from farm.results.speed import ComparisonDocument, MeasuredDocument
+from farm.results.speed import ComparisonDocument, MeasuredDocument, compare
+from farm.units import parse_size
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
@@ -244,8 +245,6 @@ def _named_file(text: str) -> tuple[str, str]:
 
 
 def _size(option: str, text: str) -> int:
-    from farm.units import parse_size
-
     try:
         return parse_size(text) if text else 0
     except ValueError as error:
@@ -388,8 +387,6 @@ def bench(
 
 
 def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> BenchDocument:
-    from farm.results.speed import compare
-
     first, *others = measured
     document: BenchDocument = {
         "identifier": one.sidecar["identifier"],

@@ -13,6 +13,7 @@ from typer import Argument, Option
 from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import NotFound, UsageError
+from farm.units import parse_duration
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
@@ -238,8 +239,6 @@ def prune(
     as_json: output.Json = False,
 ) -> None:
     """Remove records, so that they are tuned again: by age, by the job that measured them, or all."""
-    from farm.units import parse_duration
-
     if everything == bool(older_than or job):
         raise UsageError("choose what to remove", hint="--older-than AGE, --job JOB, or --all")
     try:

@@ -15,6 +15,7 @@ from farm.manifest.yaml import in_yaml
 from farm.models.frozen import FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
 from farm.runner.documents import TensorInfo
+from farm.targets.pools import understand_target
 
 if TYPE_CHECKING:
     from farm.matrix.combinations import Combinations
@@ -81,8 +82,6 @@ def init_manifest(
 
     Raises UnreadableModel, UsageError for an unknown target.
     """
-    from farm.targets.pools import understand_target
-
     for target in targets:
         try:
             understand_target(target)

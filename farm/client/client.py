@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm import entry_points, errors
-from farm.client.transfers import KeptAnswers, default_cache
+from farm.client.transfers import KeptAnswers, default_cache, upload
 from farm.client.transport import BUILD, Api, Topic, Transport, build_named
 from farm.files import read_private
 from farm.units import counted
@@ -263,8 +263,6 @@ class FarmClient:
 
         Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
         """
-        from farm.client.transfers import upload
-
         return upload(self.transport, files, progress)
 
     def attach(self, named: str) -> SubmittedBuild:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from farm.artifacts import sidecar as sidecars
 from farm.client.freezing import FrozenInputs, converter_of, read_inputs
 from farm.client.transfers import default_cache
 from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
@@ -514,7 +515,6 @@ def store(made: Made, place: Path) -> tuple[Path, Sidecar]:
 
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
     """
-    from farm.artifacts import sidecar as sidecars
     from farm.client.fetching import sidecar_path
 
     described_at = sidecar_path(place)
@@ -529,8 +529,6 @@ def store(made: Made, place: Path) -> tuple[Path, Sidecar]:
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:
     """Return the report on a program: sizes in bytes, times in seconds, errors by output."""
-    from farm.artifacts import sidecar as sidecars
-
     cell = planned.cell
     checked = cast(Verification, made.sidecar["verification"] or {})
     errors = {

@@ -30,8 +30,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
@@ -46,9 +47,6 @@ from farm.spec import FileReference
 from farm.store import Store
 from farm.tuning.database import PACKED
 from farm.wire.program import Sidecar
-
-if TYPE_CHECKING:
-    from farm.artifacts.s3 import S3Store
 
 log = get_logger(__name__)
 
@@ -561,8 +559,6 @@ class Deliveries:
         self._wake.set()
 
     def _run(self) -> None:
-        from farm.artifacts.s3 import S3Store
-
         artifacts = S3Store.from_settings(self._settings)
         while True:
             try:

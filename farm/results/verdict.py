@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from datetime import time as datetime_time
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from farm.errors import ArtifactGone, ExitCode, NotFound
 from farm.jobs.facts import ArtifactFacts
@@ -31,14 +31,10 @@ from farm.results.gates import (
     rules_of,
     sentences,
 )
-from farm.results.report import Changes, JudgedCell, Remark
+from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
 from farm.results.tradeoff import Contender, error_of, marks_of, part_of
 from farm.spec import changes
-
-if TYPE_CHECKING:
-    from farm.results.report import CellDifference, Differences, Report
-    from farm.wire.program import Sidecar
-
+from farm.wire.program import Sidecar
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
 """How a cell looks: its state, split further by what people look for."""

@@ -27,7 +27,7 @@ from farm.extras.packs.layouts import CACHED, require_fit
 from farm.extras.signing.verifying import file_digest
 from farm.files import hash_file, read_plain, remove_tree
 from farm.runner.documents import Answer, ChildRequest
-from farm.runner.protocol import Bound, Label
+from farm.runner.protocol import Bound, Label, RequestFailed
 from farm.spec import FileReference
 from farm.wire.program import Sidecar
 
@@ -230,7 +230,6 @@ def fixed_model(source: Path, sidecar: Sidecar) -> bytes:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     from farm.runner.onnx_models import drop_overridable_constants, fix_shapes
-    from farm.runner.protocol import RequestFailed
 
     try:
         model = onnx.load(str(source), load_external_data=False)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from farm.artifacts.refs import RefView
 from farm.cli import output, render
 from farm.cli.build_commands import Limits, MostOf
 from farm.cli.connection import connect
+from farm.cli.output import follow
 from farm.errors import ExitCode
-from farm.extras.radar.toolchains_api import ToolchainsApi
+from farm.extras.radar.radar import RadarDocument
+from farm.extras.radar.toolchains_api import BisectedCell, ToolchainsApi, Tried
+from farm.extras.radar.toolchains_api import bisect as search
 from farm.inert import one_line
-
-if TYPE_CHECKING:
-    from farm.artifacts.refs import RefView
-    from farm.extras.radar.radar import RadarDocument
-    from farm.extras.radar.toolchains_api import BisectedCell, Tried
 
 commands = output.commands(__doc__)
 
@@ -61,7 +60,6 @@ def radar(
 
     Nothing that readers see moves. Exits with 0 if it can be promoted, with 3 if only gates speak against it.
     """
-    from farm.cli.output import follow
     from farm.manifest.parsing import read_gates
 
     with connect() as client:
@@ -131,7 +129,6 @@ def bisect(
     A missed gate is a failure, too. Tries toolchains that have a worker, halving what is left: 6 compiles for 64 of
     them, and the two ends if they are not known. A toolchain that cannot be judged is skipped.
     """
-    from farm.extras.radar.toolchains_api import bisect as search
     from farm.manifest.parsing import read_gates
 
     def note(cell: str, tried: Tried) -> None:

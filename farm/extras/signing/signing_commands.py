@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from farm.artifacts.storage import MAIN
 from farm.cli import connection, output, render
 from farm.cli.artifact_commands import key_of
 from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
-from farm.extras.signing.verifying import SignaturesApi
+from farm.extras.signing.signed_refs import Roles, issue, lasts
+from farm.extras.signing.signing_keys import clock, load_public, load_signer, new_key
+from farm.extras.signing.trust import load_policy, load_roles, policy_of_keys
+from farm.extras.signing.verifying import SignaturesApi, Trust, verify_file, what_to_verify
 from farm.files import replacing
 from farm.inert import one_line
+from farm.settings import load_settings
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
@@ -53,8 +58,6 @@ def verify(
     code 39 if anything is refused.
     """
     from farm.client.transfers import default_cache
-    from farm.extras.signing.verifying import verify_file, what_to_verify
-    from farm.settings import load_settings
 
     settings = load_settings()
     trust = _trust(settings, keys or [], policy)
@@ -79,10 +82,6 @@ def _lines(checks: Iterable[TrustCheck]) -> list[str]:
 
 
 def _trust(settings: Settings, keys: list[Path], policy: Path | None) -> Trust:
-    from farm.artifacts.storage import MAIN
-    from farm.extras.signing.trust import load_policy, policy_of_keys
-    from farm.extras.signing.verifying import Trust
-
     if keys and policy:
         raise UsageError("choose one of --key and --policy")
     if keys:
@@ -118,8 +117,6 @@ def new(
     as_json: output.Json = False,
 ) -> None:
     """Make a signing key: NAME.key, which stays secret, and NAME.pub for those who check."""
-    from farm.extras.signing.signing_keys import new_key
-
     private, public, keyid = new_key(name, folder)
     said = [
         f'{private}  sign with it: signing_key = "{private.absolute()}"',
@@ -153,10 +150,6 @@ def roles(
     Run it where the private keys of root and targets are kept, with no network. A changed key of root also needs the
     earlier one (--by). Without any change it only makes them hold longer.
     """
-    from farm.extras.signing.signed_refs import issue, lasts
-    from farm.extras.signing.signing_keys import clock, load_public, load_signer
-    from farm.extras.signing.trust import load_roles
-
     given = {"root": root, "targets": targets, "server": server, "timestamp": timestamp}
     keys = {name: [load_public(path) for path in paths] for name, paths in given.items() if paths}
     promoting: dict[str, list[Key]] = {}
@@ -177,8 +170,6 @@ def publish(
     file: Annotated[Path, Argument(metavar="FILE", help="A file of roles.")], as_json: output.Json = False
 ) -> None:
     """Let the farm's refs be signed by these roles, or by newer ones: an existing farm signs all refs in a minute."""
-    from farm.extras.signing.trust import load_roles
-
     made = load_roles(file)
     with connect() as client:
         client.transport.request("POST", "/v1/roles/publish", json=json.loads(made.text()))
@@ -199,9 +190,6 @@ def show(
     as_json: output.Json = False,
 ) -> None:
     """Show whose keys sign refs, and until when."""
-    from farm.extras.signing.signed_refs import Roles
-    from farm.extras.signing.trust import load_roles
-
     if file:
         return _say_roles(load_roles(file), as_json=as_json)
     with connect() as client:

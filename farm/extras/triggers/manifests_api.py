@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from farm.client.client import SubmittedBuild
+from farm.client.client import Frozen, SubmittedBuild
+from farm.client.transfers import OnUpload
 from farm.client.transport import Api, named
 from farm.errors import InputsMissing, NotFound
 from farm.extras.triggers.stored_manifests import ShownManifest, StoredManifest
+from farm.manifest.parsing import parse_manifest
 from farm.matrix.planned import ShownPlan
-
-if TYPE_CHECKING:
-    from farm.client.client import Frozen
-    from farm.client.transfers import OnUpload
-    from farm.wire.asked import ChosenGates
+from farm.results.report import BuildView
+from farm.wire.asked import ChosenGates
 
 
 class ManifestsApi(Api):
@@ -35,8 +33,6 @@ class ManifestsApi(Api):
 
         With `version` only if that is the newest one (0: if there is none). Raises Conflict if it is not.
         """
-        from farm.manifest.parsing import parse_manifest
-
         content = {name: value for name, value in frozen.submission.items() if name != "build_id"}
         path = f"/v1/manifests/{parse_manifest(frozen.submission['manifest'], frozen.submission['file']).name}"
 
@@ -70,8 +66,6 @@ class ManifestsApi(Api):
 
         Raises NotFound, and Conflict if the key was used for another wish.
         """
-        from farm.results.report import BuildView
-
         body = _wish(version, labels, gates)
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         found = self._transport.post(f"{_manifest(name)}/builds", BuildView, body, headers=headers, timeout=300.0)

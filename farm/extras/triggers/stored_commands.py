@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from farm.cli import build_commands, output, render
 from farm.cli.connection import connect
+from farm.client.client import freeze
 from farm.errors import NotFound
 from farm.extras.triggers.manifests_api import ManifestsApi
+from farm.extras.triggers.stored_manifests import StoredManifest
 from farm.inert import inert
-
-if TYPE_CHECKING:
-    from farm.extras.triggers.stored_manifests import StoredManifest
-    from farm.matrix.planned import FrozenManifest
+from farm.manifest.parsing import read_gates
+from farm.matrix.planned import FrozenManifest
+from farm.settings import load_settings
 
 commands = output.commands(__doc__)
 
@@ -40,9 +41,6 @@ def push(
 
     What equals the newest version makes no new one.
     """
-    from farm.client.client import freeze
-    from farm.settings import load_settings
-
     frozen = freeze(manifest, pythons=load_settings().converters, untrusted=untrusted)
     with connect() as client:
         stored = ManifestsApi.of(client).push(frozen, version=if_version)
@@ -124,8 +122,6 @@ def build(
     as_json: output.Json = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
-    from farm.manifest.parsing import read_gates
-
     wanted = build_commands.wanted_reports(junit, summary)
     labels = {**build_commands.pipeline_labels(), **build_commands.read_labels(label)}
     gates = read_gates(gate or (), budget or (), baseline, first=first)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import UsageError
+from farm.extras.webhooks.hooks import DeliveryView, WebhookView
 from farm.extras.webhooks.webhook_api import WebhooksApi
 from farm.units import parse_duration
-
-if TYPE_CHECKING:
-    from farm.extras.webhooks.hooks import DeliveryView, WebhookView
 
 commands = output.commands(__doc__)
 
