@@ -24,16 +24,16 @@ from farm.client.transfers import LIMIT, note_use, trim
 from farm.client.transport import DOWNLOADS_AT_ONCE, Api, NoRanges, gone, named, retry
 from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
 from farm.files import replacing
+from farm.jobs.rows import ReproductionDocument
+from farm.spec import FileReference
 from farm.units import by_number
 from farm.wire.checking import checked
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from farm.client.fetching import FamilyMember, SignedArtifact
-    from farm.jobs.rows import ReproductionDocument
-    from farm.spec import FileReference
-    from farm.wire.program import Sidecar
 
 
 class RefsApi(Api):

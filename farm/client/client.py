@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm import entry_points, errors
-from farm.client.transfers import KeptAnswers, default_cache, upload
+from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
 from farm.client.transport import BUILD, Api, Topic, Transport, build_named
 from farm.files import read_private
 from farm.units import counted
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from farm.client.apis import JobsApi, PoolsApi, TokensApi, TuningApi, UpkeepApi, WorkersApi
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
-    from farm.client.transfers import OnUpload
     from farm.jobs.rows import BuildEvent
     from farm.matrix.planned import ShownPlan, SubmissionDocument
     from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report

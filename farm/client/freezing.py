@@ -32,15 +32,14 @@ from farm.matrix.combinations import Combinations, data_key
 from farm.models import frozen as reading_data
 from farm.models.frozen import FrozenData, FrozenModel, ModelCheck, check_here, file_reference, freeze_data, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
-from farm.runner.documents import TensorInfo
+from farm.runner.documents import CheckAnswer, TensorInfo
 from farm.spec import FileReference, digest_of
+from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
     import httpx
 
-    from farm.runner.documents import CheckAnswer
     from farm.wire.asked import BlobSize
-    from farm.wire.program import ConversionRecord
 
 
 MAX_DOWNLOAD = 16 * 2**30  # Bytes of one download.

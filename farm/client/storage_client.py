@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from urllib.parse import quote
 
-from farm.artifacts.storage import MAIN, blob_key, build_key, readable, sidecar_key, statements_key
+from farm.artifacts.storage import MAIN, SignedSidecar, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.client import FarmClient
 from farm.client.transfers import KeptAnswers
 from farm.client.transport import Transport, retry
@@ -20,7 +20,6 @@ from farm.wire.checking import checked, unexpected
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefView, ShownRef
-    from farm.artifacts.storage import SignedSidecar
     from farm.client.fetching import ReaderTrust
     from farm.wire.program import Sidecar
 

@@ -24,15 +24,13 @@ from typing_extensions import TypedDict
 from farm.errors import UsageError, suggestion
 from farm.files import hash_file
 from farm.models.shapes import BATCH, Extent, Input
-from farm.runner.documents import TensorInfo
+from farm.runner.documents import CheckAnswer, TensorInfo
 from farm.runner.protocol import Bound, Digest, Size, reason_of
 from farm.spec import FileReference, model_digest
 from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from farm.runner.documents import CheckAnswer
 
 
 @with_config(ConfigDict(extra="ignore"))

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 from farm.artifacts.sidecar import of_cell, text
-from farm.client.fetching import Fetched, bring_model, into, write_artifact
+from farm.client.fetching import FamilyMember, Fetched, SignedArtifact, bring_model, into, write_artifact
 from farm.client.packs import PACK, SIDECAR, Layout, Pack, PackIndex
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
@@ -33,7 +33,6 @@ from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
-    from farm.client.fetching import FamilyMember, SignedArtifact
 
 _LIMITS = ChildLimits(time=900.0, memory=32 << 30, hang=300.0, disk=4 << 30, processes=512)
 

@@ -19,6 +19,8 @@ from farm.extras.signing import statements
 from farm.extras.signing.signing_keys import clock, load_signer
 from farm.extras.signing.trust import AtHand, TrustPolicy, judge, load_policy
 from farm.results.ref_rules import has_passed
+from farm.settings import Settings
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from farm.app import Farm
     from farm.artifacts.s3 import S3Store
     from farm.results.report import JudgedCell, Report
-    from farm.settings import Settings
-    from farm.wire.program import Sidecar
 
 KEPT = 32  # The newest verdicts of gates, and summaries, that are kept of an artifact for each key.
 JSON_LINES = "application/jsonl"

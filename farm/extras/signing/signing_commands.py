@@ -18,19 +18,15 @@ from farm.cli.connection import connect
 from farm.errors import ExitCode, UsageError
 from farm.extras.signing.signed_refs import Roles, issue, lasts
 from farm.extras.signing.signing_keys import clock, load_public, load_signer, new_key
-from farm.extras.signing.trust import load_policy, load_roles, policy_of_keys
+from farm.extras.signing.trust import TrustCheck, load_policy, load_roles, policy_of_keys
 from farm.extras.signing.verifying import SignaturesApi, Trust, verify_file, what_to_verify
 from farm.files import replacing
 from farm.inert import one_line
-from farm.settings import load_settings
+from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
 
-    from farm.extras.signing.signed_refs import Roles
-    from farm.extras.signing.trust import TrustCheck
-    from farm.extras.signing.verifying import Trust
-    from farm.settings import Settings
 
 commands = output.commands(__doc__)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from platformdirs import user_data_path
 
 from farm import entry_points
+from farm.artifacts.refs import ShownRef
 from farm.artifacts.storage import MAIN, readable
 from farm.client.fetching import SignedArtifact, program_path, read_sidecar, sidecar_path, statements_path
 from farm.client.packs import PACK, SIDECAR
@@ -22,14 +23,13 @@ from farm.extras.signing.signed_refs import promise, signed_ref
 from farm.extras.signing.signing_keys import clock, load_signer
 from farm.extras.signing.trust import AtHand, Checks, Standing, TrustCheck, TrustPolicy, judge, load_policy
 from farm.files import open_plain, read_plain
+from farm.settings import Settings
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
-    from farm.artifacts.refs import ShownRef
     from farm.client.client import FarmClient
-    from farm.settings import Settings
-    from farm.wire.program import Sidecar
 
 LARGEST_SIDECAR = 16 << 20
 LARGEST_PROGRAM = 1 << 50
