@@ -32,7 +32,6 @@ ForFolders = Annotated[T, _FOR_FOLDERS]
 _API_ONLY = ("api_token", "proxy_secret")
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
-
 NAMESPACE = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Check a namespace: it is a folder in object storage, and its name must not lead out of it."""
 

@@ -182,7 +182,6 @@ def model_digest(files: Mapping[str, str]) -> str:
 
 LONGEST_NAME = 128  # Characters of a program's file name: what clients take, and every file system.
 
-
 SUFFIXES = (".json", ".mxr", ".npz", ".onnx", ".txt", ".zip")
 """How names of artifacts' files end: an untrusted farm must not name a `Makefile` or a `conftest.py`."""
 

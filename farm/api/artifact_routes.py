@@ -37,7 +37,6 @@ Generation = Annotated[
     Query(ge=0, description="Only if the ref has this generation; 0: only if there is no such ref. Otherwise 409."),
 ]
 
-
 IfMatch = Annotated[
     str | None,
     Header(pattern=r'^"[0-9]{1,18}"$', description="Only if the ref has this ETag, which is its generation."),

@@ -41,7 +41,6 @@ from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
-
 COOKIES = ("__Host-farm", "farm")
 """Names of the cookie that holds a browser's token: with TLS, and on loopback without."""
 
@@ -155,7 +154,6 @@ Admin = Annotated[Token, Depends(require(Role.ADMIN))]
 
 # --- sign-in by a proxy ----------------------------------------------------------------------------------------------
 
-
 SECRET, USER, ROLE, OWN_NAMESPACE = "farm-proxy-secret", "farm-user", "farm-user-role", "farm-user-namespace"
 """The proxy's headers: its secret, and name, role (default reader) and namespace (default main) of the user."""
 
@@ -210,7 +208,6 @@ def _signature(text: str, secret: str) -> str:
 
 
 # --- sites -----------------------------------------------------------------------------------------------------------
-
 
 LOCALHOST = "localhost"  # The name of the loopback addresses, which no other machine can reach.
 
@@ -347,7 +344,6 @@ def _ids(scope: Scope) -> dict[str, str]:
 
 
 # --- whose site -------------------------------------------------------------------------------------------------------
-
 
 _HINT = "the operator lists further names in the setting `api_hosts`"
 
@@ -557,7 +553,6 @@ def _is_whole(message: Message) -> bool:
 
 
 # --- the log of changes -----------------------------------------------------------------------------------------------
-
 
 _NOTHING = ("/v1/plan", "/v1/blobs", "/ui/sign-", "/v1/health")
 """Starts of paths whose requests change nothing but bytes that are named by their hash."""

@@ -23,7 +23,6 @@ from farm.metrics.instruments import CONTENT_TYPE, GaugeValue, bounded, expositi
 
 # --- workers and pools -----------------------------------------------------------------------------------------------
 
-
 worker_router = APIRouter(tags=["workers"])
 
 NodeName = Annotated[str, Path(pattern=schemas.NODE)]
@@ -80,7 +79,6 @@ def pools(_: ReaderCaller, farm: FarmDep) -> Listed[PoolView]:
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
-
 token_router = APIRouter(tags=["tokens"])
 
 TokenName = Annotated[str, Path(pattern=schemas.TAG)]
@@ -106,7 +104,6 @@ def revoke(name: TokenName, _: Admin, farm: FarmDep) -> None:
 
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------
-
 
 upkeep_router = APIRouter(tags=["upkeep"])
 
@@ -144,7 +141,6 @@ def gc(_: Admin, farm: FarmDep, dry_run: Annotated[bool, Query(description="Dele
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
-
 
 metrics_router = APIRouter()
 

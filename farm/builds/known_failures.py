@@ -126,7 +126,6 @@ def _key(namespace: str) -> str:
 
 # --- refused programs ------------------------------------------------------------------------------------------------
 
-
 MOST_REFUSED = 100_000  # Programs of one namespace that are remembered; beyond that the oldest are forgotten.
 
 

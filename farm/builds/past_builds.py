@@ -472,7 +472,6 @@ def _past(row: sqlite3.Row) -> PastCell:
 
 _STATES = {"compiled": "succeeded", "hit": "succeeded", "expected": "failed"}
 
-
 T = TypeVar("T")
 
 

@@ -189,7 +189,6 @@ def input_files(order: WorkOrder) -> list[FileReference]:
 
 # --- follow-ups ------------------------------------------------------------------------------------------------------
 
-
 PRIORITY = -1000  # Lower than any build that somebody waits for.
 
 NOT_JUDGED = ("latency", "throughput", "compile_time", "tuning_time")
@@ -335,7 +334,6 @@ def plan_retry(
 
 
 # --- outlooks --------------------------------------------------------------------------------------------------------
-
 
 WIDENING = 2.1
 """A range goes from the expected value divided by this to the expected value times this.

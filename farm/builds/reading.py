@@ -72,8 +72,6 @@ def troubles(store: Store, settings: Settings) -> list[str]:
 
 
 SHOWN_LOG = 64 << 20  # Most bytes of a log that are shown, from its end; a compiler with traces writes more.
-
-
 PART = 4 << 20  # Bytes of a log that are read at once.
 LONGEST_LINE = 64 << 10  # Bytes of a line that stay together at the end of a part.
 

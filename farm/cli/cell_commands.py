@@ -252,7 +252,6 @@ def acknowledge(
 
 # --- compare: which of a model's programs to ship ---------------------------------------------------------------------
 
-
 LOOKED_AT = 50  # Builds that are looked at for a model, the newest first.
 
 

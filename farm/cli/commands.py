@@ -47,7 +47,6 @@ MODULES = {
 }
 """The module of each command: a command line imports only the one that it names."""
 
-
 EXAMPLES = {
     "run": ("farm run farm.yaml -o built",),
     "submit": (

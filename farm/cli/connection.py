@@ -85,7 +85,6 @@ def connect_or_start() -> Iterator[FarmClient]:
 
 # --- completion: the farm has a moment to say what there is -----------------------------------------------------------
 
-
 PATIENCE = 0.25  # Seconds that the farm has to answer: somebody holds a key.
 
 Names = list[str]

@@ -313,7 +313,6 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
 
 # --- bench: how fast compiled programs are, alone and compared with others --------------------------------------------
 
-
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 

@@ -195,7 +195,6 @@ def _error() -> str:
 
 # --- following a build: a live display on a terminal, or one plain line for every change of state ---------------------
 
-
 LIVELY_PERIOD = 1.0  # Seconds between two updates of a display that shows elapsed time.
 
 FIRST_NEWS = 2.0

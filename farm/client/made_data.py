@@ -152,7 +152,6 @@ def _fitting(array: np.ndarray[Any, Any], tensor: TensorInfo, where: str) -> np.
 
 # --- expected outputs of the model that a quantized one was made from -------------------------------------------------
 
-
 LIMITS = ChildLimits(time=3600.0, memory=32 << 30, hang=600.0, disk=8 << 30, processes=512)
 """What the runs of the unquantized model may use."""
 

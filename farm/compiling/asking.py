@@ -83,7 +83,6 @@ def after_a_crash(previous: Iterable[str]) -> dict[str, str]:
 _READING = ("nhwc", "max_loop_iterations", "limit_max_iterations")
 """MIGraphX's options that change what a model is read as."""
 
-
 EXPECTED = "expected"  # The reference that computes nothing: outputs that the samples do not bring are not verified.
 
 

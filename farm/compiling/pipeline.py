@@ -46,7 +46,6 @@ from farm.wire.program import Conditions, Measurements, Port, ProgramRecord
 OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
 
-
 LARGEST = 1 << 62  # Largest size of a file without a limit.
 
 

@@ -94,7 +94,6 @@ def settle_left(store: Store, finish: FinishBuild) -> None:
 
 # --- what may have been lost -----------------------------------------------------------------------------------------
 
-
 STRAY_SECONDS = 3.0  # A message that left its queue is claimed within milliseconds; after these seconds it is lost.
 LATE_LOTS_SECONDS = 60.0  # After these seconds, the missing cells of a build will not come by themselves.
 Queued = Callable[[str], set[tuple[str, int]]]  # Returns the attempts whose messages lie in a pool's queue.
@@ -179,7 +178,6 @@ def merge_tuning(artifacts: S3Store) -> int:
 
 # --- retention -------------------------------------------------------------------------------------------------------
 
-
 CHANGES = "config/changes/"
 """Prefix of the log of changes: a folder for each day (ISO, UTC), in it objects in the order of time."""
 
@@ -235,7 +233,6 @@ def collect_garbage(artifacts: S3Store, *, delete: bool, plans_kept: timedelta) 
 
 
 # --- presence --------------------------------------------------------------------------------------------------------
-
 
 ASK_SECONDS = 5.0  # Seconds between two looks of a control plane at object storage.
 

@@ -166,7 +166,6 @@ class Sweep(values.Entry):
 
 Packs = Annotated[tuple[Literal["onnxruntime", "onnxruntime-cache", "triton"], ...], Field(strict=False, max_length=3)]
 
-
 SweepUse = Annotated[
     Sweep | None,
     values.Short(values.short_for("batches", list, "batches to try, such as [1, 8, 32]"), values.BATCHES_SCHEMA),

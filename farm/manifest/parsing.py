@@ -390,7 +390,6 @@ def option_table() -> dict[str, list[Any]]:
 
 # --- patterns of files -------------------------------------------------------------------------------------------
 
-
 MAX_FILES = 5000  # Files that one pattern may match.
 
 

@@ -542,7 +542,6 @@ Glob = Annotated[
     ),
 ]
 
-
 _SOURCE_KINDS = ("path", "package", "https", "hf", "s3", "glob")
 
 

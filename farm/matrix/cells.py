@@ -608,7 +608,6 @@ def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
 
 # --- dynamic dimensions ------------------------------------------------------------------------------------------
 
-
 FULL_DYNAMIC = "MIGRAPHX_ENABLE_FULL_DYNAMIC"
 REFUSED = frozenset({"HardSigmoid", "HardSwish", "LayerNormalization", "Softplus"})
 """ONNX operators for which MIGraphX's parser refuses a dynamic shape on every target (measured, 2.16)."""

@@ -511,7 +511,6 @@ LOOK_SECONDS = 5.0  # Seconds between two looks into the outbox.
 AWAY_PAUSES = (0.5, 1.5)
 """Seconds between two checks whether storage is back; random, so that nodes do not ask all at once."""
 
-
 AWAY = "object storage is away"
 """Start of the reason for which jobs wait without a time limit; `_shared.lua` knows it, too."""
 

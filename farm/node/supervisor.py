@@ -54,8 +54,6 @@ START_SECONDS = 60.0  # What a process gets to begin consuming, once the store c
 RESTART_SECONDS = 2.0  # Between two starts of a process that does not stay.
 SUSPICIOUS = 3  # So many failures in a row that may be the node's doing, and it is probed.
 STILL_SECONDS = 60.0  # Seconds without a look at its workers after which the supervisor counts as stuck.
-
-
 UNPROVEN = "its first health probe runs"  # Reason of a worker that has just started and takes no jobs yet.
 
 FAULTED = "a GPU failed under an attempt: a health probe looks at it before the next job"

@@ -310,7 +310,6 @@ def _explained(visit: Visit, pair: build_view.Pair) -> tuple[str, Sequence[str],
 
 # --- builds next to each other, and what is most important now --------------------------------------------------------
 
-
 NAMES = 12  # Names of builds on the page of what is important now.
 DOTS = 20  # The last builds of a name, each a sign.
 MONTH = timedelta(days=30)
@@ -469,7 +468,6 @@ def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
 
 
 # --- models that a ref names, workers and pools, storage --------------------------------------------------------------
-
 
 PROGRAMS = 250  # Models, or programs of one, on one page.
 NAMESPACES = 100

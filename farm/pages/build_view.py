@@ -366,7 +366,6 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
 
 # --- several builds next to each other -------------------------------------------------------------------------------
 
-
 MOST = 12  # Builds on one page.
 
 
@@ -460,7 +459,6 @@ def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:
 
 
 # --- one cell over time -----------------------------------------------------------------------------------------------
-
 
 LEARNT = 5  # Measurements from which on a cell's own noise is known; before, `BAND` counts.
 LOOKED_AT = 10  # Measurements before a point that make its band.

@@ -165,7 +165,6 @@ def steps(total: float, whole: float, unit: Callable[[float], str]) -> list[tupl
 
 # --- what to choose: which precision of a model to ship, and which batch of a sweep -----------------------------------
 
-
 SIGNS = {"shared": "≈", "weak": "?", "unverified": "?", "refused": "✗"}
 """What stands behind a program's name in the drawing."""
 

@@ -55,7 +55,6 @@ SEARCHED = 5.0  # Seconds after which a search of a build's logs ends.
 EARLIER = 4  # Builds whose durations stand next to those of a cell's attempts.
 FORTNIGHT = timedelta(days=14)  # For how long the form suggests to know of a failure.
 
-
 LineNumber = Annotated[int, Query(alias="from", ge=0, le=10**9)]
 PartNumber = Annotated[int | None, Query(ge=0, le=10**6)]  # None: the last one.
 AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]  # 0: the last one.
@@ -436,7 +435,6 @@ def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form:
 
 
 # --- a build over time: as a trace for Perfetto, and as a page --------------------------------------------------------
-
 
 traces = APIRouter(tags=["builds"])
 

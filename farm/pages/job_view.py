@@ -29,7 +29,6 @@ from farm.wire.program import Sidecar
 
 _NOTHING: Sequence[object] = (None, "", {}, [], ())
 
-
 PHASES: Sequence[str] = [phase.value for phase in Phase]  # In the order in which an attempt goes through them.
 REST = "rest"  # The time of an attempt outside of its phases.
 
@@ -192,7 +191,6 @@ def runs_of(sidecar: Sidecar) -> list[tuple[str, Latency]]:
 
 
 # --- a log: numbered lines with their colours, opened at the first error ----------------------------------------------
-
 
 LINES = 2000  # Lines on one page.
 BEFORE = 200  # Lines that are shown before the first error.
@@ -372,7 +370,6 @@ def _after(active: list[str], codes: str) -> list[str]:
 
 # --- a build over time: attempts on tracks, one for each slot, and how many jobs waited -------------------------------
 
-
 MICROSECONDS = 1e6
 
 
@@ -502,7 +499,6 @@ def _slice(
 
 
 # --- how to use an artifact: what to type for each way of running it --------------------------------------------------
-
 
 _WAYS = {
     ".mxr": ["fetch", "curl", *(f"migraphx-{way}" for way in ("python", "cpp", "driver", "triton", "onnxruntime"))],

@@ -168,7 +168,6 @@ def _field(row: object, name: str) -> Any:
 
 # --- browsers: a cookie that holds the token, and no form that another site sends -------------------------------------
 
-
 WEEK = 7 * 86_400
 
 POLICY = (
@@ -272,12 +271,10 @@ OwnForm = Depends(own_form)
 
 # --- templates: documents in, HTML out; all text is escaped and made inert --------------------------------------------
 
-
 FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 STATIC = {name: _TYPES[Path(name).suffix] for name in ("farm.css", "farm.js")}
 """Files that pages ask browsers to fetch, with their types."""
-
 
 _folders = [str(FOLDER / "templates")]
 

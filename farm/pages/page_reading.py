@@ -258,7 +258,6 @@ def order_of(position: str) -> tuple[str, int, int]:
 
 # --- news of open builds ----------------------------------------------------------------------------------------------
 
-
 log = get_logger(__name__)
 
 READ_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.

@@ -66,7 +66,6 @@ MEASURES: Mapping[str, Measure] = {
     "tuning_time": Measure("tuning time", "once"),
 }
 
-
 _TIMES = ("load", "compile_time", "tuning_time")
 _OF_THE_COMPILE = ("memory", "compile_time", "tuning_time")
 """Two compiles may differ in these although their programs are the same."""
@@ -407,7 +406,6 @@ def _percent(share: float) -> str:
 
 # --- accuracy --------------------------------------------------------------------------------------------------------
 
-
 OTHERS = "*"  # The name under which tolerances hold for every output that has none of its own.
 _WEAK = "weak evidence"  # How the message begins if no output is too far off.
 
@@ -567,7 +565,6 @@ def _others(names: Mapping[str, float]) -> str:
 
 
 # --- which rules refused a cell, and which it passed -----------------------------------------------------------------
-
 
 Rules = Mapping[str, float]
 """Limits by the names of rules: `gate latency prod` (the baseline's tag), `budget size`, `tolerance y` (an output),

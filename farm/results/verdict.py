@@ -197,7 +197,6 @@ def look_of(state: str, *, hit: bool = False, expected: bool = False) -> Look:
 
 # --- what changed between two builds ---------------------------------------------------------------------------------
 
-
 Effect = Literal["open", "newly failed", "still failing", "fixed", "unjudged", "worse", "better", "same"]
 """What happened to a cell. `open`: one of the two has not ended, or was cancelled. `unjudged`: a rule refused it, and
 the second build did not judge it by that."""
@@ -322,7 +321,6 @@ def _difference(
 
 
 # --- judged cells, and the one exit code ------------------------------------------------------------------------------
-
 
 DAY = 86_400.0
 

@@ -45,7 +45,6 @@ class CompilerModule(Protocol):
 _MODULES = {"onnxruntime": ".onnxruntime_compiler", "migraphx": ".migraphx_compiler", "onnx": ".onnx_evaluator"}
 """The onnx package's evaluator is a reference, and compiles nothing."""
 
-
 _ADDED: dict[str, Sequence[str]] = {}
 """Modules that extensions add, by target (`onnxruntime/cuda`, a pattern): compilers, and devices of ONNX Runtime."""
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"  # An array of numpy, of any dtype.
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"  # Arrays by input or output name.
 
-
 Item = TypeVar("Item")
 Shape = Annotated[Sequence[Item], Bound(longest=64)]
 Counts = Mapping[Word, Count]
@@ -171,7 +170,6 @@ class ConvertedInput(TypedDict):
 
 
 Options: TypeAlias = Mapping[str, Any]  # Options of a compiler by name, as its table of options has checked them.
-
 
 Switch = Annotated[str, Bound(pattern="[01]")]
 

@@ -185,7 +185,6 @@ def _fits(arch: str, device: str) -> bool:
 
 # --- the container ----------------------------------------------------------------------------------------------
 
-
 Part = tuple[str, str, Any]
 """A piece of a program as it stands in its file: a field ("", name, value), the beginning of a module (name, "", None),
 or a node (module, "node", value)."""
@@ -195,7 +194,6 @@ _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
     0xD3: ">q",
 }  # fmt: skip
-
 
 _LOW = bytes(range(0x80))
 _MARKED_LOW = re.compile(rb"\xcc[\x00-\x7f]")
@@ -580,7 +578,6 @@ def _position(parameter: str) -> tuple[int, str]:
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
-
 
 _AMDGPU = 224
 _ARCHES = {

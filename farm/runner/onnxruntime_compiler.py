@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
 RECIPE = 1  # Number of this module: it goes up when its conversion or quantization changes what comes out.
-
-
 QUIET = 3  # Log severity: errors only.
 
 

@@ -373,7 +373,6 @@ def aligned(size: int) -> int:
 
 # --- dtypes and shapes -----------------------------------------------------------------------------------------
 
-
 _ML_DTYPES = {
     "float8e4m3fn": "float8_e4m3fn",
     "float8e4m3fnuz": "float8_e4m3fnuz",

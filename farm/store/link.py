@@ -41,7 +41,6 @@ from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
 
 ASK_SECONDS = 1.0  # A Sentinel that is silent for so long is passed over: its host may have vanished with the primary.
 
-
 _ADDRESS = re.compile(r"(sentinels?)://([^/?#]*@)?([^/?#]*)([^?#]*)\??([^#\s]*)")
 """Scheme, user, places, path, query. The `urlsplit` of newer Pythons refuses lists of places with an IPv6 address."""
 

@@ -26,8 +26,6 @@ WorkerViews = list[WorkerView]
 PoolViews = list[PoolView]
 Names = list[str]
 Jobs = list[tuple[str, str]]  # Jobs by their ids, with their namespaces.
-
-
 QUEUES = ("waiting", "handed")  # Where a pool's jobs wait for a worker.
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from farm.jobs.order import DebugWish
 
 Maker = Literal["amd", "nvidia"]  # The maker of a GPU: children see it by that maker's driver.
-
-
 NATIVE = "native"  # The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes.
 OFF = "off"  # The tuning mode without a search: the compiler's own choice, and the baseline of all other modes.
 TUNING_MODES = (OFF, "quick", "exhaustive", "full")  # Each mode tries more than the ones before it.
@@ -40,7 +38,6 @@ TOLERANCES: Mapping[str, float] = {
     "int4": 2e-1,
 }
 """Default tolerance of rel_l2 by precision; a pair has that of its coarser half."""
-
 
 LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 """How much a compiler logs, from little to all; a missing level means the next more verbose one."""

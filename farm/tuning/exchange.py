@@ -37,7 +37,6 @@ SCHEMA = 1
 
 _MARK, _END = "\n@@\t", "end"
 
-
 LARGEST = 2 << 30  # Bytes of the text of what the farm wrote itself, at most.
 
 

@@ -35,7 +35,6 @@ ROUNDS = 10  # In which the tuned program and the untuned one take turns.
 NOISE = 0.05
 """How much two processes with the same program may differ: their memory layout differs, and they take no turns."""
 
-
 _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 """What MIOpen calls its kernel binaries: names for an archive that others unpack."""
 

@@ -34,7 +34,6 @@ _OPTIONS = {
     "trt_sparsity_enable": _on_tensorrt(False, "TensorRT: use that two of four weights are zero"),
 }
 
-
 ON_CARDS = {
     "onnxruntime": (
         DeviceKind(

@@ -263,7 +263,6 @@ def versions(ref: Mapping[str, Any] | None, part: str = "snapshot") -> dict[str,
 
 # --- the server's part: it builds on what it reads from object storage, and so remembers versions in Redis ---
 
-
 log = get_logger(__name__)
 
 DAY = 1.0  # Days for which a ref's snapshot and timestamp hold.

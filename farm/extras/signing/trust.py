@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Kind = Literal["provenance", "test-results", "summary"]
 _LARGEST = 1 << 20
 
-
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -33,7 +33,6 @@ _HOOKS = "config/webhooks/"
 _LOG = "config/deliveries/"
 _DUE = "config/deliveries-due/"
 
-
 MOST_SECRETS = 4  # Secrets that sign a message at once, so that the header stays short.
 
 

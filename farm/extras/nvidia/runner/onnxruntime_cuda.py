@@ -80,7 +80,6 @@ def _cublas(library: Any) -> str:
 
 _VERSIONS = {"cuda": _cuda, "cudnn": _cudnn, "cublas": _cublas}
 
-
 MOST_NAMES = 100  # Nodes of one operator that are named; `nodes` has their number.
 
 SHAPES = frozenset(
