@@ -575,6 +575,8 @@ def _tuning_rows(tuning: TuningFacts, measured: Measurements) -> list[tuple[str,
     """Describe what was tuned, and the gain."""
     ended = "" if tuning["finished"] else ", cut short by its budget"
     rows = [("tuning", f"{tuning['mode']}: {render.tuned(tuning)}{ended}")]
+    if tuning["rows"]:
+        rows.append(("tuning rows", f"{', '.join(digest[:12] for digest in tuning['rows'])} of {tuning['database']}"))
     if measured["ratio"] and measured["interval"]:
         low, high = measured["interval"]
         published = "" if tuning["published"] == "tuned" else "; the untuned program is published"

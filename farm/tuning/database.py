@@ -106,6 +106,10 @@ class Restored:
 class Learning(Protocol):
     """Where an attempt's tuning reads its records, and where it commits new ones."""
 
+    @property
+    def name(self) -> str:
+        """The database's name; empty if nothing is kept."""
+
     def since(self, seen: frozenset[str]) -> Restored:
         """Return what is known beyond the snapshots and deltas that were `seen`."""
 
@@ -115,6 +119,8 @@ class Learning(Protocol):
 
 class ForOneRun:
     """Stands for a database if one model is tuned by itself: it knows nothing before, and keeps nothing."""
+
+    name = ""
 
     def since(self, seen: frozenset[str]) -> Restored:
         """Nobody else learns for this run."""
@@ -386,7 +392,7 @@ class Collector:
         """
         self._database, self._patient = database, patient or database
         restored = self._patient.since(frozenset())
-        self._known, self._seen = restored.snapshot, restored.seen
+        self._known, self.seen = restored.snapshot, restored.seen
         self._folders: dict[Path, Snapshot] = {}
         """What each folder is known to hold."""
         self._write(folder)
@@ -415,8 +421,8 @@ class Collector:
 
     def follow(self) -> None:
         """Read what others have committed since the last call. Raises StorageUnavailable."""
-        news = self._database.since(self._seen)
-        self._seen = news.seen
+        news = self._database.since(self.seen)
+        self.seen = news.seen
         if news.snapshot:
             # What a head brings may be our own.
             self.others = self.others or len(news.snapshot.minus(self._known)) > 0
@@ -486,7 +492,7 @@ class Collector:
         """
         if self._pending or ended:
             name = (self._patient if patiently else self._database).commit(self.delta(work))
-            self._seen |= {name}
+            self.seen |= {name}
             self._pending = Snapshot()
 
     def delta(self, work: TuningWork) -> Snapshot:

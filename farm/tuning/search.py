@@ -220,6 +220,9 @@ class Search:
         self._budget = budget
         self._deadline: float | None = None
         self._database, self._patient = database, patient
+        self.database = database.name
+        self.rows = list[str]()
+        """SHA-256 of the snapshots and deltas that it read of the database or added to it; known at its end."""
         self._unsaved = False
         """Whether the last commit is yet to come."""
         self._session = {"session": session, "worker": worker, "job": job}
@@ -326,6 +329,7 @@ class Search:
         except FarmFault as error:
             self._unsaved = True
             log.warning("the tuning database is away, trying again at the end", error=error.message)
+        self.rows = sorted(filter(None, self._collector.seen))
 
     def save(self) -> None:
         """Commit the records that could not be committed at the end of the tuning. Call it when the attempt is done.

@@ -215,6 +215,8 @@ class Tuner:
             "known": work.known,
             "tuned": work.tuned,
             "untunable": work.untunable,
+            "database": self.search.database,
+            "rows": self.search.rows,
             "seconds": work.seconds,
             "saved": work.saved,
             "finished": not self.search.cut,

@@ -143,7 +143,8 @@ class TuningFacts(TypedDict, total=False):
     the two measured programs this is, the `tuned` or the `untuned` one; `session` how to run it best (ONNX Runtime:
     `level`, `threads`, `spinning`; on CUDA also its provider's options). `written` counts the records that it left in
     the empty databases it was measured with. `carried` is whether the file carries its tuning: nothing written, and as
-    fast `alone` within noise; null where the compiler has no databases to do without.
+    fast `alone` within noise; null where the compiler has no databases to do without. `rows` are the SHA-256 of the
+    snapshots and deltas of the tuning `database` that it read or added.
     """
 
     mode: Annotated[str, Default("off")]
@@ -151,6 +152,8 @@ class TuningFacts(TypedDict, total=False):
     known: Annotated[int, Default(0)]
     tuned: Annotated[int | None, Default(None)]
     untunable: Annotated[int, Default(0)]
+    database: Annotated[str, Default("")]
+    rows: Annotated[Sequence[str], Default([])]
     seconds: Annotated[Amount, Default(0.0)]
     saved: Annotated[Amount, Default(0.0)]
     finished: Annotated[bool, Default(True)]

@@ -252,6 +252,8 @@ COMPILED = {
         "known": 38,
         "tuned": 14,
         "untunable": 2,
+        "database": "migraphx-gfx942-304cu.rocm7.2-migraphx2.15-1a2b3c4d/mi300x/fast",
+        "rows": ["5d" * 32, "e1" * 32],
         "seconds": 41.0,
         "saved": 118.0,
     },

@@ -1143,6 +1143,10 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     digest = shown.spec_of(Cell("net", "migraphx/gfx942"))["model"]["digest"]
     assert f'<span class="id" title="{digest}">{digest[:10]}</span>' in page
     assert "tuning fast: of 54 operations 38 known from the pool’s database, 14 tuned for it" in said
+    assert "tuning rows 5d5d5d5d5d , e1e1e1e1e1 of migraphx-gfx942-304cu.rocm7.2-migraphx2.15-1a2b3c4d/" in said
+    assert "packs none can be made of it" in said, "it copies its inputs"
+    name = "other/onnxruntime-cpu/fp32/b1"
+    assert f"packs onnxruntime, triton: farm fetch {name} --layout onnxruntime makes one" in words(lineage(other))
     assert "kept with it log, " in said and f'title="{made}">{made[:10]}<' in page
     assert "tuning" not in words(lineage(other))
     assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]

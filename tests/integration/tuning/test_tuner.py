@@ -60,6 +60,23 @@ def test_a_second_attempt_tunes_nothing_again(artifacts: S3Store, farm_settings:
     assert database(artifacts).read().snapshot.log.total().tuned == 10
 
 
+def test_a_tuned_program_names_the_rows_that_it_was_made_with(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path
+) -> None:
+    model, kept = save_model(tmp_path, OPERATIONS[:2]), database(artifacts)
+    first = tuner_for(artifacts, farm_settings, tmp_path, "first")
+    first.compile(model, None)
+    added = {entry.key.rpartition("/")[2].removesuffix(".gz") for entry in kept.waiting()}
+    found = first.report(published=True)
+    assert added and (found["database"], set(found["rows"])) == (kept.name, added)
+    kept.merge()
+    head = kept.head()
+    second = tuner_for(artifacts, farm_settings, tmp_path, "second")
+    second.compile(model, None)
+    rows = {*second.report(published=True)["rows"]}
+    assert head and rows == {head.snapshot, *(e.key.rpartition("/")[2].removesuffix(".gz") for e in kept.waiting())}
+
+
 @pytest.mark.parametrize(
     ("mode", "search"),
     [

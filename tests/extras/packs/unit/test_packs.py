@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from farm.artifacts.sidecar import validate
 from farm.client.packs import Layout, Pack
 from farm.errors import UsageError
+from farm.extras import packs
 from farm.extras.packs import layouts
 from farm.extras.packs.fetch import ask_provider, fixed_model, write_pack
 from farm.extras.packs.layouts import require_fit, wrapper
@@ -163,6 +164,16 @@ def test_a_program_that_cannot_work_is_refused_with_the_reason(
         write(tmp_path, layout, sidecar_of(**changes))
     assert hint in caught.value.hint
     assert not (tmp_path / "out").exists()
+
+
+def test_an_artifacts_page_says_which_packs_can_be_made_of_it() -> None:
+    says = packs.extension.artifact_facts
+    assert says
+    every = (
+        "onnxruntime, onnxruntime-cache, triton: `farm fetch net/migraphx-gfx942/fp16/b8.pack@b-1 --layout onnxruntime`"
+    )
+    assert says(None, "main", sidecar_of(build="b-1")) == [("packs", f"{every} makes one")]
+    assert says(None, "main", sidecar_of(offload_copy=True)) == [("packs", "none can be made of it")]
 
 
 def test_a_cache_takes_no_program_of_another_compiler(tmp_path: Path) -> None:
