@@ -25,6 +25,7 @@ PATIENCE = 120_000
 """Milliseconds: a busy machine takes its time, and no test is about that."""
 
 DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+TABLET = {"width": 820, "height": 1180}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from farm.app import Farm
-from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
+from tests.pages.conftest import DESKTOP, PHONE, TABLET, NewPage, Shown
 from tests.pages.test_in_a_browser import findings
 from tests.support.shown import POOL, Cell, accept, claim, failed, passed, play, register
 
 DRAWN = tuple(os.environ.get("DRAWN", "now build gains model sweep timeline cell artifact").split())
 """The pages with drawings."""
-TABLET = {"width": 820, "height": 1180}
 WIDTHS = {"desktop": DESKTOP, "tablet": TABLET, "phone": PHONE}
 
 

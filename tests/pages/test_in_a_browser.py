@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from farm.app import Farm
 from farm.pages import build_pages
 from tests.chaos.proxy import Proxy
-from tests.pages.conftest import DESKTOP, PHONE, NewPage, Shown
+from tests.pages.conftest import DESKTOP, PHONE, TABLET, NewPage, Shown
 from tests.support.shown import (
     GPU,
     POOL,
@@ -35,6 +35,7 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"
 LOOKS = {
     "desktop-light": {"viewport": DESKTOP, "color_scheme": "light"},
     "desktop-dark": {"viewport": DESKTOP, "color_scheme": "dark"},
+    "tablet-dark": {"viewport": TABLET, "color_scheme": "dark"},
     "phone-light": {"viewport": PHONE, "color_scheme": "light"},
     "phone-dark": {"viewport": PHONE, "color_scheme": "dark"},
 }
@@ -74,6 +75,16 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         if look == "desktop-light":
             tables = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.ariaLabel)"
             wrong += [f"{name}: {each} is cut" for each in page.locator(".wide").evaluate_all(tables)]
+    if page.viewport_size == TABLET:
+        page.goto(shown.paths["compare"])
+        cut = page.get_by_role("region", name="slower", exact=True).evaluate(
+            "each => each.scrollWidth > each.clientWidth + 1"
+        )
+        assert not cut, "what changed is on the screen"
+    if page.viewport_size == PHONE:
+        page.goto(shown.paths["now"])
+        newest = page.get_by_role("region", name="Newest builds")
+        expect(newest.get_by_role("link", name=re.compile("^b-")).first).to_be_in_viewport(ratio=1, timeout=5000)
     assert wrong == []
 
 
