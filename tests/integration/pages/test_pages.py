@@ -712,7 +712,7 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert (
         f"Since {after[:10]} : nothing got worse, nothing was mended 0 newly failed 0 slower 0 fixed 0 faster" in said
     )
-    assert f"nightly ✗ failed 0 0 0 0 {again[:10]} just now" in words(browser.get("/ui/ns/main").text)
+    assert f"nightly ✗ failed {again[:10]} just now 0 0 0 0" in words(browser.get("/ui/ns/main").text)
 
 
 def test_a_cell_says_how_it_compares_with_its_baseline(farm: Farm, browser: httpx.Client) -> None:
