@@ -403,7 +403,7 @@ def test_what_matters_most_is_on_one_page(farm: Farm, browser: httpx.Client) -> 
     said = words(page.text)
     assert page.url.path == "/ui/ns/main"
     assert "✗ nightly: 1 of 2 cells succeeded, 1 failed. Look at it" in said
-    assert f"nightly ✗ failed 1 0 0 0 {build_id[:10]} just now" in said, "newly failed, slower, fixed, faster"
+    assert f"nightly ✗ failed {build_id[:10]} just now 1 0 0 0" in said, "newly failed, slower, fixed, faster"
     assert "weekly" in said and "1 waiting" in said and "1 job for 6 slots of onnxruntime-cpu" in said
 
 

@@ -61,14 +61,20 @@ def test_an_attempt_that_another_clock_saw_before_its_job_lies_in_the_picture() 
 
 
 def test_the_trace_keeps_the_rules_of_the_format() -> None:
-    """Trace Event Format, Google: phases X, M and C, their fields, microseconds; slices nest by their times."""
-    document = json.loads(json.dumps(trace_events(FOUND, "b-1")))
+    """Trace Event Format, Google: phases X, M and C, their fields, microseconds; slices nest by their times.
+
+    Perfetto itself was not run: its package brings no trace processor, it downloads one.
+    """
+    document = json.loads(json.dumps(trace_events(FOUND, "b-1"), allow_nan=False))
     assert document["displayTimeUnit"] in ("ms", "ns")
+    assert document.keys() <= {"traceEvents", "displayTimeUnit", "otherData"}, "others become metadata of the trace"
     slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in document["traceEvents"]:
         assert isinstance(event["name"], str)
         assert isinstance(event["pid"], int)
         assert event["ts"] >= 0
+        assert {type(event[name]) for name in ("ts", "dur", "pid", "tid") if name in event} == {int}
+        assert isinstance(event["args"], dict)
         match event["ph"]:
             case "X":
                 assert isinstance(event["tid"], int)
@@ -82,6 +88,8 @@ def test_the_trace_keeps_the_rules_of_the_format() -> None:
             case other:
                 raise AssertionError(other)
     assert len(slices) == 3
+    threads = {(event["pid"], event["tid"]) for event in document["traceEvents"] if event["name"] == "thread_name"}
+    assert slices.keys() == threads, "each track has a name"
     for track in slices.values():
         stack: list[float] = []
         for begin, end in sorted(track, key=lambda each: (each[0], -each[1])):
