@@ -160,7 +160,7 @@ class HostChild:
             return
         with self._host.change:
             alone = self._host.admits(self, self._asked, gpu=self._gpu)
-            if alone is not None:
+            if alone is not None and self._asked is not None:  # A step within may have let it.
                 self.shared = self.shared or not alone
                 self._asked, self._measures = None, True
                 self.obey(paused=False)
@@ -275,8 +275,8 @@ class Host:
         self.measurer = None
 
     def step(self) -> None:
-        """Let the children pause or continue, as the locks say now."""
-        locks, now = self._locks, time.monotonic()
+        """Let the children pause or continue, as the locks say now. Whoever waits here hears at once of a change."""
+        locks, now, before = self._locks, time.monotonic(), (self._paused, self._has_share)
         if locks is None:
             return
         if self.measurer and now - self._turn_began > LONGEST:
@@ -298,6 +298,10 @@ class Host:
         if self._has_share and not any(child.runs for child in self._children):
             fcntl.flock(locks.share, fcntl.LOCK_UN)
             self._has_share = False
+        if (self._paused, self._has_share) != before:
+            self.change.notify_all()
+            for child in list(self._children):
+                child.look()
 
     def _takes_share(self) -> bool:
         self._has_share = self._has_share or (self._locks is not None and _takes(self._locks.share, fcntl.LOCK_SH))

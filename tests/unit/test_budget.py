@@ -20,7 +20,7 @@ LINES = {
     "builds": 3134,
     "cli": 4949,
     "client": 4789,
-    "compiling": 3236,
+    "compiling": 3240,
     "control": 623,
     "extras/ci": 548,
     "extras/convert": 503,

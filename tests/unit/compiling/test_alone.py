@@ -82,6 +82,28 @@ def test_one_measures_at_a_time_while_all_others_pause(hosts: tuple[Host, Host],
     assert not any(child.child.shared for child in (*compiling, first, second))
 
 
+def test_children_of_one_process_hear_at_once_that_it_is_their_turn(
+    hosts: tuple[Host, Host], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need not wait until one of them looks again, which those of another process do."""
+    monkeypatch.setattr(alone, "LOOK_SECONDS", 60.0)
+    ours, _ = hosts
+    first, second, stubborn = start(ours), start(ours), start(ours, stubborn=True)
+    first.child.wish(alone=True)
+    second.child.wish(alone=True)
+    assert GO not in first.heard
+    stubborn.child.stands_still()
+    wait_until(lambda: GO in first.heard)
+    late: list[Played] = []
+    with in_a_thread(lambda _: late.append(start(ours))):
+        assert GO not in second.heard
+        first.child.wish(alone=False)
+        stubborn.child.stands_still()
+        wait_until(lambda: GO in second.heard)
+        second.child.wish(alone=False)
+        wait_until(lambda: late)
+
+
 def test_a_child_that_measured_pauses_for_the_next(hosts: tuple[Host, Host], start: Start) -> None:
     ours, theirs = hosts
     first, second = start(ours), start(theirs)
