@@ -17,9 +17,15 @@ from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20  # Bytes of a file that are copied at once.
+SHOWN_LOG = 64 << 20  # Most bytes of a log that are shown, from its end; a compiler with traces writes more.
 DEEPEST = 32  # Levels of folders in a child's folder; compilers' caches have three or four.
 LONGEST_PATH = 2000  # Bytes of a path; the kernel takes 4095.
 MOST_FILES = 100_000  # Entries in a child's folder; MIOpen's kernel cache has hundreds.
+
+
+def left_out(size: int, blob: str) -> bytes:
+    """Return the line that stands before the end of a log: so many bytes of it are only in its blob."""
+    return b"(%d bytes before this are in blob %s)\n" % (size, blob.encode())
 
 
 def configs_folder() -> Path:

@@ -23,6 +23,7 @@ from farm.builds.plan import EstimatedCell, outlook
 from farm.compiling.asking import reference_recipe, references_of
 from farm.compiling.attempt import Attempt
 from farm.errors import ArtifactGone, FarmFault, NotFound, StoreUnavailable, UsageError
+from farm.files import SHOWN_LOG, left_out
 from farm.jobs.estimate import OutlookDocument
 from farm.jobs.rows import (
     AttemptView,
@@ -71,7 +72,6 @@ def troubles(store: Store, settings: Settings) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-SHOWN_LOG = 64 << 20  # Most bytes of a log that are shown, from its end; a compiler with traces writes more.
 PART = 4 << 20  # Bytes of a log that are read at once.
 LONGEST_LINE = 64 << 10  # Bytes of a line that stay together at the end of a part.
 
@@ -110,7 +110,7 @@ class JobLog:
         """Yield the log piece by piece, from its end if it has more than `SHOWN_LOG` bytes; then it says so first."""
         begin = max(0, self.size - SHOWN_LOG)
         if begin:
-            yield b"(%d bytes before this are in blob %s)\n" % (begin, self._blob.encode())
+            yield left_out(begin, self._blob)
         for start in range(begin, self.size, PART):
             yield self._read(start, min(self.size, start + PART))
 

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +28,9 @@ JOB = r"j-[0-9a-f]{16}"  # A job's id.
 PAUSE = 1.0  # Seconds between two questions.
 KNOWN_FOR = timedelta(days=30)  # For how long a failure is known if nobody says how long.
 TAIL = 200  # Bytes of what was shown by which its end is found again.
+
+PIECE = 1 << 20
+"""Bytes of a log that are printed at once, about."""
 
 CellName = Annotated[
     str,
@@ -76,8 +81,12 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
 
 
 def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
-    decoded = text.decode(errors="replace")
-    output.result({"of": name, "log": decoded}, inert(decoded.rstrip("\n")), as_json=as_json)
+    if as_json:
+        output.emit({"of": name, "log": text.decode(errors="replace")})
+        return
+    lines = BytesIO(text.rstrip(b"\n"))
+    while some := lines.readlines(PIECE):  # All at once took seven times its memory.
+        output.say(inert(b"".join(some).decode(errors="replace").removesuffix("\n")))
 
 
 def open(
@@ -173,10 +182,16 @@ def added(before: bytes, now: bytes) -> bytes:
     """Return what a log has more than before. `now` may be its last part only, or the whole."""
     if now.startswith(before):
         return now[len(before) :]
+    if len(now) > len(before) and (place := now.rfind(before)) >= 0:
+        return now[place + len(before) :]
     # It is a window that moved on: what is new begins after the longest end of the known that it begins with.
-    for length in range(min(len(before), len(now)), 0, -1):
-        if before.endswith(now[:length]):
-            return now[length:]
+    first = max(0, len(before) - len(now))
+    heads = re.finditer(b"(?=%b)" % re.escape(now[:TAIL]), before[first:]) if now else ()
+    ends = range(max(first, len(before) - TAIL), len(before))
+    for start in chain((first + head.start() for head in heads), ends):
+        # Compared without copies: with them, the end of a log of some megabytes took hours.
+        if memoryview(now)[: len(before) - start] == memoryview(before)[start:]:
+            return now[len(before) - start :]
     # The window may also begin before what was shown, or lie behind it altogether.
     place = now.rfind(before[-TAIL:]) if before else -1
     return now[place + len(before[-TAIL:]) :] if place >= 0 else now

@@ -23,7 +23,7 @@ from farm.artifacts.storage import SignedSidecar
 from farm.client.transfers import LIMIT, note_use, trim
 from farm.client.transport import DOWNLOADS_AT_ONCE, Api, NoRanges, gone, named, retry
 from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
-from farm.files import replacing
+from farm.files import SHOWN_LOG, left_out, replacing
 from farm.jobs.rows import ReproductionDocument
 from farm.spec import FileReference
 from farm.units import by_number
@@ -137,11 +137,14 @@ class ArtifactsApi(Api):
             raise ArtifactGone(f"{cell['identifier']}: {error.message}", hint=error.hint) from None
 
     def log(self, key: str) -> bytes:
-        """Return the log of the attempt that made an artifact. Raises NotFound if none was kept."""
+        """Return the log of the attempt that made an artifact; of a long one its end. Raises NotFound without one."""
         blob = self.get(key)["blobs"].get("log")
         if not blob:
             raise NotFound(f"the artifact {key} was published without a log")
-        return self._read(blob)
+        with tempfile.TemporaryDirectory() as folder, self.download(blob, Path(folder)).open("rb") as log:
+            begin = max(0, log.seek(0, os.SEEK_END) - SHOWN_LOG)
+            log.seek(begin)
+            return (left_out(begin, blob["digest"]) if begin else b"") + log.read()
 
     def work_order(self, sidecar: Sidecar) -> ReproductionDocument:
         """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept, ArtifactGone."""

@@ -800,6 +800,19 @@ def test_cancel_asks_a_person_first(
     assert client.build(build)["counts"]["cancelled"] == 2
 
 
+def test_of_a_long_log_of_a_hit_the_end_is_shown(
+    worker: list[Outcome], manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gigabyte of it took seven times as much memory."""
+    monkeypatch.setattr("farm.client.artifact_apis.SHOWN_LOG", 4)
+    monkeypatch.setattr("farm.cli.cell_commands.PIECE", 1)
+    assert main(["submit", manifest]) == main(["submit", manifest]) == 0
+    capsys.readouterr()
+    assert main(["logs", "@latest", "fp16"]) == 0
+    said, end = capsys.readouterr().out.splitlines()
+    assert said.startswith("(5 bytes before this are in blob ") and end == "led"
+
+
 def test_lists_as_json_are_objects(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "ls", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"items": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from typing import Any
 
 import pytest
@@ -696,3 +697,13 @@ def test_a_worker_that_starts_is_no_missing_worker() -> None:
 )
 def test_a_followed_log_shows_each_line_once(before: bytes, now: bytes, new: bytes) -> None:
     assert added(before, now) == new
+
+
+def test_the_end_of_a_long_log_that_was_followed_is_found_at_once() -> None:
+    """Each end of what was shown was compared as a copy: of some megabytes that took hours."""
+    log = b"".join(b"%9d of a compiler that says much\n" % number for number in range(100_000))
+    began = time.monotonic()
+    assert added(log[1000:2_000_000], log) == log[2_000_000:]
+    assert added(log[1000:2_000_000], log[1_990_000:2_050_000]) == log[2_000_000:2_050_000]
+    assert added(b"same\n" * 400_000 + b"other\n", b"same\n" * 500_000 + b"other\nend\n") == b"end\n"
+    assert time.monotonic() - began < 20
