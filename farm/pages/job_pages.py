@@ -94,27 +94,35 @@ def job_log(
 
 @router.get("/ns/{namespace}/builds/{build_id}/log")
 def build_log(
-    visit: Here, build_id: BuildName, q: Text = "", text: Text = "", first: Annotated[int, Query(ge=1, le=10**9)] = 1
+    visit: Here,
+    build_id: BuildName,
+    q: Text = "",
+    text: Text = "",
+    first: Annotated[int, Query(ge=1, le=10**9)] = 1,
+    part: PartNumber = None,
 ) -> Response:
     """Search the logs of all attempts of a build's cells, failed ones first, from the `first` cell on.
 
-    It ends after `SEARCHED` seconds or as many lines as a search shows, and the page leads on from there.
+    Of that cell, so many parts (`part`) are searched already. It ends after `SEARCHED` seconds or as many lines as a
+    search shows, and the page leads on from there.
     """
-    view, began = visit.builds.view(visit.namespace, build_id), time.monotonic()
+    view = visit.builds.view(visit.namespace, build_id)
     ran = {cell.job or cell.key: cell for cell in view.wanted(CellFilter(text=text)) if cell.job or cell.look == "hit"}
     cells = sorted(ran.values(), key=lambda cell: (cell.look not in ("failed", "expected"), by_number(cell.identifier)))
-    found, lines, place = list[tuple[CellLine, str, int, LogPage]](), 0, first - 1
-
-    def parts(log: JobLog) -> Iterator[str]:
-        return (log.part(number) for number in range(log.parts) if time.monotonic() - began < SEARCHED)
-
+    found, lines, place, look = list[tuple[CellLine, str, int, LogPage]](), 0, first - 1, _Look(part or 0)
     with _only_search(visit.caller):
-        while q and place < len(cells) and time.monotonic() - began < SEARCHED and lines < job_view.FOUND:
+        while q and place < len(cells) and not look.is_over and lines < job_view.FOUND:
+            before = look.done
             for href, number, log in _logs_of(visit, cells[place]):
-                shown = job_view.search(parts(log), q)
+                begin = min(before, log.parts)
+                before -= begin
+                shown = job_view.search(look.parts(log, begin), q, begin)
                 lines += len(shown.lines)
                 found += [(cells[place], href, number, shown)] if shown.lines else []
-            place += 1
+            if look.is_cut:
+                break
+            place, look.done = place + 1, 0
+    rest = place < len(cells)
     return visit.page(
         "log_search",
         section="builds",
@@ -125,11 +133,36 @@ def build_log(
         found=found,
         lines=lines,
         first=first,
-        last=place,
+        last=place + look.is_cut,
         total=len(cells),
-        after=same_page(visit.request, first=place + 1) if q and place < len(cells) else "",
-        cut=time.monotonic() - began >= SEARCHED,
+        after=same_page(visit.request, first=place + 1, part=look.done) if q and rest else "",
+        cut=look.is_over and rest,
     )
+
+
+class _Look:
+    """One look through logs, for `SEARCHED` seconds."""
+
+    def __init__(self, done: int) -> None:
+        """Of the first cell, so many parts are searched already."""
+        self._until = time.monotonic() + SEARCHED
+        self.done = done
+        self.is_cut = False
+        """Whether its time was over before the end of a log."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self._until
+
+    def parts(self, log: JobLog, first: int) -> Iterator[str]:
+        """Yield the parts of a log from the `first` on, while there is time."""
+        for number in range(first, log.parts):
+            if self.is_over:
+                self.is_cut = True
+                return
+            yield log.part(number)
+            self.done += 1
 
 
 def _logs_of(visit: Visit, cell: CellLine) -> Iterator[tuple[str, int, JobLog]]:
@@ -248,10 +281,11 @@ def _log_page(
     attempts: Sequence[int] = (),
     attempt: int = 0,
 ) -> Response:
-    part = log.parts - 1 if part is None else min(part, log.parts - 1)
+    last, look = log.parts - 1, _Look(part or 0)
+    part = min(look.done if search or part is not None else last, last)
     if search:
         with _only_search(visit.caller):
-            shown = job_view.search(map(log.part, range(log.parts)), search)
+            shown = job_view.search(look.parts(log, part), search, part)
     else:
         shown = job_view.page(log.part(part), start=start, known=known)
     which = f"attempt={attempt}" if attempt else ""
@@ -269,6 +303,7 @@ def _log_page(
         attempt=attempt or (attempts[-1] if attempts else 0),
         part=part,
         parts=log.parts,
+        after=same_page(visit.request, part=look.done) if look.is_cut else "",
     )
 
 

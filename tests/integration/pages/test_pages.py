@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakSet
@@ -1085,6 +1087,28 @@ def test_a_long_log_is_read_in_parts_and_searched_once_at_a_time(
     assert browser.get(f"{log}?q=line 1000").status_code == 200
     assert again == [429]
     assert max(asked) <= 1101 and max(held) <= 2
+
+
+def test_a_search_whose_time_is_over_goes_on_in_the_middle_of_a_log(
+    farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PART", 1000)
+    text = "".join(f"line {number}\n" for number in range(1, 1001))
+    build_id = accept(farm, "nightly", [Cell("net")])
+    play(farm, lambda job, order, key, number: failed(farm, order, number=number, log=text.encode()))
+    job = farm.build_reader.cells("main", "@latest")[0]["job"]
+    monkeypatch.setattr(job_pages, "SEARCHED", 5)
+    monkeypatch.setattr(job_pages, "time", SimpleNamespace(monotonic=count().__next__))
+    for address in (f"jobs/{job}/log", f"builds/{build_id}/log"):
+        found, following, pages = list[str](), f"/ui/ns/main/{address}?q=77", 0
+        while following:
+            page = browser.get(following).text
+            found += re.findall(r"<code>line (\d+)<", page)
+            nexts = re.findall(r'rel="next" href="([^"]+)"', page)
+            following = f"/ui/ns/main/{address}{html.unescape(nexts[0])}" if nexts else ""
+            pages += 1
+        assert pages > 2
+        assert [int(each) for each in found] == [number for number in range(1, 1001) if "77" in str(number)]
 
 
 def test_a_search_goes_through_the_logs_of_all_attempts_and_goes_on_where_it_ended(
