@@ -162,6 +162,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.artifacts",
         "farm.compiling",
         "farm.errors",
+        "farm.files",
         "farm.jobs",
         "farm.logging",
         "farm.manifest",
