@@ -189,7 +189,7 @@ def added(before: bytes, now: bytes) -> bytes:
     heads = re.finditer(b"(?=%b)" % re.escape(now[:TAIL]), before[first:]) if now else ()
     ends = range(max(first, len(before) - TAIL), len(before))
     for start in chain((first + head.start() for head in heads), ends):
-        # Compared without copies: with them, the end of a log of some megabytes took hours.
+        # Compared without copies: with them the time grows with the square of the length.
         if memoryview(now)[: len(before) - start] == memoryview(before)[start:]:
             return now[len(before) - start :]
     # The window may also begin before what was shown, or lie behind it altogether.
