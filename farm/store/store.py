@@ -511,7 +511,7 @@ class Store:
 
         Submissions, and what people choose, are ordered by it, also where somebody set the clock back.
         """
-        return int(self._link.run("next_moment")) / 1000
+        return int(self._link.run("next_moment", now=round(self.now() * 1000))) / 1000
 
     @property
     def address(self) -> str:

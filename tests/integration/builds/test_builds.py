@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -517,7 +516,9 @@ def test_a_later_submission_of_the_same_program_counts_as_newer(farm: Farm, tmp_
     assert latest_keys(farm) == wanted
 
 
-def test_a_clock_that_is_set_back_changes_no_order(farm: Farm, client: FarmClient, tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_changes_no_order(
+    farm: Farm, client: FarmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redis was an hour ahead for two builds: later ones come after them in `latest`, and in a group."""
 
     def ended(more: str) -> str:
@@ -527,10 +528,11 @@ def test_a_clock_that_is_set_back_changes_no_order(farm: Farm, client: FarmClien
         return str(build["id"])
 
     grouped = "concurrency: {group: nightly, cancel-in-progress: true}\n"
-    # What a clock that is ahead leaves: the next moment is later than this one.
-    farm.store._link.ask("SET", "{farm}:moment", round((farm.store.now() + 3600) * 1000))
-    ended("salt: ahead\n")
-    ended(f"salt: group\n{grouped}")
+    now = farm.store.now
+    with monkeypatch.context() as ahead:
+        ahead.setattr(farm.store, "now", lambda: now() + 3600)
+        ended("salt: ahead\n")
+        ended(f"salt: group\n{grouped}")
     report = client.report(ended("salt: right\n"))
     assert {cell["key"] for cell in client.ls()} == {cell["key"] for cell in report["cells"]}
     (warning,) = report["build"]["warnings"]
@@ -568,13 +570,9 @@ def test_latest_survives_damage_to_its_snapshot(farm: Farm, tmp_path: Path) -> N
 def test_latest_forgets_what_its_manifest_gave_up_a_month_ago(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds = count()
-
     def build(text: str, days: float, outcome: Any = None) -> None:
-        moment = 1_800_000_000.0 + days * 86_400 + next(builds)
         with monkeypatch.context() as patched:
-            patched.setattr(farm.store, "now", lambda: moment)
-            patched.setattr(farm.store, "next_moment", lambda: moment)
+            patched.setattr(farm.store, "now", lambda: 1_800_000_000.0 + days * 86_400)
             made = submit(farm, freeze_manifest(tmp_path, text))
         work(farm, outcome)
         farm.build_finisher.finish(made["id"])
