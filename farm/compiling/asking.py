@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import (
@@ -345,8 +346,6 @@ ANSWERS: Mapping[str, Hashable] = {
 }
 """What is answered to each of the farm's own actions."""
 
-Reader = Callable[[Any], Any]  # Checks a value of an answer and returns it. Raises WrongAnswer.
-
 
 class WrongAnswer(Exception):
     """An answer is not valid for its request; the text continues "the compiler's answer"."""
@@ -361,7 +360,7 @@ def read_answer(request: ChildRequest, result: Mapping[str, object], kind: Hasha
     if kind is None:
         return dict(result)
     require_sound(result)
-    answer = reader_of(kind)(result)
+    answer = read_as(kind, result)
     _check_against(cast(Request, request), answer)
     return answer
 
@@ -441,52 +440,49 @@ def require_sound(value: object) -> None:
                 left += [*items, *items.values()] if isinstance(items, dict) else items
 
 
-# --- readers, each made of a type -----------------------------------------------------------------------------------
+# --- reading by a type ------------------------------------------------------------------------------------------------
 
-
-@cache
-def reader_of(kind: Any) -> Reader:
-    """Return what reads a value of this type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Required, NotRequired):
-        return reader_of(arguments[0])
-    if origin is Annotated:
-        return _bounded(reader_of(arguments[0]), [each for each in arguments[1:] if isinstance(each, Bound)])
-    if origin in (Union, types.UnionType):
-        return _either([reader_of(each) for each in sorted(arguments, key=lambda each: each is not type(None))])
-    if origin is Sequence:
-        return _items(reader_of(arguments[0]))
-    if origin is Mapping:
-        return _by(reader_of(arguments[0]), reader_of(arguments[1]))
-    return _PLAIN[kind] if kind in _PLAIN else _document(kind)
-
-
-def _plain(kinds: type | types.UnionType, what: str) -> Reader:
-    def read(value: Any) -> Any:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise WrongAnswer(f"has no {what}")
-        return value
-
-    return read
-
-
-_PLAIN: Mapping[Any, Reader] = {
-    str: _plain(str, "text"),
-    int: _plain(int, "whole number"),
-    float: _plain(int | float, "number"),
-    bool: _plain(bool, "true or false"),
-    type(None): _plain(type(None), "null"),
+_PLAIN: Mapping[Any, tuple[type | types.UnionType, str]] = {
+    str: (str, "text"),
+    int: (int, "whole number"),
+    float: (int | float, "number"),
+    bool: (bool, "true or false"),
+    type(None): (type(None), "null"),
 }
 
 
-def _bounded(reader: Reader, bounds: Sequence[Bound]) -> Reader:
-    def read(value: Any) -> Any:
-        found = reader(value)
-        for bound in bounds:
-            _require_within(found, bound)
+def read_as(kind: Any, value: Any) -> Any:
+    """Return a value of an answer as one of this type. Raises WrongAnswer."""
+    origin, arguments = _parts_of(kind)
+    if origin in (Required, NotRequired, Annotated):
+        found = read_as(arguments[0], value)
+        for bound in arguments[1:]:
+            if isinstance(bound, Bound):
+                _require_within(found, bound)
         return found
+    if origin in (Union, types.UnionType):
+        *others, last = sorted(arguments, key=lambda each: each is not type(None))
+        for each in others:
+            with suppress(WrongAnswer):
+                return read_as(each, value)
+        return read_as(last, value)
+    if origin is Sequence:
+        return [read_as(arguments[0], item) for item in _require_kind(value, list, "list")]
+    if origin is Mapping:
+        items = _require_kind(value, dict, "object").items()
+        return {read_as(arguments[0], name): read_as(arguments[1], item) for name, item in items}
+    return _require_kind(value, *_PLAIN[kind]) if kind in _PLAIN else _read_document(kind, value)
 
-    return read
+
+@cache
+def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
+def _require_kind(value: Any, kinds: type | types.UnionType, what: str) -> Any:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise WrongAnswer(f"has no {what}")
+    return value
 
 
 def _require_within(value: Any, bound: Bound) -> None:
@@ -509,40 +505,24 @@ def _require_within(value: Any, bound: Bound) -> None:
             raise WrongAnswer(f"names a file that is not in the model's folder: {value[:100]!r}") from None
 
 
-def _either(readers: Sequence[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        for reader in readers[:-1]:
+def _read_document(kind: Any, value: Any) -> dict[str, object]:
+    """Return an object with the fields of a TypedDict; others are left out."""
+    hints, required = _fields_of(kind)
+    _require(required, _require_kind(value, dict, "object"))
+    found = {}
+    for name, hint in hints.items():
+        if name in value:
             try:
-                return reader(value)
-            except WrongAnswer:
-                continue
-        return readers[-1](value)
-
-    return read
-
-
-def _items(reader: Reader) -> Reader:
-    def read(value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise WrongAnswer("has no list")
-        return [reader(item) for item in value]
-
-    return read
+                found[name] = read_as(hint, value[name])
+            except WrongAnswer as wrong:
+                # The message names the innermost field only.
+                raise (wrong if "'" in str(wrong) else WrongAnswer(f"{wrong} in {name!r}")) from None
+    return found
 
 
-def _by(key: Reader, reader: Reader) -> Reader:
-    """An object with any keys of one kind."""
-
-    def read(value: Any) -> dict[str, object]:
-        if not isinstance(value, dict):
-            raise WrongAnswer("has no object")
-        return {key(name): reader(item) for name, item in value.items()}
-
-    return read
-
-
-def _document(kind: Any) -> Reader:
-    """An object with the fields of a TypedDict; others are left out."""
+@cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the types of a TypedDict's fields, and which of them it must have."""
     hints = get_type_hints(kind, include_extras=True)
     # Annotations are texts: a class does not see in them which fields differ from its `total`.
     required = [
@@ -550,20 +530,4 @@ def _document(kind: Any) -> Reader:
         for name, hint in hints.items()
         if get_origin(hint) is Required or (name in kind.__required_keys__ and get_origin(hint) is not NotRequired)
     ]
-    readers = {name: reader_of(hint) for name, hint in hints.items()}
-
-    def read(value: Any) -> dict[str, object]:
-        if not isinstance(value, dict):
-            raise WrongAnswer("has no object")
-        _require(required, value)
-        found = {}
-        for name, reader in readers.items():
-            if name in value:
-                try:
-                    found[name] = reader(value[name])
-                except WrongAnswer as wrong:
-                    # The message names the innermost field only.
-                    raise (wrong if "'" in str(wrong) else WrongAnswer(f"{wrong} in {name!r}")) from None
-        return found
-
-    return read
+    return hints, required

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3134,
     "cli": 4964,
     "client": 4792,
-    "compiling": 3240,
+    "compiling": 3204,
     "control": 623,
     "extras/ci": 548,
     "extras/convert": 503,

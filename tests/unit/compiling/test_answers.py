@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from farm.compiling.asking import ANSWERS, WrongAnswer, read_answer, reader_of, require_sound
+from farm.compiling.asking import ANSWERS, WrongAnswer, read_answer, read_as, require_sound
 
 PORT = {"name": "y", "dtype": "float32", "shape": [1, 4], "strides": [4, 1]}
 CHECK = {"action": "check"}
@@ -99,7 +99,7 @@ def test_pydantic_takes_and_refuses_the_same(data: st.DataObject) -> None:
 
     def ours() -> Any:
         require_sound(answer)
-        return with_defaults(reader_of(ANSWERS[action])(answer))
+        return with_defaults(read_as(ANSWERS[action], answer))
 
     def with_defaults(read: Any) -> Any:
         return pydantic_of(action).validate_python(read, strict=True)
