@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from farm.errors import UsageError
@@ -13,7 +12,7 @@ from farm.settings import Settings, load_settings
 if TYPE_CHECKING:
     from celery import Celery
 
-    from farm.artifacts.refs import RefCommit, Refs, RefView, SnapshotCell
+    from farm.artifacts.refs import Refs, SnapshotCell
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
     from farm.builds.finishing import BuildFinisher
@@ -96,20 +95,11 @@ class Farm:
         """The refs, for who moves some: extensions see each write, and may refuse it."""
         from farm.artifacts.refs import Refs
 
-        def commit(commit: RefCommit) -> RefView | None:
-            for each in self.extensions:
-                if each.on_commit:
-                    if (after := each.on_commit(self, commit)) is None:
-                        return None
-                    commit = replace(commit, after=after)
-            return commit.after
-
-        def committed(namespace: str, ref: RefView) -> None:
-            for each in self.extensions:
-                if each.on_committed:
-                    each.on_committed(self, namespace, ref)
-
-        return Refs(self.artifacts, commit, committed)
+        found = self.extensions
+        on_commit = [partial(each.on_commit, self) for each in found if each.on_commit]
+        return Refs(
+            self.artifacts, on_commit, [partial(each.on_committed, self) for each in found if each.on_committed]
+        )
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -184,8 +174,7 @@ class Farm:
             index=self.build_index,
             refused=self.refused,
             refs=self.refs,
-            on_finished=lambda report: notify(self.extensions, "on_finished", self, report),
-            on_judged=lambda report: notify(self.extensions, "on_judged", self, report),
+            notify=partial(notify, self.extensions, self),
         )
 
     @cached_property

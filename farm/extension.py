@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from farm import entry_points
@@ -42,7 +43,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension(Generic[F]):
-    """What one package adds to servers and workers. Its module is imported by both: import large libraries late."""
+    """What one package adds to servers and workers. Its module is imported by both: hooks may be `late`."""
 
     name: str
     routes: Sequence[str] = ()
@@ -126,12 +127,21 @@ def require_readers(settings: Settings) -> None:
             )
 
 
-def notify(extensions: Sequence[Extension[F]], hook: str, *args: object) -> None:
+def late(name: str) -> Callable[..., Any]:
+    """Return a hook that calls the function `module:name`, whose module is imported at the first call only."""
+
+    def hook(*args: object) -> object:
+        return resolve_name(name)(*args)
+
+    return hook
+
+
+def notify(extensions: Sequence[Extension[F]], farm: F, hook: str, report: Report) -> None:
     """Call a hook of all extensions that have it. Raises FarmFault; other exceptions are logged."""
     for each in extensions:
         if (does := getattr(each, hook)) is not None:
             try:
-                does(*args)
+                does(farm, report)
             except FarmFault:
                 raise
             except Exception:

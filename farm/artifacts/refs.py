@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -134,13 +134,13 @@ class Refs:
     def __init__(
         self,
         artifacts: S3Store,
-        commit: Commit | None = None,
-        committed: Callable[[str, RefView], object] = lambda namespace, ref: None,
+        on_commit: Sequence[Commit] = (),
+        on_committed: Sequence[Callable[[str, RefView], object]] = (),
     ) -> None:
-        """`committed` is called with each ref that was written, or deleted, and its namespace."""
+        """`on_committed` are called with each ref that was written, or deleted, and its namespace."""
         self._artifacts = artifacts
-        self._commit = commit
-        self._committed = committed
+        self._on_commit = on_commit
+        self._on_committed = on_committed
 
     def list(self, namespace: str) -> Iterable[str]:
         """Return the tags of a namespace."""
@@ -259,7 +259,7 @@ class Refs:
 
     def _put(self, there: Object | None, commit: RefCommit) -> RefView | None:
         """Write a ref; None if another writer was faster."""
-        ref, key = self._commit(commit) if self._commit else commit.after, ref_key(commit.namespace, commit.tag)
+        ref, key = self._commit(commit), ref_key(commit.namespace, commit.tag)
         if ref is None:
             return None
         with suppress(Conflict):
@@ -269,6 +269,17 @@ class Refs:
             _log().info("ref moved", ref=key, generation=ref["generation"], snapshot=ref["snapshot"])
             return ref
         return None
+
+    def _commit(self, commit: RefCommit) -> RefView | None:
+        for each in self._on_commit:
+            if (after := each(commit)) is None:
+                return None
+            commit = replace(commit, after=after)
+        return commit.after
+
+    def _committed(self, namespace: str, ref: RefView) -> None:
+        for each in self._on_committed:
+            each(namespace, ref)
 
     def source(self, namespace: str, tag: str, *, previous: bool = False) -> Cells:
         """Return the entries to which another ref can point: what a tag names, or with `previous` named before.
@@ -296,8 +307,7 @@ class Refs:
         now = self._readable_ref(tag, found)
         _require_generation(tag, now, generation)
         gone = following(tag, now, NOWHERE)
-        if self._commit:
-            self._commit(RefCommit(namespace, tag, now, gone, signed))
+        self._commit(RefCommit(namespace, tag, now, gone, signed))
         self._artifacts.delete_object(found.key, if_match=found.etag)
         self._committed(namespace, gone)
         _log().info("ref deleted", ref=found.key)

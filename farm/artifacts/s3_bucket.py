@@ -209,7 +209,7 @@ class Bucket:
 
     def list_objects(self, prefix: str) -> Iterator[str]:
         """Yield the keys of all objects under a prefix, in order."""
-        return (entry.key for entry in self.list_entries(prefix))
+        yield from (entry.key for entry in self.list_entries(prefix))
 
     def list_entries(self, prefix: str) -> Iterator[ListedObject]:
         """Yield all objects under a prefix with size, ETag and time, in order of their keys."""

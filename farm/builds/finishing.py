@@ -45,10 +45,9 @@ class BuildFinisher:
         index: BuildIndex,
         refused: RefusedPrograms,
         refs: Refs,
-        on_finished: Callable[[Report], object],
-        on_judged: Callable[[Report], object],
+        notify: Callable[[str, Report], object],
     ) -> None:
-        """Both are called with a report, perhaps again: `on_judged` before refs name its cells, `on_finished` at last.
+        """`notify` calls a hook with a report, perhaps again: `on_judged` before refs name cells, `on_finished` last.
 
         A FarmFault lets the end be repeated.
         """
@@ -59,9 +58,8 @@ class BuildFinisher:
         self._known = known
         self._index = index
         self._refused = refused
-        self._on_finished = on_finished
         self._refs = refs
-        self._on_judged = on_judged
+        self._notify = notify
 
     def finish(self, build_id: str) -> None:
         """Write an ended build's report, move `latest` to the cells that passed, and mark the build reported.
@@ -80,7 +78,7 @@ class BuildFinisher:
             self._index.add(report)
         except (FarmFault, ValueError, LookupError) as error:
             log.warning("a report is not in the index", build=build_id, error=repr(error))
-        self._on_finished(report)
+        self._notify("on_finished", report)
         self._admission.let_go(namespace, build_id, report)
         verdict = report["build"]["verdict"]
         log.info("build finished", build=build_id, verdict=verdict["text"] if verdict else "")
@@ -104,7 +102,7 @@ class BuildFinisher:
         self._draw(namespace, report)
         refused = () if report["build"].get("shadows") else self._hold(namespace, report)
         passed = [cell for cell in report["cells"] if has_passed(cell, refused)]
-        self._on_judged(report)
+        self._notify("on_judged", report)
         if report["build"].get("shadows"):
             pass  # Only `promote` names what it made.
         elif passed and report["build"]["follows"]:

@@ -587,7 +587,7 @@ def read_labels(given: Sequence[str] | None) -> dict[str, str]:
 
 
 class PipelineHooks(Protocol):
-    """What an extension knows of CI servers, found in the environment of this process."""
+    """What an extension knows of CI servers, found in the environment of this process; it may have no `publish`."""
 
     def labels(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the labels that a build gets by itself; none outside of a CI server."""
@@ -623,7 +623,8 @@ def pipeline_labels() -> dict[str, str]:
 def publish_report(report: Report, wanted: WantedReports, *, link: str, quiet: bool) -> None:
     """Write what was asked for, and what a CI server shows. A verdict stays as it is, also if one cannot be written."""
     steps: list[Callable[[], None]] = [partial(_write, path, form, report, link) for form, path in wanted.files.items()]
-    steps += [partial(each.publish, report, manifest=wanted.manifest, link=link, quiet=quiet) for each in _pipelines()]
+    publishing = [each.publish for each in _pipelines() if hasattr(each, "publish")]
+    steps += [partial(publish, report, manifest=wanted.manifest, link=link, quiet=quiet) for publish in publishing]
     for step in steps:
         try:
             step()

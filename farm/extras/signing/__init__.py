@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from farm.extension import Extension, Loop
+from farm.extension import Extension, Loop, late
 
 if TYPE_CHECKING:
     from farm.app import Farm
-    from farm.artifacts.refs import RefCommit, RefView, SnapshotCell
+    from farm.artifacts.refs import SnapshotCell
     from farm.artifacts.storage import Sign
     from farm.results.report import Report
     from farm.settings import Settings
@@ -62,20 +62,6 @@ def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
     return [("signed", said_of(farm, namespace, made))]
 
 
-def _commit(farm: Farm, move: RefCommit) -> RefView | None:
-    """Sign a ref before it is written, if the farm's refs are signed."""
-    from farm.extras.signing.signed_refs import commit
-
-    return commit(farm, move)
-
-
-def _committed(farm: Farm, namespace: str, ref: RefView) -> None:
-    """Remember what was signed of a ref, so that object storage cannot answer with an older one."""
-    from farm.extras.signing.signed_refs import remember
-
-    remember(farm, namespace, ref)
-
-
 def _loops(farm: Farm) -> Sequence[Loop]:
     from farm.extras.signing.signed_refs import Renewals
 
@@ -91,7 +77,7 @@ extension = Extension(
     on_published=_sign_publications,
     on_judged=_sign_gates,
     on_named=_check,
-    on_commit=_commit,
-    on_committed=_committed,
+    on_commit=late("farm.extras.signing.signed_refs:commit"),
+    on_committed=late("farm.extras.signing.signed_refs:remember"),
     artifact_facts=_signed,
 )

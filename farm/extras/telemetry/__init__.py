@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.extension import Extension
@@ -27,10 +26,6 @@ def labels(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the label of a build that belongs to a trace."""
     parent = environ.get("TRACEPARENT", "")
     return {LABEL: parent} if PARENT.fullmatch(parent) else {}
-
-
-def publish(report: Report, *, manifest: Path | None, link: str, quiet: bool) -> None:
-    """Show nothing: the server sends the trace."""
 
 
 def _send(farm: Farm, report: Report) -> None:

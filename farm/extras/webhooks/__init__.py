@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.extension import Extension, Loop
+from farm.extension import Extension, Loop, late
 
 if TYPE_CHECKING:
     from farm.app import Farm
-    from farm.results.report import Report
 
 DELIVER_SECONDS = 5.0  # Seconds between two looks for messages: each is a listing.
 
@@ -20,17 +19,9 @@ def _loops(farm: Farm) -> list[Loop]:
     return [Loop("webhooks", DeliveryRounds(farm).go, DELIVER_SECONDS)]
 
 
-def _tell(farm: Farm, report: Report) -> None:
-    """Tell webhooks of a build what a list of builds has, and the path of its page."""
-    from farm.extras.webhooks.hooks import Webhooks
-
-    build = report["build"]
-    hidden = ("state", "paused", "outlook")
-    shown: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
-    shown["page"] = f"/ui/ns/{build['namespace']}/builds/{build['id']}"
-    Webhooks(farm).tell(build["namespace"], "build.finished", build["id"], shown)
-
-
 extension = Extension(
-    name="webhooks", routes=["farm.extras.webhooks.webhook_routes:router"], loops=_loops, on_finished=_tell
+    name="webhooks",
+    routes=["farm.extras.webhooks.webhook_routes:router"],
+    loops=_loops,
+    on_finished=late("farm.extras.webhooks.hooks:tell_finished"),
 )

@@ -21,6 +21,7 @@ from farm.wire.checking import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm
+    from farm.results.report import Report
 
 log = get_logger(__name__)
 
@@ -327,6 +328,15 @@ class Webhooks:
         for entry in entries[:-KEPT]:
             if entry.key.rpartition("/")[2].removesuffix(".json") not in waiting:
                 self._artifacts.delete_object(entry.key)
+
+
+def tell_finished(farm: Farm, report: Report) -> None:
+    """Tell webhooks of a build what a list of builds has, and the path of its page."""
+    build = report["build"]
+    hidden = ("state", "paused", "outlook")
+    shown: dict[str, object] = {name: value for name, value in build.items() if name not in hidden}
+    shown["page"] = f"/ui/ns/{build['namespace']}/builds/{build['id']}"
+    Webhooks(farm).tell(build["namespace"], "build.finished", build["id"], shown)
 
 
 def _read(found: Object) -> Delivery:

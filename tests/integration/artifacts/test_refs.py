@@ -264,7 +264,7 @@ def test_a_move_is_checked_and_made_once_and_everybody_is_told(store: S3Store) -
         told.append((list(before), list(after)))
         return lambda: told.append("confirmed")
 
-    refs = Refs(store, committed=lambda namespace, ref: told.append((namespace, ref["snapshot"])))
+    refs = Refs(store, on_committed=[lambda namespace, ref: told.append((namespace, ref["snapshot"]))])
     with capture_logs() as logs:
         moved = refs.move("main", "prod", lambda _: {"a": make_cell("a")}, check=check, signed="by ann")  # type: ignore[dict-item]
         assert told == [([], ["a"]), ("main", moved["snapshot"]), "confirmed"]
