@@ -100,7 +100,6 @@ def fetch(
         bool, Option("--any-name", help="With a trust policy: also take what was signed under another model's name.")
     ] = False,
     source: Storage = "",
-    as_json: output.Json = False,
 ) -> None:
     """Download a compiled program and check every byte.
 
@@ -133,11 +132,11 @@ def fetch(
             made = client.fetch_family(
                 model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
             )
-        for identifier in () if as_json else made.left_out:
+        for identifier in () if output.as_json() else made.left_out:
             output.note(f"left out: {identifier} has another model file or toolchain")
         checked = f"{made.index}  {render.plural(len(made.document['members']), 'program')}, checked"
         document = {"index": str(made.index), **made.document, "left_out": made.left_out}
-        output.result(document, [*render.family(made.document), checked], as_json=as_json)
+        output.result(document, [*render.family(made.document), checked])
         return
     with output.if_interrupted(KEPT), connected(source) as client:
         client.artifacts.on_download, client.artifacts.any_name = _Downloading(), any_name
@@ -160,10 +159,10 @@ def fetch(
             layout=layout,
             python=python,
         )
-    _say_fetched(found, as_json=as_json)
-    if not as_json and sample and not found.sample:
+    _say_fetched(found)
+    if not output.as_json() and sample and not found.sample:
         output.note("the artifact has no sample: it was not verified")
-    if not as_json and with_kernels and not found.kernels:
+    if not output.as_json() and with_kernels and not found.kernels:
         output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
 
 
@@ -208,7 +207,7 @@ class _Downloading:
 PROGRESS_EVERY = 2.0  # Seconds between two lines about a download.
 
 
-def _say_fetched(found: Fetched, *, as_json: bool) -> None:
+def _say_fetched(found: Fetched) -> None:
     names = ("program", "sidecar", "log", "kernels", "sample")
     paths = {name: str(path) if (path := getattr(found, name)) else None for name in names}
     pack = {"pack": found.pack.index} if found.pack else {}
@@ -225,8 +224,7 @@ def _say_fetched(found: Fetched, *, as_json: bool) -> None:
         said.append(f"{found.sample}  one input with its expected outputs")
     if found.kernels:
         said.append(f"{found.kernels}  if you set MIOPEN_CUSTOM_CACHE_DIR to it, the first run builds no kernels")
-    named = {"key": found.artifact["key"], "identifier": found.artifact["identifier"]}
-    output.result({**paths, **named, **pack}, said, as_json=as_json)
+    output.result({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack}, said)
 
 
 def ls(
@@ -242,7 +240,6 @@ def ls(
     sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = Order.NAME,
     limit: Annotated[int | None, Option("--limit", "-n", min=1, metavar="N", help="How many to list.")] = None,
     source: Storage = "",
-    as_json: output.Json = False,
 ) -> None:
     """List artifacts, refs, builds, workers or pools.
 
@@ -268,7 +265,7 @@ def ls(
     tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
     rows = render.builds(items) if listing is Listing.BUILDS else [_HEADERS[listing], *map(_ROWS[listing], items)]
     how = ": farm submit MANIFEST" if listing is Listing.BUILDS else ""
-    output.table(rows, f"no {listing} yet{how}", {"items": items, **tags}, as_json=as_json)
+    output.table(rows, f"no {listing} yet{how}", {"items": items, **tags})
 
 
 def tag(
@@ -282,7 +279,6 @@ def tag(
     generation: Annotated[
         int | None, Option(min=0, metavar="N", help="Only if REF has this generation; 0: only if REF is new.")
     ] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Show where a ref points, or move it.
 
@@ -295,14 +291,13 @@ def tag(
     with connect_or_start() as client:
         if delete:
             client.refs.remove(name, generation=generation)
-            output.result({"tag": name, "deleted": True}, f"{name} is deleted", as_json=as_json)
+            output.result({"tag": name, "deleted": True}, f"{name} is deleted")
             return
         if source or previous:
             client.refs.move(name, _ref(client, source) if source else name, previous=previous, generation=generation)
         found = client.refs.get(name)
     cells = render.plural(len(found["cells"]), "cell")
-    said = f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}"
-    output.result(found, said, as_json=as_json)
+    output.result(found, f"{name}: {cells}, generation {found['generation']}, moved {found['moved']}")
 
 
 def _ref(client: FarmClient, named: str) -> str:
@@ -384,7 +379,6 @@ def inspect(
         bool, Option("--program", help="Download the program of a stored artifact, and show its content.")
     ] = False,
     source: Storage = "",
-    as_json: output.Json = False,
 ) -> None:
     """Show what a compiled program is; its compiler is not needed.
 
@@ -394,18 +388,18 @@ def inspect(
     """
     path = Path(what)
     if path.exists():
-        _show_inspected(*sidecar_and_program(path), as_json=as_json)
+        _show_inspected(*sidecar_and_program(path))
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
     with connected(source) as client:
         sidecar = client.artifacts.get(key_of(client, what))
         if not program:
-            _show_inspected(sidecar, None, as_json=as_json)
+            _show_inspected(sidecar, None)
             return
         with tempfile.TemporaryDirectory() as folder:
             file = client.artifacts.download(sidecar["blobs"]["program"], Path(folder))
-            _show_inspected(sidecar, file, as_json=as_json)
+            _show_inspected(sidecar, file)
 
 
 def key_of(client: FarmClient, what: str) -> str:
@@ -472,7 +466,7 @@ def _read_sidecar(path: Path) -> Sidecar:
         raise NotFound(f"no {path}", hint="`farm fetch` writes it next to the program") from None
 
 
-def _show_inspected(sidecar: Sidecar | None, file: Path | None, *, as_json: bool) -> None:
+def _show_inspected(sidecar: Sidecar | None, file: Path | None) -> None:
     from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 
     found, wrong = None, []
@@ -488,11 +482,11 @@ def _show_inspected(sidecar: Sidecar | None, file: Path | None, *, as_json: bool
                 wrong.append(error.message)
         wrong += disagreements(sidecar, found, file) if sidecar else []
     broken = faults(found) if found else []
-    lines = describe(sidecar) if sidecar and not as_json else []
+    lines = describe(sidecar) if sidecar and not output.as_json() else []
     if found and file:
         lines += [*([""] if lines else []), *describe_program(file.name, found)]
     inside = {"found": found, "disagreements": wrong, "faults": broken} if file else {}
-    output.result({**(sidecar or {}), **inside}, lines, as_json=as_json)
+    output.result({**(sidecar or {}), **inside}, lines)
     for line in [*wrong, *broken]:
         output.note(f"wrong: {one_line(line)}")
     if wrong or broken:

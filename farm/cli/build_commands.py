@@ -88,7 +88,6 @@ def run(
     ] = None,
     junit: Junit = None,
     summary: Summary = None,
-    as_json: output.Json = False,
 ) -> None:
     """Build a manifest on this machine, with a farm of its own.
 
@@ -107,19 +106,19 @@ def run(
     ):
         build_id = _stopped_before(client, frozen)
         _say_unfinished(client, but=build_id)
-        build_id = build_id or _submit(client, frozen, quiet=as_json)
+        build_id = build_id or _submit(client, frozen, quiet=output.as_json())
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
             f"  resume:  farm run {manifest}",
             f"  cancel:  farm cancel {build_id}",
         ]
         # Its pages go with the farm, so the result names none.
-        code = _watch(client, build_id, gone_on, reports, as_json=as_json, pages=False)
+        code = _watch(client, build_id, gone_on, reports, pages=False)
         _bring_programs(client, build_id, folder)
     raise typer.Exit(code)
 
 
-def up(as_json: output.Json = False) -> None:
+def up() -> None:
     """Keep a farm running on this machine until Ctrl-C.
 
     Other commands find it by the data folder.
@@ -131,8 +130,8 @@ def up(as_json: output.Json = False) -> None:
     left: list[BuildView] = []
     with suppress(KeyboardInterrupt), _own_farm() as settings:
         said = f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}"
-        output.result({"api_url": settings.api_url, "data_dir": str(settings.data_dir)}, said, as_json=as_json)
-        if not as_json:
+        output.result({"api_url": settings.api_url, "data_dir": str(settings.data_dir)}, said)
+        if not output.as_json():
             once = link_code(settings.api_token.get_secret_value())
             output.note(f"look at it, once and within ten minutes: {settings.api_url}/ui/sign-in?once={once}")
             output.note(f"  later: {settings.api_url}/ui/ with `api_token` of {settings.data_dir}/farm.json")
@@ -160,7 +159,6 @@ def submit(
     first: FirstRun = False,
     junit: Junit = None,
     summary: Summary = None,
-    as_json: output.Json = False,
 ) -> None:
     """Submit a manifest and follow the build to its verdict.
 
@@ -171,10 +169,10 @@ def submit(
     frozen = _freeze(manifest, label, gate, budget, baseline, only, **given)
     with connect() as client:
         if dry_run:
-            show_plan(client.plan(frozen), as_json=as_json)
+            show_plan(client.plan(frozen))
             return
-        build_id = _submit(client, frozen, quiet=as_json or detach)
-        code = follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
+        build_id = _submit(client, frozen, quiet=output.as_json() or detach)
+        code = follow_to_verdict(client, build_id, wanted, detach=detach)
     raise typer.Exit(code)
 
 
@@ -187,7 +185,6 @@ def retry(
     detach: Detach = False,
     junit: Junit = None,
     summary: Summary = None,
-    as_json: output.Json = False,
 ) -> None:
     """Run an ended build's cells again, in a new build.
 
@@ -201,14 +198,14 @@ def retry(
         before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, only=only or (), new_id=new_id)
         if dry_run:
-            show_plan(planned, as_json=as_json)
+            show_plan(planned)
             return
-        _say_plan(planned, quiet=as_json or detach)
+        _say_plan(planned, quiet=output.as_json() or detach)
         if sys.stdin.isatty() and not yes:
             typer.confirm("go on?", abort=True, err=True)
         client.retry(before, failed=failed, only=only or (), new_id=new_id)
-        say_build(new_id, quiet=as_json or detach)
-        code = follow_to_verdict(client, new_id, wanted, detach=detach, as_json=as_json)
+        say_build(new_id, quiet=output.as_json() or detach)
+        code = follow_to_verdict(client, new_id, wanted, detach=detach)
     raise typer.Exit(code)
 
 
@@ -219,7 +216,6 @@ def plan(
     ] = False,
     only: Only = None,
     first: FirstRun = False,
-    as_json: output.Json = False,
 ) -> None:
     """Show what submitting a manifest would do.
 
@@ -230,21 +226,19 @@ def plan(
 
         name, cells = name_cells(manifest, only or ())
         document = {"name": name, "cells": [{"identifier": cell} for cell in cells]}
-        output.result(document, render.offline_plan(name, cells), as_json=as_json)
+        output.result(document, render.offline_plan(name, cells))
         return
     frozen = _freeze(manifest, only=only, first=first)
     with connect_or_start() as client:
-        show_plan(client.plan(frozen), as_json=as_json)
+        show_plan(client.plan(frozen))
 
 
-def watch(
-    build: BuildId = "@latest", junit: Junit = None, summary: Summary = None, as_json: output.Json = False
-) -> None:
+def watch(build: BuildId = "@latest", junit: Junit = None, summary: Summary = None) -> None:
     """Follow a build to its verdict, and exit with it."""
     wanted = wanted_reports(junit, summary)
     with connect() as client:
         build_id = client.find_build(build)
-        code = _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
+        code = _watch(client, build_id, _goes_on(build_id), wanted)
     raise typer.Exit(code)
 
 
@@ -257,7 +251,6 @@ def status(
     limit: Annotated[int, Option("--limit", "-n", min=1, max=1000, metavar="N", help="Builds to list.")] = 50,
     picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw its batch sweeps.")] = None,
     export: Annotated[Path | None, Option(metavar="FILE", help="Write its cells to a .csv or .parquet file.")] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Show a build's state and why it waits, or list the newest."""
     if (picture or export) and not build:
@@ -270,7 +263,7 @@ def status(
         if not build:
             builds = client.builds(limit, label=label)
             nothing = f"no build has the label {label}" if label else "no builds yet: farm submit MANIFEST"
-            output.table(render.builds(builds), nothing, {"items": builds}, as_json=as_json)
+            output.table(render.builds(builds), nothing, {"items": builds})
             return
         found = client.report(client.find_build(build))
         troubles = client.workers.troubles() if found["build"]["state"] == "open" else []
@@ -281,7 +274,7 @@ def status(
 
         with output.writing(export):
             write(found["cells"], export)
-    if as_json:
+    if output.as_json():
         output.emit(found)
         return
     shown, cells, page = found["build"], found["cells"], client.page_of(found["build"])
@@ -300,7 +293,6 @@ def diff(
     right: Annotated[
         str, Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=connection.builds)
     ] = "@latest",
-    as_json: output.Json = False,
 ) -> None:
     """Show in which cells two builds differ, and why.
 
@@ -311,13 +303,12 @@ def diff(
         found = client.diff(client.find_build(left), client.find_build(right))
     if found["left"]["id"] == found["right"]["id"]:
         output.note(f"{left} and {right} are the same build: name two")
-    output.result(found, render.differences(found, output.width()), as_json=as_json)
+    output.result(found, render.differences(found, output.width()))
 
 
 def cancel(
     build: BuildId,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask; without a terminal, cancel never asks.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Cancel every cell of a build that has not ended. Jobs that other builds need go on."""
     with connect_or_start() as client:
@@ -328,20 +319,20 @@ def cancel(
             typer.confirm(f"cancel {render.plural(live, 'cell')} of {build_id} {found['name']}?", abort=True, err=True)
         count = client.cancel(build_id)
     said = f"{build_id}: {render.plural(count, 'cell')} cancelled{'' if count else ', all had ended'}"
-    output.result({"build": build_id, "cancelled": count}, said, as_json=as_json)
+    output.result({"build": build_id, "cancelled": count}, said)
 
 
-def pause(what: BuildOrPool, as_json: output.Json = False) -> None:
+def pause(what: BuildOrPool) -> None:
     """Hand out no more jobs of a build, or of a pool.
 
     Running jobs go on, and so do jobs that a worker has just received. Only administrators may pause a pool.
     """
-    _rest(what, paused=True, as_json=as_json)
+    _rest(what, paused=True)
 
 
-def resume(what: BuildOrPool, as_json: output.Json = False) -> None:
+def resume(what: BuildOrPool) -> None:
     """Resume a paused build or pool."""
-    _rest(what, paused=False, as_json=as_json)
+    _rest(what, paused=False)
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------
@@ -452,24 +443,18 @@ def say_build(build_id: str, *, quiet: bool) -> None:
     output.note(f"build {build_id}") if quiet else output.say(f"build {build_id}")
 
 
-def follow_to_verdict(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool, as_json: bool) -> int:
+def follow_to_verdict(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool) -> int:
     """Follow a build to its verdict, or leave it at once; return the exit code."""
     if not detach:
-        return _watch(client, build_id, _goes_on(build_id), wanted, as_json=as_json)
-    for line in () if as_json else (f"  follow:  farm watch {build_id}", f"  cancel:  farm cancel {build_id}"):
+        return _watch(client, build_id, _goes_on(build_id), wanted)
+    for line in () if output.as_json() else (f"  follow:  farm watch {build_id}", f"  cancel:  farm cancel {build_id}"):
         output.note(line)
-    output.result({"build": client.build(build_id)}, build_id, as_json=as_json)
+    output.result({"build": client.build(build_id)}, build_id)
     return int(ExitCode.OK)
 
 
 def _watch(
-    client: FarmClient,
-    build_id: str,
-    gone_on: Sequence[str],
-    wanted: WantedReports,
-    *,
-    as_json: bool,
-    pages: bool = True,
+    client: FarmClient, build_id: str, gone_on: Sequence[str], wanted: WantedReports, *, pages: bool = True
 ) -> int:
     """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it.
 
@@ -484,11 +469,11 @@ def _watch(
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
         raise
     build, page = report["build"], client.page_of(report["build"])
-    if as_json:
+    if output.as_json():
         output.emit({"build": build, "cells": report["cells"]})
     else:
         output.say_all(["", *render.outcome(report, page if pages else "", output.width())])
-    publish_report(report, wanted, link=page, quiet=as_json)
+    publish_report(report, wanted, link=page, quiet=output.as_json())
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
@@ -542,12 +527,12 @@ def _freeze(
         )  # fmt: skip
 
 
-def show_plan(planned: ShownPlan, *, as_json: bool) -> None:
+def show_plan(planned: ShownPlan) -> None:
     """Print what a submission would do."""
-    output.result(planned, render.plan(planned), as_json=as_json)
+    output.result(planned, render.plan(planned))
 
 
-def _rest(what: str, *, paused: bool, as_json: bool) -> None:
+def _rest(what: str, *, paused: bool) -> None:
     with connect() as client:
         pools = [pool["name"] for pool in client.pools.all()]
         if what in pools:
@@ -560,8 +545,7 @@ def _rest(what: str, *, paused: bool, as_json: bool) -> None:
                 known = f"the pools are {', '.join(pools)}" if pools else "there is no pool yet"
                 raise type(error)(f"{what!r} is neither a build nor a pool", hint=f"{error.hint}; {known}") from None
             client.pause(name) if paused else client.resume(name)
-    said = f"{name} {'is paused' if paused else 'goes on'}"
-    output.result({"name": name, "paused": paused}, said, as_json=as_json)
+    output.result({"name": name, "paused": paused}, f"{name} {'is paused' if paused else 'goes on'}")
 
 
 def _draw(report: Report, file: Path) -> None:

@@ -45,30 +45,29 @@ def logs(
     ],
     cell: CellName = "",
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Print a job's log.
 
     While the job runs, prints the log's last part; after that, all of it. With --follow it prints what is added, and
     ends with the job.
     """
-    if follow and as_json:
+    if follow and output.as_json():
         raise UsageError("--follow prints lines as they come: leave out --json")
     with connect_or_start() as client:
         if re.fullmatch(JOB, what):
-            _say_log(client, what, what, follow=follow, as_json=as_json)
+            _say_log(client, what, what, follow=follow)
             return
         row = _one_cell(client.cells(client.find_build(what)), cell)
         identifier = str(row["identifier"])
         if job := row.get("job"):
-            _say_log(client, job, identifier, follow=follow, as_json=as_json)
+            _say_log(client, job, identifier, follow=follow)
         elif facts := row.get("facts"):
-            _print_log(identifier, client.artifacts.log(facts["key"]), as_json=as_json)
+            _print_log(identifier, client.artifacts.log(facts["key"]))
         else:
             raise NotFound(f"{identifier} has no log yet", hint=str(row.get("waiting") or ""))
 
 
-def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: bool) -> None:
+def _say_log(client: FarmClient, job: str, name: str, *, follow: bool) -> None:
     if follow:
         with output.if_interrupted("the job goes on"):
             for added in follow_log(client, job):
@@ -77,11 +76,11 @@ def _say_log(client: FarmClient, job: str, name: str, *, follow: bool, as_json: 
     text = client.jobs.log(job)
     if not text and (found := client.jobs.get(job))["state"] == "queued":
         raise NotFound(f"{name} waits, and has no log yet", hint=f"`farm logs --follow {found['id']}` waits for it")
-    _print_log(name, text, as_json=as_json)
+    _print_log(name, text)
 
 
-def _print_log(name: str, text: bytes, *, as_json: bool) -> None:
-    if as_json:
+def _print_log(name: str, text: bytes) -> None:
+    if output.as_json():
         output.emit({"of": name, "log": text.decode(errors="replace")})
         return
     lines = BytesIO(text.rstrip(b"\n"))
@@ -98,7 +97,6 @@ def open(
             autocompletion=connection.builds,
         ),
     ] = "",
-    as_json: output.Json = False,
 ) -> None:
     """Print the address of a page and, on a terminal, open it in a browser."""
     import webbrowser
@@ -111,8 +109,8 @@ def open(
             page = f"{client.page_of(client.build(past[0]['build']))}/cells/{what}"
         elif what:
             page = client.page_of(client.build(client.find_build(what)))
-    output.result({"page": page}, page, as_json=as_json)
-    if output.lively() and not as_json and not webbrowser.open(page):
+    output.result({"page": page}, page)
+    if output.lively() and not output.as_json() and not webbrowser.open(page):
         output.note("there is no browser here")
 
 
@@ -127,7 +125,6 @@ def reproduce(
     folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
     ),
-    as_json: output.Json = False,
 ) -> None:
     """Write a folder that reruns one attempt without the farm.
 
@@ -144,8 +141,7 @@ def reproduce(
             what, cell = (what, row["identifier"]) if row.get("job") else ((row.get("facts") or row)["key"], "")
         document = client.jobs.reproduce(what, folder, settings, cell)
     said = [f"{folder}: {document['order']['identifier']}, key {document['key'][:12]}", f"  rerun:  sh {folder}/run.sh"]
-    shown = {"folder": str(folder), "key": document["key"], "job": document.get("job", "")}
-    output.result(shown, said, as_json=as_json)
+    output.result({"folder": str(folder), "key": document["key"], "job": document.get("job", "")}, said)
 
 
 def _one_cell(cells: Sequence[JudgedCell], named: str) -> JudgedCell:
@@ -203,7 +199,6 @@ def history(
     rebuild: Annotated[
         bool, Option("--rebuild", help="Make the server's history again from all reports (administrators).")
     ] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Show how a cell did in past builds.
 
@@ -215,12 +210,12 @@ def history(
     with connect_or_start() as client:
         if rebuild:
             count = client.upkeep.rebuild_history()
-            output.result({"reports": count}, f"made of {render.plural(count, 'report')}", as_json=as_json)
+            output.result({"reports": count}, f"made of {render.plural(count, 'report')}")
             return
         found = client.history(cell, limit)
     if not found:
         raise NotFound(f"no build had a cell {cell}", hint="`farm status BUILD` lists a build's cells")
-    output.table(rows(found), "", {"items": found}, as_json=as_json)
+    output.table(rows(found), "", {"items": found})
 
 
 def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
@@ -244,7 +239,6 @@ def acknowledge(
     until: Annotated[str, Option(metavar="DAY", help="The last day, such as 2026-12-31; without it in 30 days.")] = "",
     link: Annotated[str, Option(metavar="URL", help="Where it is discussed.")] = "",
     delete: Annotated[bool, Option("--delete", help="Expect nothing of the cell any more.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Accept a cell's failure until a day: builds submitted from now on stay green, and `latest` takes its program.
 
@@ -258,11 +252,11 @@ def acknowledge(
     with connect_or_start() as client:
         if delete:
             client.jobs.forget(cell)
-            output.result({"cell": cell, "deleted": True}, f"nothing is expected of {cell} any more", as_json=as_json)
+            output.result({"cell": cell, "deleted": True}, f"nothing is expected of {cell} any more")
             return
         client.jobs.acknowledge(cell, kind, reason, until, link)
     known = {"cell": cell, "kind": kind, "reason": reason, "until": until, "link": link}
-    output.result(known, f"{cell} may fail with {kind} until {until}", as_json=as_json)
+    output.result(known, f"{cell} may fail with {kind} until {until}")
 
 
 # --- compare: which of a model's programs to ship ---------------------------------------------------------------------
@@ -278,7 +272,6 @@ def compare(
             metavar="[BUILD]", help="A build; default: the newest with the model.", autocompletion=connection.builds
         ),
     ] = "",
-    as_json: output.Json = False,
 ) -> None:
     """Show which of a model's programs to ship: speed against error and size.
 
@@ -301,7 +294,7 @@ def compare(
             for (target, shape), chosen, reason in advice
         ],
     }
-    output.result(document, lines(build_id, model, found, advice, output.width()), as_json=as_json)
+    output.result(document, lines(build_id, model, found, advice, output.width()))
 
 
 def _find(client: FarmClient, model: str, build: str) -> tuple[str, list[JudgedCell]]:

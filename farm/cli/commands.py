@@ -110,6 +110,10 @@ class CommandGroup(TyperGroup):
 class Commands(TyperGroup):
     """All commands; each is made from its function, or its group of functions, when it is asked for."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        _add_json(self, *self.commands.values())
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of the help."""
         return list(dict.fromkeys([*(name for names in GROUPS.values() for name in names), *self.commands, *_added()]))
@@ -182,12 +186,31 @@ def _made(name: str) -> Any:
             return None
     if isinstance(found, typer.Typer):
         found.info.cls = CommandGroup
-        group = typer.main.get_command(found)
+        group: Any = typer.main.get_command(found)
         group.name = name
+        _add_json(*group.commands.values())
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
     single.command(name, cls=ExplainedCommand)(found)
-    return typer.main.get_command(single)
+    command = typer.main.get_command(single)
+    _add_json(command)
+    return command
+
+
+Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+
+
+def _add_json(*commands: Any) -> None:
+    """Give commands the option `--json`, which `run` reads: they need not know of it."""
+    like = typer.Typer(add_completion=False)
+
+    @like.command()
+    def _(as_json: Json = False) -> None: ...
+
+    (option,) = typer.main.get_command(like).params
+    option.expose_value = False
+    for each in commands:
+        each.params.append(option)
 
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -206,9 +229,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def farm(
-    context: typer.Context,
-    version: Annotated[bool, Option("--version", "-V", help="Print the version.")] = False,
-    as_json: output.Json = False,
+    context: typer.Context, version: Annotated[bool, Option("--version", "-V", help="Print the version.")] = False
 ) -> None:
     """Compile models for AMD GPUs and CPUs: once, for everybody."""
     if not version and context.invoked_subcommand is None:
@@ -216,7 +237,7 @@ def farm(
     if version:
         from farm import __version__
 
-        output.result({"version": __version__}, f"farm {__version__}", as_json=as_json)
+        output.result({"version": __version__}, f"farm {__version__}")
         raise typer.Exit
 
 
@@ -224,16 +245,15 @@ def farm(
 def help_(
     context: typer.Context,
     topic: Annotated[list[str] | None, Argument(metavar="TOPIC", help="`exit-codes`, or a command.")] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Explain a command, or the exit codes (`exit-codes`)."""
     if topic == ["exit-codes"]:
         said = (f"{code:>3}  {code.meaning}" for code in ExitCode)
-        output.result({str(int(code)): code.meaning for code in ExitCode}, said, as_json=as_json)
+        output.result({str(int(code)): code.meaning for code in ExitCode}, said)
         return
     assert context.parent is not None
     text = _help_of(topic) if topic else context.parent.get_help()
-    output.result({"help": text}, text, as_json=as_json)
+    output.result({"help": text}, text)
 
 
 def _help_of(topic: Sequence[str]) -> str:
@@ -251,23 +271,31 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     if arguments[:1] == ["--json"]:
         arguments = [*arguments[1:], "--json"]  # It is an option of each command.
+    before = output.AS_JSON.set("--json" in arguments)
+    try:
+        return _run(arguments)
+    finally:
+        output.AS_JSON.reset(before)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         if "" in arguments:
             raise UsageError("an argument is empty", hint="is a variable of your script unset?")
         code = app(list(arguments), prog_name="farm", standalone_mode=False)
     except FarmError as error:
-        output.complain(error, as_json="--json" in arguments)
+        output.complain(error)
         code = error.exit_code
     except TyperException as error:
-        code = _wrong_usage(error, arguments, as_json="--json" in arguments)
+        code = _wrong_usage(error, arguments)
     except ModuleNotFoundError as error:
         of_command = {"serve": "server", "worker": "worker"}.get(next(iter(arguments), ""), "embedded")
         extra = "signing" if error.name in _SIGNING else of_command
         missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{extra}]'")
-        output.complain(missing, as_json="--json" in arguments)
+        output.complain(missing)
         code = missing.exit_code
     except (typer.Abort, KeyboardInterrupt) as interrupt:
-        code = _interrupted([str(said) for said in interrupt.args], as_json="--json" in arguments)
+        code = _interrupted([str(said) for said in interrupt.args])
     except SystemExit as end:
         # The framework's answer to a reader that went away, as `head` does, would say that a cell failed.
         code = ExitCode.INTERRUPTED if isinstance(end.__context__, OSError) else end.code
@@ -276,20 +304,21 @@ def run(arguments: Sequence[str]) -> int:
             return _own_fault()
         place = f" {error.filename}" if isinstance(error.filename, str) else ""
         full = UsageError(f"cannot write{place}: {error.strerror}", hint="is the disk full?")
-        output.complain(full, as_json=False)
+        output.AS_JSON.set(False)  # There may be no room for a document.
+        output.complain(full)
         code = full.exit_code
     except Exception:
         return _own_fault()
     if code == 130:  # The framework was interrupted before the command began.
-        code = _interrupted([], as_json="--json" in arguments)
+        code = _interrupted([])
     return int(code or ExitCode.OK)
 
 
-def _interrupted(said: Sequence[str], *, as_json: bool) -> ExitCode:
+def _interrupted(said: Sequence[str]) -> ExitCode:
     """End a command after Ctrl-C, which has `said` what exists; with --json, also print it as a document."""
     if not said:
         output.note("stopped")
-    if as_json:
+    if output.as_json():
         code = ExitCode.INTERRUPTED
         found = {"kind": "Interrupted", "message": "; ".join(said) or "stopped", "hint": "", "exit_code": int(code)}
         output.emit({"error": found})
@@ -305,7 +334,7 @@ def _own_fault() -> int:
     return int(ExitCode.FARM_FAULT)
 
 
-def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bool) -> ExitCode:
+def _wrong_usage(error: TyperException, arguments: Sequence[str]) -> ExitCode:
     """Let the framework print the error with the command's usage; with --json, also print it as a document."""
     import io
 
@@ -315,7 +344,7 @@ def _wrong_usage(error: TyperException, arguments: Sequence[str], *, as_json: bo
     output.note(re.sub(r"^Error: ", "error: ", shown.getvalue().rstrip(), flags=re.M).replace(VALUE_ERROR, ""))
     if arguments[:1] == ["optimize"] and "-o" in arguments and "extra argument" in error.format_message():
         output.note("  here -o is --offload-copy-off, as in migraphx-driver; --output-path (-p) names the file")
-    if as_json:
+    if output.as_json():
         output.emit({"error": output.document(UsageError(error.format_message().replace(VALUE_ERROR, "")))})
     return ExitCode.USAGE
 

@@ -150,7 +150,6 @@ def optimize(
     output_path: Annotated[
         str, Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name.")
     ] = "",
-    as_json: output.Json = False,
 ) -> None:
     """Compile one model on this machine, and show what it gained.
 
@@ -188,7 +187,7 @@ def optimize(
     )
     place, sidecar, found = _make(wanted)
     files = {"program": str(place), "sidecar": str(sidecar)}
-    output.result({**files, **found}, [*_report_lines(found), *render.align([*files.items()], "  ")], as_json=as_json)
+    output.result({**files, **found}, [*_report_lines(found), *render.align([*files.items()], "  ")])
 
 
 def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
@@ -355,7 +354,6 @@ def bench(
     ] = None,
     seconds: Annotated[float, Option(min=0.01, metavar="S", help="Seconds for each program's runs.")] = 5.0,
     picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw the measurements.")] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Measure a compiled program here, alone or against another.
 
@@ -382,7 +380,7 @@ def bench(
             _draw(picture, drawn)
     drawn_to = [str(picture)] if picture else []
     said = [*(line for document in documents for line in _lines(document)), *drawn_to]
-    output.result({"artifacts": documents, "picture": next(iter(drawn_to), None)}, said, as_json=as_json)
+    output.result({"artifacts": documents, "picture": next(iter(drawn_to), None)}, said)
 
 
 def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> BenchDocument:

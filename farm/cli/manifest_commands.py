@@ -34,7 +34,6 @@ def lint(
     manifest: Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests, YAML files; - is stdin.")],
     form: Annotated[Format, Option("--format", "-f", help="The output format.")] = Format.TEXT,
     models: Annotated[bool, Option("--models/--no-models", help="Also read the models and data.")] = True,
-    as_json: output.Json = False,
 ) -> None:
     """Check manifests and show every problem with its place.
 
@@ -42,7 +41,7 @@ def lint(
     """
     from farm.client.authoring import lint as find_problems
 
-    form = Format.JSON if as_json else form
+    form = Format.JSON if output.as_json() else form
     write = entry_points.required(entry_points.PROBLEMS, form) if form in (Format.SARIF, Format.GITHUB) else None
     found = {file: find_problems(file, models=models) for file in dict.fromkeys(manifest)}
     problems = [problem for each in found.values() for problem in each]
@@ -69,12 +68,10 @@ def lint(
 
 def schema(
     draft7: Annotated[bool, Option("--draft7", help="Draft-07, for editors that support no newer draft.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Print the manifest's JSON Schema."""
     from farm.manifest.entries import manifest_schema
 
-    _ = as_json  # It is JSON anyway.
     output.emit(manifest_schema(draft7=draft7))
 
 
@@ -84,7 +81,6 @@ def init(
     target: Annotated[
         list[str] | None, Option("--target", "-t", help="Such as mi300x; default: onnxruntime/cpu. Repeatable.")
     ] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Write a commented manifest for a model.
 
@@ -105,4 +101,4 @@ def init(
             if not (schema := file.parent / SCHEMA).exists():
                 schema.write_text(f"{json.dumps(manifest_schema(draft7=True), indent=1)}\n", encoding="utf-8")
     said = f"{file}: build it with `farm run {file}`" if file else text.rstrip("\n")
-    output.result({"manifest": text, "file": str(file) if file else None}, said, as_json=as_json)
+    output.result({"manifest": text, "file": str(file) if file else None}, said)

@@ -40,7 +40,6 @@ def doctor(
     fix: Annotated[
         bool, Option("--fix", help="Make the bucket and Redis' users of each role if missing, where it may.")
     ] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Check settings, servers, compilers and limits.
 
@@ -53,15 +52,12 @@ def doctor(
         word, colour = {"ok": ("ok", "green"), "broken": ("FAIL", "red"), "absent": ("-", None)}[check.state]
         said.append(f"{typer.style(word.ljust(4), fg=colour)}  {check.name.ljust(width)}  {check.found}")
         said += [f"      {' ' * width}  fix: {check.fix}"] if check.fix else []
-    output.result({"ok": not broken, "checks": [asdict(check) for check in checks]}, said, as_json=as_json)
+    output.result({"ok": not broken, "checks": [asdict(check) for check in checks]}, said)
     if broken:
         raise typer.Exit(int(ExitCode.FARM_FAULT))
 
 
-def audit(
-    deep: Annotated[bool, Option("--deep", help="Read and hash every blob of every artifact.")] = False,
-    as_json: output.Json = False,
-) -> None:
+def audit(deep: Annotated[bool, Option("--deep", help="Read and hash every blob of every artifact.")] = False) -> None:
     """Check that store, object storage and sidecars agree.
 
     May run while the farm works. Says what to do about disagreements, and then exits with 6. Changes nothing, except
@@ -75,19 +71,16 @@ def audit(
                 counts = line["counts"]
                 continue
             findings.append(line)
-            if not as_json:
+            if not output.as_json():
                 output.say(f"{line['where']}: {one_line(line['problem'])}\n      fix: {line['remedy']}")
     looked = ", ".join(f"{count} {name}" for name, count in counts.items())
     said = f"{plural(len(findings), 'finding') if findings else 'no findings'}; looked at {looked}"
-    output.result({"ok": not findings, "findings": findings, "counts": counts}, said, as_json=as_json)
+    output.result({"ok": not findings, "findings": findings, "counts": counts}, said)
     if findings:
         raise typer.Exit(int(ExitCode.FARM_FAULT))
 
 
-def gc(
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be deleted.")] = False,
-    as_json: output.Json = False,
-) -> None:
+def gc(dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be deleted.")] = False) -> None:
     """Delete blobs that nothing names, a day after they were marked.
 
     Marks blobs that nothing has named for a day, and deletes those that it marked a day ago. Such blobs are the inputs
@@ -100,14 +93,13 @@ def gc(
     if found.get("marked"):
         marked = plural(found["marked"], "blob")
         said.append(f"{marked} marked: deleted a day later, if nothing names them then")
-    output.result(found, said, as_json=as_json)
+    output.result(found, said)
 
 
 def drain(
     worker: Annotated[
         str, Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=connection.workers)
     ],
-    as_json: output.Json = False,
 ) -> None:
     """Stop a worker when its running attempts have ended."""
     with connect() as client:
@@ -116,16 +108,14 @@ def drain(
         f"{worker} takes no more jobs and stops when its jobs have ended; its service manager (systemd, a Deployment, "
         "`farm up`) starts another: `farm pause POOL` keeps jobs from starting"
     )
-    output.result({"worker": worker, "draining": True}, said, as_json=as_json)
+    output.result({"worker": worker, "draining": True}, said)
 
 
-def unfence(
-    node: Annotated[str, Argument(metavar="NODE", help="As `farm ls workers` lists it.")], as_json: output.Json = False
-) -> None:
+def unfence(node: Annotated[str, Argument(metavar="NODE", help="As `farm ls workers` lists it.")]) -> None:
     """Let a fenced node take jobs again at once."""
     with connect() as client:
         client.workers.unfence(node)
-    output.result({"node": node, "fenced": ""}, f"node {node} takes jobs again", as_json=as_json)
+    output.result({"node": node, "fenced": ""}, f"node {node} takes jobs again")
 
 
 def worker(
@@ -134,7 +124,6 @@ def worker(
     exit_when_idle: Annotated[
         float | None, Option(min=1, metavar="SECONDS", help="Stop after so long without work.")
     ] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Take jobs for this node's GPUs and CPU targets.
 
@@ -165,7 +154,7 @@ def worker(
         raise UsageError(
             "this node has no compiler that works", hint="pip install 'migraphx-farm[worker]'; see `farm doctor`"
         )
-    if as_json:
+    if output.as_json():
         output.emit({"kinds": [kind.as_dict() for kind in kinds], **found.as_dict()})
     else:
         for kind in kinds:
@@ -187,7 +176,6 @@ def serve(
     certificate: Annotated[Path | None, Option(help="PEM file of the certificate with its chain.")] = None,
     key: Annotated[Path | None, Option(help="PEM file of the certificate's key.")] = None,
     behind_proxy: Annotated[bool, Option("--behind-proxy", help="Serve plain HTTP behind a proxy with TLS.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Serve the API and run the control loops.
 
@@ -200,7 +188,7 @@ def serve(
     from farm.settings import load_settings
 
     def ready(url: str) -> None:
-        output.emit({"api_url": url}) if as_json else output.note(f"serving {url}/v1")
+        output.emit({"api_url": url}) if output.as_json() else output.note(f"serving {url}/v1")
 
     settings = load_settings()
     others = other_users(pwd.getpwall())
@@ -246,18 +234,17 @@ def create(
     namespace: Annotated[str, Option(help="The only namespace in which it is valid.")],
     role: Annotated[RoleName, Option(help="What it may do.")] = RoleName.SUBMITTER,
     max_cells: Annotated[int, Option(min=0, help="Unfinished cells at once; 0: no limit.")] = 0,
-    as_json: output.Json = False,
 ) -> None:
     """Make a token and print its secret, which is shown only once."""
     with connect() as client:
         secret = client.tokens.create(name, role, namespace, max_cells=max_cells)
-    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
-    if not as_json:
+    output.result({"name": name, "secret": secret}, secret)
+    if not output.as_json():
         output.note(f"whoever has this token is a {role} in the namespace {namespace}: FARM_API_TOKEN={secret[:8]}…")
 
 
 @commands.command()
-def ls(as_json: output.Json = False) -> None:
+def ls() -> None:
     """List the tokens."""
     with connect() as client:
         tokens = client.tokens.all()
@@ -265,15 +252,15 @@ def ls(as_json: output.Json = False) -> None:
     for each in tokens:
         cells, created = str(each["max_cells"] or "none"), render.minute(each["created"])
         rows.append((each["name"], each["role"], each["namespace"], cells, created))
-    output.table(rows, "no tokens yet: farm token create NAME --namespace NS", {"items": tokens}, as_json=as_json)
+    output.table(rows, "no tokens yet: farm token create NAME --namespace NS", {"items": tokens})
 
 
 @commands.command()
-def revoke(name: Name, as_json: output.Json = False) -> None:
+def revoke(name: Name) -> None:
     """Revoke a token: within seconds it is refused everywhere. Builds that it submitted go on."""
     with connect() as client:
         client.tokens.revoke(name)
-    output.result({"revoked": name}, f"{name} is revoked", as_json=as_json)
+    output.result({"revoked": name}, f"{name} is revoked")
 
 
 SCARCE = 2 * 10**9  # With fewer bytes of memory or disk, a usual model may fail to compile.

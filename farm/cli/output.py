@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TextIO, Union
+from typing import TYPE_CHECKING, Any, NotRequired, TextIO, Union
 
 import typer
-from typer import Option
 from typing_extensions import TypedDict
 
 from farm.cli import render
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 
-Json = Annotated[bool, Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+AS_JSON = ContextVar("as_json", default=False)  # Whether the command line has `--json` (`farm.cli.commands`).
 
 
 def commands(about: str | None) -> typer.Typer:
@@ -71,23 +71,28 @@ def countdown(text: str, seconds: int) -> None:
     typer.echo(err=True)
 
 
-def result(document: Any, said: str | Iterable[str], *, as_json: bool) -> None:
+def as_json() -> bool:
+    """Whether a document is asked for: standard output then has nothing else."""
+    return AS_JSON.get()
+
+
+def result(document: Any, said: str | Iterable[str]) -> None:
     """Print what came of a command: with --json the document, else what is said about it, a line each."""
-    if as_json:
+    if as_json():
         emit(document)
     else:
         say_all([said] if isinstance(said, str) else said)
 
 
-def table(rows: Sequence[Sequence[str]], nothing: str, document: Any, *, as_json: bool) -> None:
+def table(rows: Sequence[Sequence[str]], nothing: str, document: Any) -> None:
     """Print a list that fits the terminal; the first row is its header. With --json, print the document instead.
 
     Without any other row, says on standard error that there is `nothing`, and how that changes.
     """
-    if len(rows) < 2 and not as_json:
+    if len(rows) < 2 and not as_json():
         note(nothing)
     else:
-        result(document, render.align(rows, columns=width()), as_json=as_json)
+        result(document, render.align(rows, columns=width()))
 
 
 def width(stream: TextIO | None = None) -> int:
@@ -151,7 +156,7 @@ def lively() -> bool:
     return sys.stderr.isatty() and not quiet and os.environ.get("TERM") != "dumb"
 
 
-def complain(error: FarmError, *, as_json: bool) -> None:
+def complain(error: FarmError) -> None:
     """Print an error: for people on standard error, and with --json as a document on standard output."""
     if isinstance(error, ManifestError):
         for problem in error.problems:
@@ -162,7 +167,7 @@ def complain(error: FarmError, *, as_json: bool) -> None:
         note(f"{_error()} {inert(error.message)}")
         for line in inert(error.hint).splitlines():
             note(f"  {line}")
-    if as_json:
+    if as_json():
         emit({"error": document(error)})
 
 

@@ -32,7 +32,7 @@ OPERATIONS, HOURS = "operations.svg", "hours.svg"  # The pictures of `stats`.
 
 
 @commands.command()
-def ls(as_json: output.Json = False) -> None:
+def ls() -> None:
     """List the tuning databases, including empty ones of known pools."""
     with connect() as client:
         items = client.tuning.all()
@@ -42,10 +42,9 @@ def ls(as_json: output.Json = False) -> None:
         held = "damaged" if item.get("damaged") else render.plural(sum(item["records"].values()), "record")
         merged = render.minute(item["moved"] or "")
         rows.append((item["name"], held, merged, waiting))
-    nothing = "no tuning databases yet: a pool gets them when a worker serves it"
-    output.table(rows, nothing, {"items": items}, as_json=as_json)
+    output.table(rows, "no tuning databases yet: a pool gets them when a worker serves it", {"items": items})
     for item in items:
-        if item.get("damaged") and not as_json:
+        if item.get("damaged") and not output.as_json():
             output.note(f"{item['name']} is damaged: {item['damaged']}")
 
 
@@ -55,7 +54,6 @@ def stats(
     pictures: Annotated[
         Path | None, Option(metavar="FOLDER", help="Draw operations.svg and hours.svg into this folder.")
     ] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Show what is known, and what tuning cost and saved."""
     with connect() as client:
@@ -78,10 +76,10 @@ def stats(
             f" {total['tuned']} tuned, {total['untunable']} not tunable;"
             f" {render.duration(total['seconds'])} spent, {render.duration(total['saved'])} saved",
         ]
-    output.result({"items": found}, said, as_json=as_json)
-    if not found and not as_json:
+    output.result({"items": found}, said)
+    if not found and not output.as_json():
         output.note("all tuning databases are still empty")
-    elif pictures and not as_json:
+    elif pictures and not output.as_json():
         drawn = f"drawn: {pictures / OPERATIONS}, {pictures / HOURS}"
         output.note(drawn if days else "nothing to draw: no job has tuned with it yet")
 
@@ -93,7 +91,6 @@ def export(
     sqlite: Annotated[
         bool, Option("--sqlite", help="Write the problem cache as SQLite (MIGraphX after ROCm 7.2).")
     ] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Write a folder that MIGraphX and MIOpen can use without the farm.
 
@@ -130,7 +127,7 @@ def export(
         (folder / README).write_text(_readme(name, snapshot, cache), encoding="utf-8")
     document = {"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables}
     said = [f"{len(snapshot)} records of {name} in {folder}", f"to use them: . {folder / ENVIRONMENT}"]
-    output.result(document, said, as_json=as_json)
+    output.result(document, said)
 
 
 @commands.command("import")
@@ -142,7 +139,6 @@ def import_(
     miopen: Annotated[
         str, Option(metavar="VERSION", help="MIOpen's version, if no job of the pool has shown it yet.")
     ] = "",
-    as_json: output.Json = False,
 ) -> None:
     """Import what you tuned yourself.
 
@@ -169,9 +165,8 @@ def import_(
     found = {**found, "refused": {**read.dropped.files, **refused}}
     count = sum(found["records"].values())
     fit = f"{render.plural(count, 'record')} {'fits' if count == 1 else 'fit'}"
-    said = f"{fit}, {found['added']} of them new to {name}"
-    output.result({"database": name, **found, "dropped": dropped}, said, as_json=as_json)
-    if not as_json:
+    output.result({"database": name, **found, "dropped": dropped}, f"{fit}, {found['added']} of them new to {name}")
+    if not output.as_json():
         if any(dropped.values()):
             output.note(f"left out: {_left_out(**dropped)}")
         _tell_damage(read)
@@ -182,10 +177,7 @@ def import_(
 
 
 @commands.command()
-def merge(
-    database: Annotated[str, Argument(metavar="[DATABASE]", help="One database; default: all.")] = "",
-    as_json: output.Json = False,
-) -> None:
+def merge(database: Annotated[str, Argument(metavar="[DATABASE]", help="One database; default: all.")] = "") -> None:
     """Merge what attempts committed now; the farm does so by itself within minutes."""
     with connect() as client:
         items = client.tuning.all()
@@ -196,8 +188,8 @@ def merge(
         f"generation {merged['generation']}"
         for name, merged in found.items()
     ]
-    output.result(found, said or "nothing to merge", as_json=as_json)
-    for key in (key for merged in found.values() for key in merged["unreadable"] if not as_json):
+    output.result(found, said or "nothing to merge")
+    for key in (key for merged in found.values() for key in merged["unreadable"] if not output.as_json()):
         output.note(f"cannot be read, and stays: {key}")
 
 
@@ -206,7 +198,6 @@ def diff(
     left: Annotated[str, Argument(metavar="LEFT", help="A database, a folder or a file.")],
     right: Annotated[str, Argument(metavar="RIGHT", help="Another.")],
     keys: Annotated[bool, Option("--keys", help="Also list the keys.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Compare two databases, or one with files of yours, record by record."""
     with connect() as client:
@@ -225,8 +216,7 @@ def diff(
     for name, listed in found.items():
         said.append(f"{len(listed)} {words[name]}")
         said += [f"  {' '.join(filter(None, place))}" for place in listed if keys]
-    document = {**{name: [list(key) for key in listed] for name, listed in found.items()}, "equal": equal}
-    output.result(document, said, as_json=as_json)
+    output.result({**{name: [list(key) for key in listed] for name, listed in found.items()}, "equal": equal}, said)
 
 
 @commands.command()
@@ -236,7 +226,6 @@ def prune(
     job: Annotated[str, Option(metavar="JOB", help="Records that this job measured.")] = "",
     everything: Annotated[bool, Option("--all", help="The whole database.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Remove records, so that they are tuned again: by age, by the job that measured them, or all."""
     if everything == bool(older_than or job):
@@ -249,7 +238,7 @@ def prune(
         name = choose(client.tuning.all(), database)
         found = client.tuning.prune(name, older=older, job=job, everything=everything, dry_run=dry_run)
     gone = f"{render.plural(found['pruned'], 'record')} {'would go' if dry_run else 'removed'}"
-    output.result({"database": name, **found}, f"{gone}, {found['left']} left in {name}", as_json=as_json)
+    output.result({"database": name, **found}, f"{gone}, {found['left']} left in {name}")
 
 
 # --- how they do it -------------------------------------------------------------------------------------------------

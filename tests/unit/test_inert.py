@@ -99,6 +99,12 @@ def problem(text: str) -> Problem:
     return Problem(file=text, message=text, hint=text, line=1, column=1)
 
 
+def in_json(error: FarmError) -> None:
+    before = output.AS_JSON.set(True)
+    output.complain(error)
+    output.AS_JSON.reset(before)
+
+
 def program(text: str) -> dict[str, Any]:
     port = {"name": text, "dtype": text, "shape": [text]}
     return {
@@ -112,8 +118,8 @@ PATHS: dict[str, Callable[[str], object]] = {
     "say with colours": lambda text: output.say(f"\x1b[31m{text}\x1b[0m:\x1b[1m{text}"),
     "note": output.note,
     "json": lambda text: output.emit({text: [text]}),
-    "an error": lambda text: output.complain(FarmError(text, hint=text), as_json=True),
-    "an error in a manifest": lambda text: output.complain(ManifestError([problem(text)] * 2), as_json=True),
+    "an error": lambda text: in_json(FarmError(text, hint=text)),
+    "an error in a manifest": lambda text: in_json(ManifestError([problem(text)] * 2)),
     "lines": lambda text: Lines().show([a_cell(text), a_cell(text, "running")]),
     "screen": drawn,
     "outcome": lambda text: [output.say(line) for line in render.failures([a_cell(text)], text)],

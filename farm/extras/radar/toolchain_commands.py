@@ -26,7 +26,7 @@ Shadow = Annotated[str, Argument(metavar="BUILD", help="A shadow build's id, or 
 
 
 @commands.command()
-def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
+def ls(ref: Reference = "prod") -> None:
     """List the toolchains of each target, the oldest first, and how many cells of a ref readers get of each."""
     with connect() as client:
         found = ToolchainsApi.of(client).all(ref)
@@ -41,7 +41,7 @@ def ls(ref: Reference = "prod", as_json: output.Json = False) -> None:
         )
         for line in found
     ]
-    output.table(rows, "no toolchain yet: workers bring them", {"items": found}, as_json=as_json)
+    output.table(rows, "no toolchain yet: workers bring them", {"items": found})
 
 
 @commands.command()
@@ -54,7 +54,6 @@ def radar(
     gate: Limits = None,
     budget: MostOf = None,
     detach: Annotated[bool, Option("--detach", help="Print the build's id alone and do not wait.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Build what a ref names under another toolchain, and say what gets better, worse and breaks.
 
@@ -65,30 +64,29 @@ def radar(
     with connect() as client:
         build = ToolchainsApi.of(client).shadow(ref, to, cells=cell or (), gates=read_gates(gate or (), budget or ()))
         if detach:
-            output.result({"build": build}, build["id"], as_json=as_json)
+            output.result({"build": build}, build["id"])
             return
         output.note(f"shadow build {build['id']}; page: {client.page_of(build)}/radar")
         ended = follow(client, build["id"])["build"]
         found = ToolchainsApi.of(client).radar(build["id"])
-    output.result(found, lines(found), as_json=as_json)
+    output.result(found, lines(found))
     verdict = ended["verdict"]
     code = verdict["exit_code"] if verdict else ExitCode.OK
     raise typer.Exit(int(code or (ExitCode.OK if found["promotable"] else ExitCode.CELL_FAILED)))
 
 
 @commands.command()
-def report(build: Shadow, as_json: output.Json = False) -> None:
+def report(build: Shadow) -> None:
     """Say what a shadow build found: what gets better, worse and breaks."""
     with connect() as client:
         found = ToolchainsApi.of(client).radar(client.find_build(build))
-    output.result(found, lines(found), as_json=as_json)
+    output.result(found, lines(found))
 
 
 @commands.command()
 def promote(
     build: Shadow,
     force: Annotated[bool, Option("--force", help="Take the cells that passed, although others did not.")] = False,
-    as_json: output.Json = False,
 ) -> None:
     """Let the ref of a shadow build give readers its programs, if its gates passed.
 
@@ -97,7 +95,7 @@ def promote(
     """
     with connect() as client:
         moved = ToolchainsApi.of(client).promote(client.find_build(build), force=force)
-    _say_moved(moved, as_json=as_json)
+    _say_moved(moved)
 
 
 @commands.command()
@@ -105,12 +103,11 @@ def rollback(
     ref: Reference = "prod",
     to: Annotated[str, Option(metavar="TOOLCHAIN", help="The start of its id; default: the one before.")] = "",
     generation: Annotated[int | None, Option(min=1, metavar="N", help="Only if the ref has this generation.")] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Let a ref give readers the programs of the toolchain before, which it has kept. One conditional write."""
     with connect() as client:
         moved = ToolchainsApi.of(client).roll_back(ref, to, generation=generation)
-    _say_moved(moved, as_json=as_json)
+    _say_moved(moved)
 
 
 def bisect(
@@ -122,7 +119,6 @@ def bisect(
     bad: Annotated[str, Option(metavar="TOOLCHAIN", help="One that is known to be bad; default: try the newest.")] = "",
     gate: Limits = None,
     budget: MostOf = None,
-    as_json: output.Json = False,
 ) -> None:
     """Find the first toolchain under which a cell fails.
 
@@ -137,7 +133,7 @@ def bisect(
     gates = read_gates(gate or (), budget or ())
     with connect() as client:
         found = search(client, cell, ref=ref, good=good, bad=bad, gates=gates, on_step=note)
-    output.result({"schema": 1, "ref": ref, "cells": found}, bisected(found), as_json=as_json)
+    output.result({"schema": 1, "ref": ref, "cells": found}, bisected(found))
 
 
 def lines(found: RadarDocument) -> list[str]:
@@ -178,5 +174,5 @@ def bisected(found: Sequence[BisectedCell]) -> list[str]:
     return said
 
 
-def _say_moved(moved: RefView, *, as_json: bool) -> None:
-    output.result(moved, f"{moved['tag']}: generation {moved['generation']}", as_json=as_json)
+def _say_moved(moved: RefView) -> None:
+    output.result(moved, f"{moved['tag']}: generation {moved['generation']}")

@@ -45,7 +45,6 @@ def verify(
     ] = None,
     policy: Annotated[Path | None, Option(metavar="FILE", help="A trust policy; default: the setting's.")] = None,
     tag: Annotated[str, Option(metavar="REF", help="A file: check that it may be this ref.")] = "",
-    as_json: output.Json = False,
 ) -> None:
     """Check who made a program and how it was tested, a line each.
 
@@ -67,8 +66,7 @@ def verify(
         {"name": name, "refused": name in refused, "checks": [check._asdict() for check in checks]}
         for name, checks in found.items()
     ]
-    said = (line for name, checks in found.items() for line in (name, *_lines(checks)))
-    output.result({"items": items}, said, as_json=as_json)
+    output.result({"items": items}, (line for name, checks in found.items() for line in (name, *_lines(checks))))
     if refused:
         raise typer.Exit(int(ExitCode.ARTIFACT_GONE))
 
@@ -110,7 +108,6 @@ def _of_farm(settings: Settings, what: str, trust: Trust) -> dict[str, list[Trus
 def new(
     name: Annotated[str, Argument(metavar="NAME", help="Such as `farm-2026`: a key has a name in policies.")],
     folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Where to write the files.")] = Path(),
-    as_json: output.Json = False,
 ) -> None:
     """Make a signing key: NAME.key, which stays secret, and NAME.pub for those who check."""
     private, public, keyid = new_key(name, folder)
@@ -118,7 +115,7 @@ def new(
         f'{private}  sign with it: signing_key = "{private.absolute()}"',
         f"{public}  for trust policies; key id {keyid}",
     ]
-    output.result({"private": str(private), "public": str(public), "keyid": keyid}, said, as_json=as_json)
+    output.result({"private": str(private), "public": str(public), "keyid": keyid}, said)
 
 
 # --- refs -------------------------------------------------------------------------------------------------------------
@@ -139,7 +136,6 @@ def roles(
         Option("--promoter", metavar="NAMESPACE=FILE", help="… of who signs its `prod`; NAMESPACE= for nobody."),
     ] = None,
     days: Annotated[float, Option(min=1, help="How long they hold.")] = 730,
-    as_json: output.Json = False,
 ) -> None:
     """Say whose keys sign refs: what is named takes the place of the earlier keys, all else stays.
 
@@ -158,41 +154,38 @@ def roles(
     made = issue(there, map(load_signer, by), keys, promoting, lasts(days, clock()))
     with output.writing(file), replacing(file) as part:
         part.write_bytes(made.text())
-    _say_roles(made, as_json=as_json)
+    _say_roles(made)
 
 
 @commands.command()
-def publish(
-    file: Annotated[Path, Argument(metavar="FILE", help="A file of roles.")], as_json: output.Json = False
-) -> None:
+def publish(file: Annotated[Path, Argument(metavar="FILE", help="A file of roles.")]) -> None:
     """Let the farm's refs be signed by these roles, or by newer ones: an existing farm signs all refs in a minute."""
     made = load_roles(file)
     with connect() as client:
         client.transport.request("POST", "/v1/roles/publish", json=json.loads(made.text()))
-    _say_roles(made, as_json=as_json)
+    _say_roles(made)
 
 
 @commands.command()
-def withdraw(as_json: output.Json = False) -> None:
+def withdraw() -> None:
     """Let the farm sign no refs any more. Readers whose policies ask for signed refs refuse them then."""
     with connect() as client:
         client.transport.request("POST", "/v1/roles/withdraw")
-    output.result({"withdrawn": True}, "the farm signs no refs any more", as_json=as_json)
+    output.result({"withdrawn": True}, "the farm signs no refs any more")
 
 
 @commands.command()
 def show(
     file: Annotated[Path | None, Argument(metavar="FILE", help="A file of roles; default: the farm's.")] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Show whose keys sign refs, and until when."""
     if file:
-        return _say_roles(load_roles(file), as_json=as_json)
+        return _say_roles(load_roles(file))
     with connect() as client:
-        return _say_roles(Roles.read(client.transport.request("GET", "/v1/roles").content), as_json=as_json)
+        return _say_roles(Roles.read(client.transport.request("GET", "/v1/roles").content))
 
 
-def _say_roles(made: Roles, *, as_json: bool) -> None:
+def _say_roles(made: Roles) -> None:
     root, top = made.root, made.top
     held = {name: each.keyids for name, each in root.roles.items() if name != "snapshot"}
     held |= {name: each.keyids for name, each in ((top.delegations and top.delegations.roles) or {}).items()}
@@ -202,4 +195,4 @@ def _say_roles(made: Roles, *, as_json: bool) -> None:
     rows = [(name, " ".join(keyid[:16] for keyid in keyids)) for name, keyids in held.items()]
     until = ", ".join(f"{name} {number} until {ends[name]:%Y-%m-%d}" for name, number in
                       (("root", root.version), ("targets", top.version)))  # fmt: skip
-    output.result(document, [*render.align(rows), until], as_json=as_json)
+    output.result(document, [*render.align(rows), until])

@@ -32,10 +32,7 @@ OneVersion = Annotated[int | None, Option("--version", metavar="N", min=1, help=
 
 @commands.command()
 def push(
-    manifest: build_commands.ManifestArgument,
-    if_version: IfVersion = None,
-    untrusted: build_commands.Untrusted = False,
-    as_json: output.Json = False,
+    manifest: build_commands.ManifestArgument, if_version: IfVersion = None, untrusted: build_commands.Untrusted = False
 ) -> None:
     """Store a manifest under its own name, with the digests of its models and data.
 
@@ -44,11 +41,11 @@ def push(
     frozen = freeze(manifest, pythons=load_settings().converters, untrusted=untrusted)
     with connect() as client:
         stored = ManifestsApi.of(client).push(frozen, version=if_version)
-    output.result(stored, f"{stored['name']}@{stored['version']}", as_json=as_json)
+    output.result(stored, f"{stored['name']}@{stored['version']}")
 
 
 @commands.command()
-def ls(as_json: output.Json = False) -> None:
+def ls() -> None:
     """List the stored manifests."""
     with connect() as client:
         found = ManifestsApi.of(client).all()
@@ -58,15 +55,15 @@ def ls(as_json: output.Json = False) -> None:
         for each in found
         for newest in each["versions"][-1:]
     ]
-    output.table(rows, "no manifest is stored yet: farm manifest push FILE", {"items": found}, as_json=as_json)
+    output.table(rows, "no manifest is stored yet: farm manifest push FILE", {"items": found})
 
 
 @commands.command()
-def show(name: ManifestName, version: OneVersion = None, as_json: output.Json = False) -> None:
+def show(name: ManifestName, version: OneVersion = None) -> None:
     """Print a stored manifest, as it was pushed; its versions and digests go to standard error."""
     with connect() as client:
         found = ManifestsApi.of(client).get(name, version)
-    if as_json:
+    if output.as_json():
         output.emit(found)
         return
     for each in found["versions"]:
@@ -82,7 +79,6 @@ def diff(
     name: ManifestName,
     left: Annotated[int, Argument(metavar="VERSION", min=0, help="A version; 0: the one before OTHER.")] = 0,
     right: Annotated[int, Argument(metavar="OTHER", min=0, help="Another version; 0: the newest.")] = 0,
-    as_json: output.Json = False,
 ) -> None:
     """Show what changed from one version to another: the text, and the digests of models and data."""
     with connect() as client:
@@ -94,15 +90,15 @@ def diff(
     names = f"{name}@{older['shown']}", f"{name}@{newer['shown']}"
     lines = list(difflib.unified_diff(_lines(older["content"]), _lines(newer["content"]), *names, lineterm=""))
     said = map(inert, lines or [f"{names[0]} and {names[1]} are the same"])
-    output.result({"left": older["shown"], "right": newer["shown"], "lines": lines}, said, as_json=as_json)
+    output.result({"left": older["shown"], "right": newer["shown"], "lines": lines}, said)
 
 
 @commands.command()
-def rm(name: ManifestName, if_version: IfVersion = None, as_json: output.Json = False) -> None:
+def rm(name: ManifestName, if_version: IfVersion = None) -> None:
     """Remove a stored manifest with all its versions, so that nothing builds it any more. Its builds stay."""
     with connect() as client:
         ManifestsApi.of(client).remove(name, version=if_version)
-    output.result({"removed": name}, f"{name} is removed", as_json=as_json)
+    output.result({"removed": name}, f"{name} is removed")
 
 
 @commands.command()
@@ -119,7 +115,6 @@ def build(
     junit: build_commands.Junit = None,
     summary: build_commands.Summary = None,
     dry_run: build_commands.DryRun = False,
-    as_json: output.Json = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
     wanted = build_commands.wanted_reports(junit, summary)
@@ -127,21 +122,16 @@ def build(
     gates = read_gates(gate or (), budget or (), baseline, first=first)
     with connect() as client:
         if dry_run:
-            build_commands.show_plan(
-                ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates), as_json=as_json
-            )
+            build_commands.show_plan(ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates))
             return
         build_id = ManifestsApi.of(client).build(name, version=version, labels=labels, gates=gates, key=key)["id"]
-        build_commands.say_build(build_id, quiet=as_json or detach)
-        code = build_commands.follow_to_verdict(client, build_id, wanted, detach=detach, as_json=as_json)
+        build_commands.say_build(build_id, quiet=output.as_json() or detach)
+        code = build_commands.follow_to_verdict(client, build_id, wanted, detach=detach)
     raise typer.Exit(code)
 
 
 @commands.command()
-def triggers(
-    name: Annotated[str, Argument(metavar="NAME", help="A stored manifest; default: all.")] = "",
-    as_json: output.Json = False,
-) -> None:
+def triggers(name: Annotated[str, Argument(metavar="NAME", help="A stored manifest; default: all.")] = "") -> None:
     """Show what builds stored manifests by itself: the last run, the next one, and why one made no build."""
     with connect() as client:
         found: list[StoredManifest] = [ManifestsApi.of(client).get(name)] if name else ManifestsApi.of(client).all()
@@ -158,8 +148,8 @@ def triggers(
                 said.append(f"{name}: {trigger['text']}: no build at {came[0]}: {last['error']}")
             if trigger["problem"]:
                 said.append(f"{name}: {trigger['text']}: waits: {trigger['problem']}")
-    output.table(rows, "no trigger: `triggers:` in a manifest has them", {"items": items}, as_json=as_json)
-    output.say_all([] if as_json else map(inert, said))
+    output.table(rows, "no trigger: `triggers:` in a manifest has them", {"items": items})
+    output.say_all([] if output.as_json() else map(inert, said))
 
 
 def _lines(content: FrozenManifest) -> list[str]:

@@ -25,29 +25,27 @@ def add(
     event: Annotated[
         list[str] | None, Option(metavar="EVENT", help="build.finished (default), trigger.failed. Repeatable.")
     ] = None,
-    as_json: output.Json = False,
 ) -> None:
     """Make a webhook and print the secret that signs its messages, which is shown only once."""
     with connect() as client:
         secret = WebhooksApi.of(client).create(name, url, event or ["build.finished"])
-    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
+    output.result({"name": name, "secret": secret}, secret)
 
 
 @commands.command()
-def ls(as_json: output.Json = False) -> None:
+def ls() -> None:
     """List the webhooks of the namespace."""
     with connect() as client:
         found = WebhooksApi.of(client).all()
     rows = [("NAME", "URL", "EVENTS", "STATE")]
     rows += [(each["name"], each["url"], ", ".join(each["events"]), _activity(each)) for each in found]
-    output.table(rows, "no webhooks yet: farm webhook add NAME URL", {"items": found}, as_json=as_json)
+    output.table(rows, "no webhooks yet: farm webhook add NAME URL", {"items": found})
 
 
 @commands.command()
 def log(
     name: Name,
     limit: Annotated[int, Option("--limit", "-n", min=1, max=200, metavar="N", help="Messages to show.")] = 20,
-    as_json: output.Json = False,
 ) -> None:
     """Show what was sent to a webhook, the newest first, and what came of the last attempt."""
     with connect() as client:
@@ -57,19 +55,18 @@ def log(
         (each["id"], render.when(each["created"]), each["event"], _state(each), str(len(each["attempts"])), _last(each))
         for each in found
     ]
-    output.table(rows, "nothing was sent yet", {"items": found}, as_json=as_json)
+    output.table(rows, "nothing was sent yet", {"items": found})
 
 
 @commands.command()
 def replay(
     name: Name,
     message: Annotated[str, Argument(metavar="MESSAGE", help="A message's id: `farm webhook log` has them.")],
-    as_json: output.Json = False,
 ) -> None:
     """Send a message again, with the same id."""
     with connect() as client:
         again = WebhooksApi.of(client).replay(name, message)
-    output.result(again, f"{message} is sent again", as_json=as_json)
+    output.result(again, f"{message} is sent again")
 
 
 @commands.command()
@@ -78,7 +75,6 @@ def rotate(
     overlap: Annotated[
         str, Option(metavar="TIME", help="How long the old secret signs, too; 0s if it leaked.")
     ] = "24h",
-    as_json: output.Json = False,
 ) -> None:
     """Give a webhook a new secret and print it, which is shown only once. For a while both sign each message."""
     try:
@@ -87,15 +83,15 @@ def rotate(
         raise UsageError(f"--overlap: {error}") from None
     with connect() as client:
         secret = WebhooksApi.of(client).rotate(name, seconds)
-    output.result({"name": name, "secret": secret}, secret, as_json=as_json)
+    output.result({"name": name, "secret": secret}, secret)
 
 
 @commands.command()
-def rm(name: Name, as_json: output.Json = False) -> None:
+def rm(name: Name) -> None:
     """Remove a webhook with its log."""
     with connect() as client:
         WebhooksApi.of(client).remove(name)
-    output.result({"removed": name}, f"{name} is removed", as_json=as_json)
+    output.result({"removed": name}, f"{name} is removed")
 
 
 def _activity(hook: WebhookView) -> str:
