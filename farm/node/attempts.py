@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.artifacts.storage import MAIN
-from farm.compiling.alone import host_at, lock_place
+from farm.compiling.alone import host_at
 from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Attempt, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
@@ -110,6 +110,7 @@ class Attempts:
             previous=claim.previous,
             claimed=True,
         )
+        host_at(self._settings.lock_dir).is_split = claim.is_split
         bind_attempt(job_id, number, claim.order["identifier"], build=claim.build, worker=self._worker)
         try:
             with self._leases.hold(attempt) as lease:
@@ -184,9 +185,6 @@ class Attempts:
                 if slot is None:
                     outcome = Outcome.cancelled()
                 else:
-                    place = self._settings.lock_dir
-                    with suppress(StoreUnavailable):  # A worker that uses other lock files cannot be asked to pause.
-                        host_at(place).is_split = self._store.workers.is_split(lock_place(place))
                     away = partial(self._away, lease)
                     attempt = replace(attempt, slot=slot, free=self._free, on_away=away, leave=leave)
                     outcome = self._executor.execute(attempt, on_phase=lease.note, cancelled=lease.cancelled)

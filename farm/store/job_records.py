@@ -56,7 +56,8 @@ class Claim:
     """The answer to a claim: `run` with all that an attempt needs, or `stale` or `elsewhere`, and nothing to do.
 
     `limits` are the largest of the live cells; `build` is the first build with the job; `previous` are the
-    failure kinds of the job's earlier attempts ("" if one did not fail).
+    failure kinds of the job's earlier attempts ("" if one did not fail). `is_split`: a live worker on the same kernel
+    has other lock files, as one in another container may.
     """
 
     answer: Literal["run", "stale", "elsewhere"]
@@ -67,6 +68,7 @@ class Claim:
     namespace: str = ""
     key: str = ""
     build: str = ""
+    is_split: bool = False
     previous: tuple[str, ...] = ()
 
 
@@ -132,9 +134,9 @@ class JobRecords:
         )
         if answer != "run":
             return Claim(answer, attempt)
-        token, order, seconds, memory, namespace, cache_key, build, *previous = rest
-        limits = AttemptLimits(time=float(seconds), memory=int(memory))
-        return Claim("run", attempt, token, json.loads(order), limits, namespace, cache_key, build, tuple(previous))
+        token, order, seconds, memory, namespace, cache_key, build, split, *previous = rest
+        limits, found = AttemptLimits(time=float(seconds), memory=int(memory)), json.loads(order)
+        return Claim("run", attempt, token, found, limits, namespace, cache_key, build, split == 1, tuple(previous))
 
     def renew(self, token: str, job_id: str, **says: Any) -> Renewed:
         """Renew one lease; `says` are the other fields of a `Renewal`."""

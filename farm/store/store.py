@@ -137,12 +137,6 @@ class WorkerRecords:
         heard = sorted((int(seen_at) / 1000, node) for node, seen_at in rows if node and node not in live)
         return {node: seen_at for seen_at, node in heard}
 
-    def is_split(self, locks: str) -> bool:
-        """Whether a live worker on the same kernel has other lock files than these, as one in another container may."""
-        known = self._link.ask("HGETALL", ("worker", "locks", locks.partition(" ")[0]))
-        others = [worker_id for worker_id, other in known.items() if other != locks]
-        return any(self._link.ask_many([["EXISTS", ("worker", worker_id)] for worker_id in others]))
-
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""
         known, resting = self._link.ask_many([["HGETALL", ("pools",)], ["SMEMBERS", ("paused",)]])

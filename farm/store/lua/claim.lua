@@ -1,11 +1,13 @@
 -- A worker asks for the attempt that a message names.
 -- keys: job:<job> with :cells :attempts, leases, delayed, pool:<pool>:handed :waiting :running :low :levels :workers,
---   worker:<worker>, node:<node>, build:<build> with :states :flying :events, wake:pools, paused, unserved
+--   worker:<worker>, worker:locks:<kernel>, node:<node>, build:<build> with :states :flying :events, wake:pools,
+--   paused, unserved
 -- arguments: job, attempt, nonce, token, worker, node
 --   nonce: the worker's, so that a repeated claim gets the same answer; token: the attempt's, if it starts
--- answer: ["run", token, order, seconds, bytes, namespace, key, build, kinds of earlier attempts…], ["stale"] (drop the
---   message) or ["elsewhere"] (this node failed the job and another node should try first, or it is fenced, rests
---   or drains; the worker already runs a job that may kill workers; or the job is paused)
+-- answer: ["run", token, order, seconds, bytes, namespace, key, build, 1 if a live worker of the same kernel has other
+--   lock files (as one in another container may), kinds of earlier attempts…], ["stale"] (drop the message) or
+--   ["elsewhere"] (this node failed the job and another node should try first, or it is fenced, rests or drains; the
+--   worker already runs a job that may kill workers; or the job is paused)
 
 local AGAIN = 250   -- how long a job waits after it met a node that must not have it: often the one with a free slot
 local LONE = 1000   -- how long at most, where few wait
@@ -23,9 +25,18 @@ local function refusal(job, most)
   return math.min(AGAIN * 2 ^ (call("HINCRBY", JOB .. job.id, "refused", 1) - 1), crowd, most)
 end
 
+local function is_split()
+  local locks = call("HGET", WORKER .. worker, "locks") or ""
+  local known = call("HGETALL", WORKER .. "locks:" .. (locks:match("^%S+") or ""))
+  for i = 1, #known, 2 do
+    if known[i + 1] ~= locks and call("EXISTS", WORKER .. known[i]) == 1 then return 1 end
+  end
+  return 0
+end
+
 local function run()
   local answer = {"run", job.token, call("HGET", JOB .. id, "order"), job.time, job.memory, job.namespace, job.key,
-                  job.build}
+                  job.build, is_split()}
   for number = 1, job.number - 1 do
     local past = call("HGET", JOB .. id .. ":attempts", number .. ":end")
     answer[#answer + 1] = past and cjson.decode(past).outcome.kind or ""

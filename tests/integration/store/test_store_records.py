@@ -181,7 +181,7 @@ def test_what_a_worker_asks_costs_the_server_no_more_in_a_large_fleet(store: Sto
     def costs() -> list[int]:
         return [
             cost(lambda: store.workers.heartbeat("w1")),
-            cost(lambda: store.workers.is_split("kernel-1 1:2")),
+            cost(lambda: store.jobs.claim(job, 1, nonce="the same", worker="w1", node="w1")),
         ]
 
     def fleet(numbers: range) -> None:
@@ -193,26 +193,36 @@ def test_what_a_worker_asks_costs_the_server_no_more_in_a_large_fleet(store: Sto
             take(store, name, name)
 
     fleet(range(1, 3))
+    submit(store, new_cell())
+    ((job, _),) = store.jobs.hand_out(POOL.name, 1)
+    costs()  # The job is claimed once; later claims are the same.
     alone = costs()
     fleet(range(3, 40))
     assert costs() == alone
 
 
-def test_workers_of_one_kernel_with_other_lock_files_are_known(store: Store) -> None:
+def test_a_claim_says_whether_workers_of_the_same_kernel_have_other_lock_files(store: Store) -> None:
     def register(name: str, locks: str) -> None:
         pools = [POOL.as_dict()]
         store.workers.register({"id": name, "node": name, "slots": 1, "locks": locks, "pools": pools}, ttl=60)
 
+    def is_split(name: str) -> bool:
+        return store.jobs.claim(job, 1, nonce="the same", worker=name, node=name).is_split
+
     join_pool(store)
+    submit(store, new_cell())
+    ((job, _),) = store.jobs.hand_out(POOL.name, 1)
     register("w2", "kernel-a 1:2")
     register("w3", "kernel-a 1:2")
     register("w4", "kernel-b 1:3")
-    assert not store.workers.is_split("kernel-a 1:2")
-    assert store.workers.is_split("kernel-a 1:9")
+    assert not is_split("w1"), "it cannot say what its kernel is"
+    assert not is_split("w2")
     register("w5", "kernel-a none")
-    assert store.workers.is_split("kernel-a 1:2")
+    assert is_split("w2")
+    assert is_split("w5")
+    assert not is_split("w4")
     store.workers.leave("w5")
-    assert not store.workers.is_split("kernel-a 1:2")
+    assert not is_split("w2")
 
 
 def test_workers_live_by_their_heartbeats_and_pools_for_good(store: Store) -> None:
