@@ -86,7 +86,9 @@ def dispatch(app: Celery, pool: str, attempts: Sequence[tuple[str, int]]) -> Non
 
         def send(job_id: str, number: int) -> None:
             task = f"{job_id}.{number}"
-            app.send_task(TASK, args=(job_id, number), queue=pool, task_id=task, producer=producer, ignore_result=True)
+            # A list in Redis needs no declaration, which would take a fifth of the time.
+            options = {"queue": pool, "task_id": task, "producer": producer, "declare": [], "ignore_result": True}
+            app.send_task(TASK, args=(job_id, number), **options)
 
         try:
             # Together: with a thousand free slots each would wait for the answer about the one before.
