@@ -138,7 +138,7 @@ def _place(host: str) -> tuple[str, int]:
 
 
 _ARGUMENTS = re.compile(r"^-- arguments: (\w.*)$", re.MULTILINE)
-_SHARED = "_shared"  # The file that is prepended to every script.
+_SHARED = "_shared"  # The file whose definitions scripts share.
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +160,31 @@ class Script:
 def load_scripts(constants: str) -> dict[str, Script]:
     """Return every script by its name; `constants` is Lua text that is prepended to all of them."""
     sources = dict(_sources())
-    shared = f"{constants}\n{sources.pop(_SHARED)}"
+    shared = re.split(r"^(?=local )", f"{constants}\n{sources.pop(_SHARED)}", flags=re.MULTILINE)
     scripts = {}
     for name, source in sources.items():
         found = _ARGUMENTS.search(source)
         arguments = tuple(found[1].split(", ")) if found else ()
         bound = f"local {', '.join(arguments)} = unpack(ARGV)\n" if arguments else ""
-        text = f"{shared}\n{bound}{source}"
+        text = f"{_used(shared, source)}\n{bound}{source}"
         # The server names scripts by SHA-1; it is not used for security.
         scripts[name] = Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), arguments)
     return scripts
+
+
+def _used(shared: Sequence[str], source: str) -> str:
+    """Return the shared definitions that a script needs, if only for others: each call makes them anew."""
+    words, kept = _words(source), ""
+    for definition in reversed(shared):
+        names = _words(definition.partition("(" if definition.startswith("local function") else "=")[0])
+        if names & words - {"local", "function"}:
+            words, kept = words | _words(definition), definition + kept
+    return kept
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
 
 
 @cache

@@ -44,7 +44,7 @@ LINES = {
     "results": 2133,
     "runner": 6901,
     "serving": 441,
-    "store": 1849,
+    "store": 1866,
     "targets": 1153,
     "tasks": 178,
     "tuning": 2514,

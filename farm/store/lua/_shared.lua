@@ -1,6 +1,6 @@
--- Shared by all scripts. `link.py` puts this in front of each, after the constants LEASE, KEEP, RETRY (milliseconds),
--- EVENTS (entries that a build's stream keeps), HISTORY (durations kept of one sort), ATTEMPTS (charged attempts by
--- failure kind) and BLAMES_NODE (kinds that the node may have caused).
+-- Shared by all scripts. `link.py` puts what a script uses in front of it, after the constants LEASE, KEEP, RETRY
+-- (milliseconds), EVENTS (entries that a build's stream keeps), HISTORY (durations kept of one sort), ATTEMPTS (charged
+-- attempts by failure kind) and BLAMES_NODE (kinds that the node may have caused).
 -- Key patterns: docs/job-store.md. All times are the server's, in milliseconds.
 
 local call = redis.call
