@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +34,7 @@ from farm.files import remove_tree, sweep
 from farm.jobs.state import Phase
 from farm.runner.documents import ChildError, ChildRequest, GuardEnd, PhaseMessage, SealPaths
 from farm.runner.protocol import is_deep
-from farm.targets.compilers import Maker, child_modules, with_folder
+from farm.targets.compilers import child_modules, with_folder
 
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
@@ -82,17 +82,6 @@ class Seal:
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
     within: Path | None = None
-
-
-_KILLED = {
-    "memory": EndedBy.MEMORY_LIMIT,
-    "disk": EndedBy.DISK_LIMIT,
-    "files": EndedBy.FILE_LIMIT,
-    "processes": EndedBy.PROCESS_LIMIT,
-    "awake": EndedBy.AWAKE,
-    "guard": EndedBy.UNGUARDED,
-}
-"""The reasons of guard and launcher for ending a child."""
 
 
 def run_child(
@@ -144,13 +133,20 @@ def run_child(
                 (host or Host()).child(clock or Clock(), gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
                 closing(Conversation(place, on_message)) as conversation,
             ):
-                command = [python or sys.executable, str(script)]
                 child = ChildProcess(
-                    command, whole, scratch, environment or {}, log.fileno(), conversation, answer, templates
+                    [python or sys.executable, str(script)],
+                    whole,
+                    partial(child_environment, request=whole, extra=environment or {}),
+                    scratch,
+                    log.fileno(),
+                    conversation,
+                    limits,
+                    answer,
+                    templates,
                 )
                 try:
                     place.started(child.say)
-                    by = child.follow(Watch(limits, log.fileno(), cancelled, conversation))
+                    by = child.follow(cancelled)
                 finally:
                     place.leave()
                     child.end()
@@ -158,7 +154,10 @@ def run_child(
                         os.ftruncate(log.fileno(), min(os.fstat(log.fileno()).st_size, start + limits.log))
                     written = [place for place in (seal.write if seal else ()) if place.is_dir()]
                     left = [entry for place in written if not place.is_symlink() for entry in sweep(place)]
-        return child.outcome(by, limits, left, _tail(log_path, start))
+        with log_path.open("rb") as written_log:
+            written_log.seek(max(start, written_log.seek(0, os.SEEK_END) - 16384))
+            tail = written_log.read().decode(errors="replace")
+        return child.outcome(by, left, tail)
     finally:
         remove_tree(scratch)
 
@@ -197,22 +196,16 @@ def _granted(path: Path, within: Path | None) -> str:
     return str(path.resolve())
 
 
-def child_environment(
-    scratch: Path,
-    *,
-    threads: int,
-    gpu: str,
-    maker: Maker,
-    search: str,
-    extra: Mapping[str, str],
-) -> dict[str, str]:
+def child_environment(scratch: Path, request: ChildRequest, extra: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of a child: an allow-list, nothing else of the worker's.
 
-    No address or credential of Redis, S3 or the API is in it. `gpu` pins the child to one GPU of its maker's (a UUID,
-    or an index); without it no GPU is visible. `search` is an import path.
+    No address or credential of Redis, S3 or the API is in it. The request's `gpu` pins the child to one GPU of its
+    maker's (a UUID, or an index); without it no GPU is visible.
     """
+    gpu, maker = request.get("gpu") or "", request.get("maker") or "amd"
+    search = os.pathsep.join(request.get("search") or ())
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    environment |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    environment |= dict.fromkeys(_THREAD_VARIABLES, str(request.get("threads") or 1))
     environment |= {
         # Let numpy's idle threads sleep after 2^4 ticks: by default they spin, at each start for half its import time.
         "OPENBLAS_THREAD_TIMEOUT": "4",
@@ -258,14 +251,18 @@ class ChildProcess:
         self,
         command: Sequence[str],
         request: ChildRequest,
+        environment: Callable[[Path], dict[str, str]],
         scratch: Path,
-        environment: Mapping[str, str],
         log: int,
         conversation: Conversation,
+        limits: ChildLimits,
         answer: Hashable,
         templates: Templates | None,
     ) -> None:
-        """Raises OSError if the child cannot be started."""
+        """`environment` returns its variables by its folder, `log` is a file descriptor.
+
+        Raises OSError if the child cannot be started.
+        """
         self._conversation = conversation
         self._request = request
         self._kind = answer
@@ -280,14 +277,6 @@ class ChildProcess:
         path = scratch / "request.json"
         told, teller = os.pipe()
         self._guard = open(teller, "wb", buffering=0)  # noqa: PTH123, SIM115 (`end` closes it)
-        variables = partial(
-            child_environment,
-            threads=int(request.get("threads") or 1),
-            gpu=str(request.get("gpu") or ""),
-            maker=request.get("maker") or "amd",
-            search=os.pathsep.join(request.get("search") or ()),
-            extra=environment,
-        )
         # Children inherit it: until the launcher ignores SIGTERM, none gets there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
@@ -295,14 +284,14 @@ class ChildProcess:
             descriptors = (told, log, *conversation.ends)
             forked = None
             if templates:
-                forked = templates.fork(command, request, _libraries(request), variables, scratch, descriptors)
+                forked = templates.fork(command, request, _libraries(request), environment, scratch, descriptors)
             self._process = forked or subprocess.Popen(
                 [*command, str(path), *map(str, conversation.ends)],
                 stdin=told,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=scratch,
-                env=variables(scratch),
+                env=environment(scratch),
                 pass_fds=conversation.ends,
                 start_new_session=True,
             )
@@ -313,17 +302,56 @@ class ChildProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for end in (told, *conversation.ends):
                 os.close(end)
+        self._limits = limits
+        self._clock = conversation.place.clock
+        """A child that is paused loses no time."""
+        self._log = log
+        self._log_start = self._log_size = os.fstat(log).st_size
+        self._started = self._moved = self._clock()
+        """When it last gave a sign of life, as far as was looked."""
+        self._cpu = 0.0
 
-    def follow(self, watch: Watch) -> EndedBy:
+    def follow(self, cancelled: threading.Event | None) -> EndedBy:
         """Read until the launcher has said its last word, or the child has to be ended; return why."""
-        conversation = self._conversation
+        conversation, limits = self._conversation, self._limits
         while not conversation.is_over:
-            self._hear(watch.pause())
+            left = self._started + limits.time - self._clock() if limits.time else math.inf
+            self._hear(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
             conversation.look()
-            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else watch.verdict()
+            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else self._verdict(cancelled)
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
         return EndedBy.ITSELF
+
+    def _verdict(self, cancelled: threading.Event | None) -> EndedBy:
+        """Return why the child has to be ended now; ITSELF if it may continue."""
+        now, size, limits = self._clock(), os.fstat(self._log).st_size, self._limits
+        is_too_long = bool(limits.log) and size - self._log_start > limits.log
+        if ended := self._conversation.ended:
+            by = EndedBy(ended["killed"])
+            if by is EndedBy.MEMORY_LIMIT and not limits.memory:
+                by = EndedBy.ITSELF
+            # A child can make its log long and end between two looks.
+            return EndedBy.LOG_LIMIT if by is EndedBy.ITSELF and is_too_long else by
+        if cancelled and cancelled.is_set():
+            return EndedBy.CANCELLED
+        if limits.time and now - self._started >= limits.time:
+            return EndedBy.TIME_LIMIT
+        if limits.hang and now - self._alive(now, size) >= limits.hang:
+            return EndedBy.HANG
+        return EndedBy.LOG_LIMIT if is_too_long else EndedBy.ITSELF
+
+    def _alive(self, now: float, size: int) -> float:
+        """Return when it last gave a sign of life; its log has this size now."""
+        self._moved = max(self._moved, self._conversation.moved)
+        # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
+        # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
+        idle = 0.01 + 1.1 * self._limits.waiting
+        if size != self._log_size:
+            self._log_size, self._moved = size, now
+        if self._conversation.cpu - self._cpu > idle * (now - self._moved):
+            self._moved, self._cpu = now, self._conversation.cpu
+        return self._moved
 
     def say(self, words: bytes) -> None:
         """Send words to the guard, if it is still there."""
@@ -354,7 +382,7 @@ class ChildProcess:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
-        conversation.phases.enter("", conversation.place.clock())
+        conversation.enter("", conversation.place.clock())
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
@@ -362,7 +390,7 @@ class ChildProcess:
         while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
             self._hear(left)
 
-    def outcome(self, by: EndedBy, limits: ChildLimits, left: Sequence[str], log_tail: str) -> ChildEnd:
+    def outcome(self, by: EndedBy, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
         conversation, place = self._conversation, self._conversation.place
         ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
@@ -371,7 +399,7 @@ class ChildProcess:
         return ChildEnd(
             by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
             left=left,
-            limits=limits,
+            limits=self._limits,
             result=self._result,
             wrong=self._wrong,
             error=conversation.error,
@@ -382,71 +410,11 @@ class ChildProcess:
             memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
-            phase=next(reversed(conversation.phases.seconds), ""),
-            phases={name: round(seconds, 3) for name, seconds in conversation.phases.seconds.items()},
+            phase=next(reversed(conversation.phases), ""),
+            phases={name: round(seconds, 3) for name, seconds in conversation.phases.items()},
             log_tail=log_tail,
             stuck=tuple(self._stuck),
         )
-
-
-class Watch:
-    """Checks the limits of a child, and when it last gave a sign of life; a child that is paused loses no time."""
-
-    def __init__(
-        self, limits: ChildLimits, log: int, cancelled: threading.Event | None, conversation: Conversation
-    ) -> None:
-        """`log` is the file descriptor of the child's log."""
-        self.limits = limits
-        self._conversation = conversation
-        self._clock = conversation.place.clock
-        self._log = log
-        self._log_start = self._log_size = os.fstat(log).st_size
-        self._cancelled = cancelled
-        self._started = self._moved = self._clock()
-        self._cpu = 0.0
-
-    def pause(self) -> float:
-        """Return the seconds until the next check."""
-        if self._conversation.place.asks:
-            return LOOK_SECONDS
-        left = self._started + self.limits.time - self._clock() if self.limits.time else math.inf
-        return max(0.01, min(_LOOK_SECONDS, left))
-
-    def verdict(self) -> EndedBy:
-        """Return why the child has to be ended now; ITSELF if it may continue."""
-        now, size = self._clock(), os.fstat(self._log).st_size
-        is_too_long = bool(self.limits.log) and size - self._log_start > self.limits.log
-        if ended := self._conversation.ended:
-            by = _KILLED.get(ended["killed"], EndedBy.ITSELF)
-            if by is EndedBy.MEMORY_LIMIT and not self.limits.memory:
-                by = EndedBy.ITSELF
-            # A child can make its log long and end between two looks.
-            return EndedBy.LOG_LIMIT if by is EndedBy.ITSELF and is_too_long else by
-        if self._cancelled and self._cancelled.is_set():
-            return EndedBy.CANCELLED
-        if self.limits.time and now - self._started >= self.limits.time:
-            return EndedBy.TIME_LIMIT
-        if self.limits.hang and now - self._alive(now, size) >= self.limits.hang:
-            return EndedBy.HANG
-        return EndedBy.LOG_LIMIT if is_too_long else EndedBy.ITSELF
-
-    def _alive(self, now: float, size: int) -> float:
-        """Return when it last gave a sign of life; its log has this size now."""
-        self._moved = max(self._moved, self._conversation.moved)
-        # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
-        # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
-        idle = 0.01 + 1.1 * self.limits.waiting
-        if size != self._log_size:
-            self._log_size, self._moved = size, now
-        if self._conversation.cpu - self._cpu > idle * (now - self._moved):
-            self._moved, self._cpu = now, self._conversation.cpu
-        return self._moved
-
-
-def _tail(path: Path, start: int) -> str:
-    with path.open("rb") as log:
-        log.seek(max(start, log.seek(0, os.SEEK_END) - 16384))
-        return log.read().decode(errors="replace")
 
 
 def _oom_kills() -> int:
@@ -462,23 +430,6 @@ def _oom_kills() -> int:
 
 
 # --- what a child and its guard say, over one pipe each --------------------------------------------------------------
-
-
-@dataclass
-class PhaseClock:
-    """How long each phase of a child took, in seconds, in the order in which they began."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    current: str = ""
-    changes: int = 0
-    _since: float = 0.0
-
-    def enter(self, phase: str, now: float) -> None:
-        """End the current phase and begin another; an empty one ends the child. `now` is in seconds of its life."""
-        if self.current:
-            self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._since
-        self.changes += phase != self.current
-        self.current, self._since = phase, now
 
 
 class Conversation:
@@ -499,7 +450,9 @@ class Conversation:
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
-        self.phases = PhaseClock()
+        self.phases: dict[str, float] = {}
+        """How long each phase of the child took, in seconds, in the order in which they began."""
+        self._phase, self._phase_began, self._changes = "", 0.0, 0
         self.on_message = on_message
         self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
         """What the child has reported last; one that only measures does not report before."""
@@ -531,6 +484,13 @@ class Conversation:
         self._selector.close()
         for pipe in self._buffers:
             os.close(pipe)
+
+    def enter(self, phase: str, now: float) -> None:
+        """End the current phase and begin another; an empty one ends the child. `now` is in seconds of its life."""
+        if self._phase:
+            self.phases[self._phase] = self.phases.get(self._phase, 0.0) + now - self._phase_began
+        self._changes += phase != self._phase
+        self._phase, self._phase_began = phase, now
 
     def look(self) -> None:
         """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
@@ -596,8 +556,8 @@ class Conversation:
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
                 self.moved = self.place.clock()
-                self.phases.enter(phase, self.moved)
-                self.is_nonsense |= self.phases.changes > _MOST_PHASES
+                self.enter(phase, self.moved)
+                self.is_nonsense |= self._changes > _MOST_PHASES
                 self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
                 self._report(self._last)
             case _:

@@ -45,19 +45,22 @@ NO_LIMITS = ChildLimits(log=0)
 
 
 class EndedBy(StrEnum):
-    """Why the child ended: by itself, or because the parent ended it for a reason."""
+    """Why the child ended: by itself, or because the parent, its guard or its launcher ended it for a reason.
 
-    ITSELF = "itself"
-    TIME_LIMIT = "time_limit"
-    MEMORY_LIMIT = "memory_limit"
-    DISK_LIMIT = "disk_limit"
-    FILE_LIMIT = "file_limit"
-    PROCESS_LIMIT = "process_limit"
-    LOG_LIMIT = "log_limit"
+    Guard and launcher say these words (`GuardReport.killed`).
+    """
+
+    ITSELF = ""
+    TIME_LIMIT = "time"
+    MEMORY_LIMIT = "memory"
+    DISK_LIMIT = "disk"
+    FILE_LIMIT = "files"
+    PROCESS_LIMIT = "processes"
+    LOG_LIMIT = "log"
     HANG = "hang"
     NONSENSE = "nonsense"
     AWAKE = "awake"
-    UNGUARDED = "unguarded"
+    UNGUARDED = "guard"
     STRAY_FILES = "stray_files"
     CANCELLED = "cancelled"
 

@@ -20,7 +20,7 @@ def test_a_toolchain_does_not_load_libraries_of_another_migraphx(
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path / 'new'}:{tmp_path / 'more'}")
 
     def libraries(search: str) -> str:
-        environment = child_environment(tmp_path, threads=1, gpu="", maker="amd", search=search, extra={})
+        environment = child_environment(tmp_path, {"action": "probe", "search": [search]}, {})
         return environment["LD_LIBRARY_PATH"]
 
     assert libraries(str(tmp_path / "old")) == str(tmp_path / "more")
@@ -29,5 +29,5 @@ def test_a_toolchain_does_not_load_libraries_of_another_migraphx(
 
 def test_a_child_reports_its_use_to_nobody(tmp_path: Path) -> None:
     """ONNX Runtime does as it is loaded, unless this is set."""
-    environment = child_environment(tmp_path, threads=1, gpu="", maker="amd", search="", extra={})
+    environment = child_environment(tmp_path, {"action": "probe"}, {})
     assert environment["ORT_DISABLE_TELEMETRY"] == "1"

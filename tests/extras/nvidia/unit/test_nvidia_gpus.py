@@ -14,7 +14,7 @@ from farm.extras.nvidia.driver import find, model_slug
 from farm.node import survey as node_survey
 from farm.node.gpus import Machine, conditions, watch
 from farm.node.survey import share_out
-from farm.runner.documents import ProbeAnswer
+from farm.runner.documents import ChildRequest, ProbeAnswer
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target, profiles
@@ -172,10 +172,11 @@ def test_both_makers_cards_are_slots_alike_and_children_see_one_card(tmp_path: P
         (SECOND, SECOND, "nvidia"),
     ]
     assert from_text(as_text(kind.slots)) == list(kind.slots)
-    sees = {
-        maker: child_environment(tmp_path, threads=1, gpu=FIRST, maker=maker, search="", extra={})
-        for maker in ("nvidia", "amd")
-    }
+    cards: tuple[ChildRequest, ...] = (
+        {"action": "probe", "gpu": FIRST, "maker": "nvidia"},
+        {"action": "probe", "gpu": FIRST, "maker": "amd"},
+    )
+    sees = {request["maker"]: child_environment(tmp_path, request, {}) for request in cards}
     assert (sees["nvidia"]["CUDA_VISIBLE_DEVICES"], sees["nvidia"]["ROCR_VISIBLE_DEVICES"]) == (FIRST, "-1")
     assert (sees["amd"]["CUDA_VISIBLE_DEVICES"], sees["amd"]["ROCR_VISIBLE_DEVICES"]) == ("-1", FIRST)
     assert sees["nvidia"]["CUDA_CACHE_PATH"].startswith(str(tmp_path))
