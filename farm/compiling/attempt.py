@@ -238,30 +238,20 @@ class Installation(NamedTuple):
     folder: str = ""
 
 
-class InstallationEntry(NamedTuple):
-    """An item of the setting `other_toolchains`; `toolchain` is empty until a worker has looked at it."""
+def installation_of(text: str) -> tuple[str, Installation]:
+    """Read an item of the setting `other_toolchains`: `PYTHON` or `PYTHON:FOLDER`.
 
-    toolchain: str
-    installation: Installation
-
-    def __str__(self) -> str:
-        python, folder = self.installation
-        return f"{f'{self.toolchain}=' if self.toolchain else ''}{python}{f':{folder}' if folder else ''}"
-
-    @classmethod
-    def of(cls, text: str) -> InstallationEntry:
-        """Read an item: `PYTHON`, `PYTHON:FOLDER`, and once a worker has looked at it `TOOLCHAIN=PYTHON:FOLDER`.
-
-        Raises ValueError if it names no interpreter.
-        """
-        if not (found := _ENTRY.fullmatch(text)):
-            raise ValueError(f"`{text}` names no interpreter")
-        return cls(found["toolchain"] or "", Installation(found["python"], found["folder"] or ""))
+    Once a worker has looked at it, it begins with `TOOLCHAIN=`, which is returned; else that is empty. Raises
+    ValueError if it names no interpreter.
+    """
+    if not (found := _ENTRY.fullmatch(text)):
+        raise ValueError(f"`{text}` names no interpreter")
+    return found["toolchain"] or "", Installation(found["python"], found["folder"] or "")
 
 
 def by_toolchain(entries: Iterable[str]) -> dict[str, Installation]:
     """Return the installations that a worker has looked at, by the ids of their toolchains."""
-    return {entry.toolchain: entry.installation for entry in map(InstallationEntry.of, entries) if entry.toolchain}
+    return {toolchain: found for toolchain, found in map(installation_of, entries) if toolchain}
 
 
 def is_same_build(toolchain: str, other: str) -> bool:

@@ -41,7 +41,7 @@ from farm.runner.documents import (
 )
 from farm.spec import program_name
 from farm.targets.compilers import compilers
-from farm.wire.program import Conditions, Measurements, Port, ProgramRecord
+from farm.wire.program import Conditions, Measurements, ProgramRecord
 
 OnPhase = Callable[[Phase, float | None, str], None]
 """Hears what an attempt does: its phase, its progress as a share of 1 (None if unknown), and a detail."""
@@ -333,16 +333,20 @@ class Steps:
         path = self.children.folder / "reference" / "reference.npz"
         path.parent.mkdir(exist_ok=True)
         references = asking.references_of(self.order)
+        limit, patience = self.children.limits["time"], 0.0
         for used in references or ("none",):
             try:
                 if not (cache and cache.bring(used, path)):
-                    self._ask_reference(model, samples, path, used, seconds=self._patience if self.refused else 0.0)
+                    self._ask_reference(model, samples, path, used, seconds=patience)
                     if cache:
                         cache.keep(used, path)
             except StepEnded as ended:
                 if ended.failure is None or not self._may_ask_next(ended.failure):
                     raise
                 self.refused[used] = ended.failure.message
+                # Compiling needs time, too.
+                half = max((limit - self.children.seconds) / 2, 0.001) if limit else FALLBACK_SECONDS
+                patience = min(FALLBACK_SECONDS, half)
                 with self.children.log_path.open("a") as log:
                     log.write(f"reference {used} cannot be had: {ended.failure.kind}: {ended.failure.message}\n")
             else:
@@ -361,16 +365,9 @@ class Steps:
         self.children.ask(request, read=inputs_of(model, samples), write=[path.parent], seconds=seconds)
         self._checked = True
 
-    @property
-    def _patience(self) -> float:
-        """Seconds for a reference that the manifest does not name: compiling needs time, too."""
-        limit = self.children.limits["time"]
-        return min(FALLBACK_SECONDS, max((limit - self.children.seconds) / 2, 0.001)) if limit else FALLBACK_SECONDS
-
     def _may_ask_next(self, failure: Failure) -> bool:
-        if failure.fences:
-            return False
-        return failure.kind in _REFERENCE_FAILED or (bool(self.refused) and failure.kind is not FailureKind.STORAGE)
+        others_may = bool(self.refused) and failure.kind is not FailureKind.STORAGE
+        return not failure.fences and (failure.kind in _REFERENCE_FAILED or others_may)
 
     def prepare(self, model: Path) -> Path:
         """Check the model if the compiling child cannot, and return it in the form that the compiler reads."""
@@ -484,6 +481,8 @@ class Steps:
         `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
         """
         spec = self.order["spec"]
+        # If the caller copies, a program has a parameter for each output.
+        parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
         axes = {name: each.get("batch_axis") for name, each in spec["inputs"].items()}
         shared = shared or self.children.shared or any(map(is_shared, self.conditions))
         speed = cast("Measurements", dict(evaluated["measurements"]) if evaluated else {})
@@ -508,7 +507,10 @@ class Steps:
                 **self.children.slot.device,
             },
             "inputs": [{**port, "batch_axis": axes.get(port["name"]), "parameter": ""} for port in compiled["inputs"]],
-            "outputs": _outputs_of(compiled),
+            "outputs": [
+                {**output, "batch_axis": None, "parameter": name}
+                for output, name in zip(compiled["outputs"], parameters, strict=True)
+            ],
             "weight_dtypes": sorted(compiled["weight_dtypes"]),
             "compute_dtypes": sorted(compiled["compute_dtypes"]),
             "quantized": compiled["quantized"],
@@ -552,15 +554,6 @@ def pass_seconds(log: Path, start: int) -> dict[str, float]:
             if (found := _PASS.match(line)) and ((name := found[1].decode()) in seconds or len(seconds) < _MOST_PASSES):
                 seconds[name] = seconds.get(name, 0.0) + float(found[2]) / 1e3
     return {name: round(total, 6) for name, total in sorted(seconds.items(), key=lambda item: -item[1])}
-
-
-def _outputs_of(compiled: CompileAnswer) -> list[Port]:
-    """Return a program's outputs, each with the parameter for it if the caller copies."""
-    parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
-    return [
-        {**output, "batch_axis": None, "parameter": name}
-        for output, name in zip(compiled["outputs"], parameters, strict=True)
-    ]
 
 
 def is_shared(found: Conditions) -> bool:

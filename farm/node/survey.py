@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import entry_points
-from farm.compiling.attempt import FreeSlots, Installation, InstallationEntry, Slot
+from farm.compiling.attempt import FreeSlots, Installation, Slot, installation_of
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import ChildLimits, classify
 from farm.node.amd_gpus import Rocm, find_amd_gpus, find_rocm
@@ -119,7 +119,7 @@ def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
     added = {(pool.target.compiler, pool.target.device) for pool in findings.pools if pool.target.module}
     entries: list[str] = []
     for text in settings.other_toolchains:
-        _, installation = InstallationEntry.of(text)
+        _, installation = installation_of(text)
         reasons: list[str] = []
         for name, device in [("migraphx", "")] if installation.folder else [*_OWN, *sorted(added)]:
             found = probe(name, settings, rocm=findings.rocm, device=device, installation=installation)
@@ -128,7 +128,7 @@ def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
             elif found["toolchain"] not in known:
                 known.add(found["toolchain"])
                 findings.pools.extend(_pools(name, found, findings))
-                entries.append(str(InstallationEntry(found["toolchain"], installation)))
+                entries.append(f"{found['toolchain']}={':'.join(filter(None, installation))}")
         if not any(entry.endswith(f"={text}") for entry in entries):
             why = "; ".join(reasons) or "its compilers are served already"
             findings.notes.append(

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3132,
     "cli": 4940,
     "client": 4792,
-    "compiling": 3167,
+    "compiling": 3150,
     "control": 623,
     "extras/ci": 545,
     "extras/convert": 503,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from farm.app import Farm
-from farm.compiling.attempt import ANYWHERE, Attempt, InstallationEntry, by_toolchain
+from farm.compiling.attempt import ANYWHERE, Attempt, Installation, by_toolchain, installation_of
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.node import executor
 from farm.node.health import probe
@@ -98,12 +98,10 @@ def run(farm: Farm, folder: Path, toolchain: str, *, salt: str = "", **order: An
 
 
 def test_an_item_of_the_setting_is_read_as_it_is_written() -> None:
-    for text in (
-        "/opt/a/bin/python",
-        "/usr/bin/python3:/opt/rocm/lib",
-        "migraphx2.16-ab=/usr/bin/python3:/opt/rocm/lib",
-    ):
-        assert str(InstallationEntry.of(text)) == text
+    rocm = Installation("/usr/bin/python3", "/opt/rocm/lib")
+    assert installation_of("/opt/a/bin/python") == ("", Installation("/opt/a/bin/python"))
+    assert installation_of("/usr/bin/python3:/opt/rocm/lib") == ("", rocm)
+    assert installation_of("migraphx2.16-ab=/usr/bin/python3:/opt/rocm/lib") == ("migraphx2.16-ab", rocm)
     assert by_toolchain(["/opt/a/bin/python"]) == {}
     with pytest.raises(ValueError, match="names no interpreter"):
-        InstallationEntry.of(":/opt/rocm/lib")
+        installation_of(":/opt/rocm/lib")
