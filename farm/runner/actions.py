@@ -195,15 +195,24 @@ def _reference(request: documents.Request, messages: Messages) -> documents.Refe
 
 def _evaluate(request: documents.Request, messages: Messages) -> documents.EvaluateAnswer:
     from .measuring import evaluate
+    from .samples import load_runs, write_npz
 
-    return {**evaluate(request, messages, compiler_module(request).load), "peak_memory": _peak_memory()}
+    runs, references, meta = load_runs(request["reference"])
+    if request.get("sample"):
+        write_npz(request["sample"], {**references[0], **runs[0]})
+    messages.phase("verifying", 0.0)
+    with messages.alone():
+        answer = evaluate(request, messages, compiler_module(request).load, runs, references, meta)
+    return {**answer, "peak_memory": _peak_memory()}
 
 
 def _bench(request: documents.Request, messages: Messages) -> documents.BenchAnswer:
     from .measuring import bench
 
     _refuse_other_toolchain(request)
-    return {"programs": bench(request, messages, _load_any), "peak_memory": _peak_memory()}
+    with messages.alone():
+        programs = bench(request, messages, _load_any)
+    return {"programs": programs, "peak_memory": _peak_memory()}
 
 
 def _load_any(request: documents.Request) -> Program:

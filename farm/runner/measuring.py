@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from .protocol import CannotRun, RequestFailed
-from .samples import load_runs, make_samples, points_of, write_npz
+from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
     from .documents import (
@@ -58,18 +58,7 @@ class Program(ABC):
         return None
 
 
-def evaluate(request: Request, messages: Messages, load: Callable[[Request], Program]) -> EvaluateAnswer:
-    """Load the program, compare its outputs with the reference's and measure it.
-
-    Its first runs and its loading are figures too. Nothing else of the farm runs on the host meanwhile.
-    """
-    runs, references, meta = load_runs(request["reference"])
-    messages.phase("verifying", 0.0)
-    with messages.alone():
-        return _verified_and_measured(request, messages, load, runs, references, meta)
-
-
-def _verified_and_measured(
+def evaluate(
     request: Request,
     messages: Messages,
     load: Callable[[Request], Program],
@@ -77,6 +66,10 @@ def _verified_and_measured(
     references: Sequence[Arrays],
     meta: RunsHeader,
 ) -> EvaluateAnswer:
+    """Load the program, compare its outputs with those of a reference's runs (`load_runs`), and measure it.
+
+    Its first runs and its loading are figures too.
+    """
     points = meta["points"]
     parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
     total = sum(len(part) for part in parts)
@@ -102,9 +95,19 @@ def _verified_and_measured(
         if not (isinstance(failure, CannotRun) or (meta.get("refused") and not references[0])):
             raise
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
-        if request.get("sample"):
-            _save_sample(request["sample"], runs[0], references[0])
-        return {"verification": _not_run(program, failure.message), "measurements": {"load": loading}}
+        nothing: Verification = {
+            "errors": {},
+            "rms": {},
+            "equal": {},
+            "spread": {},
+            "origin": {},
+            "nonfinite": [],
+            "weak": False,
+            "samples": 0,
+            "runs": 0,
+            "unverified": dict.fromkeys(program.outputs, failure.message),
+        }
+        return {"verification": nothing, "measurements": {"load": loading}}
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
@@ -115,8 +118,6 @@ def _verified_and_measured(
         latency, shapes = _latency(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
         throughput = point["batch"] / latency["median"] if latency["median"] else None
         measured.append({"batch": point["batch"], "shapes": shapes, "latency": latency, "throughput": throughput})
-    if request.get("sample"):
-        _save_sample(request["sample"], runs[0], references[0])
     return {
         "verification": {
             **worst(found),
@@ -136,21 +137,6 @@ def _verified_and_measured(
             "throughput": throughput,
             "points": measured if len(measured) > 1 else [],
         },
-    }
-
-
-def _not_run(program: Program, why: str) -> Verification:
-    return {
-        "errors": {},
-        "rms": {},
-        "equal": {},
-        "spread": {},
-        "origin": {},
-        "nonfinite": [],
-        "weak": False,
-        "samples": 0,
-        "runs": 0,
-        "unverified": dict.fromkeys(program.outputs, why),
     }
 
 
@@ -209,10 +195,6 @@ def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[f
     return seconds
 
 
-def _save_sample(path: str, feeds: Arrays, reference: Arrays) -> None:
-    write_npz(path, {**reference, **feeds})
-
-
 # --- turns --------------------------------------------------------------------------------------------------------
 
 
@@ -228,11 +210,6 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     The order turns around with each round (ABBA), so that a drift of the machine meets all alike. `load` returns the
     program that a part of the request describes.
     """
-    with messages.alone():
-        return _in_turns(request, messages, load)
-
-
-def _in_turns(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
     # What all programs share, and its own fields of each; a model as it is has no program.
     parts: list[Request] = [{**request, **program} for program in request["programs"]]  # type: ignore[typeddict-item]
     loaded = [_load(part, messages, load) for part in parts]
@@ -253,7 +230,7 @@ def _in_turns(request: Request, messages: Messages, load: Callable[[Request], An
 def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
     messages.phase("measuring", None, "loading")
     inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]  # Of dynamic sizes the largest.
-    feeds = make_samples(request["samples"], inputs, batch, what="the sample").runs[0]
+    feeds = make_samples(request["samples"], inputs, batch, what="the sample")[0]
     started = time.perf_counter()
     program = load(request)
     seconds = time.perf_counter() - started

@@ -282,11 +282,11 @@ def _calibration(
     MIGraphX fills a missing input with whatever memory holds, and takes an empty list for a fixed scale.
     """
     shapes = program.get_parameter_shapes()
-    if not samples.runs:
+    if not samples:
         raise RequestFailed("bad_calibration", "the calibration data is empty")
-    held = Held(len(samples.runs) * sum(aligned(shape.bytes()) for shape in shapes.values()))
+    held = Held(len(samples) * sum(aligned(shape.bytes()) for shape in shapes.values()))
     calibration = []
-    for run in samples.runs:
+    for run in samples:
         arguments = {}
         for name, shape in shapes.items():
             array = _program_array(run[name], shape, request)

@@ -321,7 +321,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
     plain: Request = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
     compile(plain, messages)
-    feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples").runs[0]
+    feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples")[0]
     device, threads, mode = device_of(request), int(request.get("threads") or 1), request["tuning"]["mode"]
 
     def load(candidate: Candidate) -> Callable[[], Any] | None:

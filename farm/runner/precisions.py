@@ -96,7 +96,7 @@ def _to_int8(base: Path, target: Path, device: RuntimeDevice, messages: Messages
         quantize_static(
             str(prepared),
             str(target),
-            _reader(samples.runs, messages),
+            _reader(samples, messages),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(DENSE) if options["operators"] == "dense" else None,
             per_channel=options["per_channel"],

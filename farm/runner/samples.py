@@ -14,8 +14,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +45,15 @@ MOST_UNPACKED = 32 << 20
 LEADING = -1  # Samples are stacked on an axis of their own, before those of the input.
 
 
-class Runs(Sequence["Arrays"]):
-    """Sets of inputs, each made when it is asked for: so many that they need not all be in memory."""
+class Samples(Sequence["Arrays"]):
+    """Samples cut into runs: each is one set of inputs, made when it is asked for, since all may not fit in memory."""
 
-    def __init__(self, number: int, make: Callable[[int], Arrays]) -> None:
+    def __init__(self, number: int, make: Callable[[int], Arrays], expected: list[Arrays], batch: int) -> None:
+        """`expected[i]` is what the user expects of run `i`; one run holds `batch` samples."""
         self.number = number
         self.make = make
+        self.expected = expected
+        self.batch = batch
 
     def __len__(self) -> int:
         return self.number
@@ -61,20 +63,10 @@ class Runs(Sequence["Arrays"]):
             raise IndexError(index)
         return self.make(index)
 
-
-class Samples:
-    """Samples cut into runs: `runs[i]` is one set of inputs, `expected[i]` what the user expects of it."""
-
-    def __init__(self, runs: Runs, expected: list[Arrays], batch: int) -> None:
-        self.runs = runs
-        self.expected = expected
-        self.batch = batch
-        """How many samples one run holds."""
-
     def distinct(self, inputs: Mapping[str, InputSpec]) -> int:
         """Return how many different samples there are."""
         seen = set()
-        for run in self.runs:
+        for run in self:
             for index in range(self.batch):
                 digest = hashlib.sha256()
                 for name, array in run.items():
@@ -142,24 +134,22 @@ def _generated(source: DataRecipe, inputs: Mapping[str, InputSpec], batch: int |
         shape = static_shape(spec)
         if "batch_axis" not in spec and batch and batch in shape:
             spec["batch_axis"] = shape.index(batch)
+    ranges, seed = source.get("ranges") or {}, int(source.get("seed") or 0)
+
+    def make(index: int) -> Arrays:
+        return {
+            name: fill(
+                static_shape(spec),
+                spec["dtype"],
+                ranges.get(name) or {},
+                # By name and number, so that a sample does not depend on what other inputs there are.
+                np.random.default_rng([seed, zlib.crc32(name.encode()), index]),
+            )
+            for name, spec in inputs.items()
+        }
+
     # Two runs at least: the outputs may not show which samples of one batch differ.
-    count = max(2, -(-int(source["generate"]) // size))
-    return Samples(Runs(count, lambda index: _generate(source, inputs, index)), [], size)
-
-
-def _generate(source: DataRecipe, inputs: Mapping[str, InputSpec], index: int) -> Arrays:
-    ranges = source.get("ranges") or {}
-    seed = int(source.get("seed") or 0)
-    return {
-        name: fill(
-            static_shape(spec),
-            spec["dtype"],
-            ranges.get(name) or {},
-            # By name and number, so that a sample does not depend on what other inputs there are.
-            np.random.default_rng([seed, zlib.crc32(name.encode()), index]),
-        )
-        for name, spec in inputs.items()
-    }
+    return Samples(max(2, -(-int(source["generate"]) // size)), make, [], size)
 
 
 def fill(shape: tuple[int, ...], dtype_name: str, declared: DeclaredValues, random: Any) -> Array:
@@ -202,7 +192,11 @@ def _from_file(
     for name, spec in inputs.items():
         arrays[name] = _of_input(name, spec, arrays, ranges.get(name) or {}, batch, what)
         axes[name], counts[name] = _stacking(name, arrays[name].shape, spec, what)
-    _check_counts(counts, what)
+    if empty := [name for name, count in counts.items() if not count]:
+        raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
+    if len(set(counts.values()) - {1}) > 1:
+        named = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {named}")
     total = max(counts.values(), default=1)
     sizes = {static_shape(inputs[name])[axis] for name, axis in axes.items() if axis != LEADING}
     if len(sizes) > 1:
@@ -212,13 +206,13 @@ def _from_file(
         if axis != LEADING:
             inputs[name]["batch_axis"] = axis
     number = -(-(min(total, limit) if limit else total) // size)
-    runs = Runs(
-        number,
-        lambda index: {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs},
-    )
+
+    def make(index: int) -> Arrays:
+        return {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
+
     known = {name: rank for name, rank in output_ranks.items() if name in arrays and name not in inputs}
     expected = _expected(known, arrays, total, size, number, what)
-    return Samples(runs, expected if known else [], size)
+    return Samples(number, make, expected if known else [], size)
 
 
 def _of_input(
@@ -330,15 +324,6 @@ def _stacking(name: str, found: tuple[int, ...], spec: InputSpec, what: str) -> 
     )
 
 
-def _check_counts(counts: Mapping[str, int], what: str) -> None:
-    empty = [name for name, count in counts.items() if not count]
-    if empty:
-        raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
-    if len(set(counts.values()) - {1}) > 1:
-        named = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {named}")
-
-
 def _part(array: Any, axis: int, start: int, size: int, count: int) -> Any:
     """Return one run's part of an array; the last batch wraps around."""
     if axis == LEADING:
@@ -420,21 +405,25 @@ def make_reference(request: Request, messages: Messages, load: Callable[[], Prog
     for inputs, batch in points_of(request["inputs"], request.get("batch")):
         limit = max(minimum, MAX_SAMPLES)
         samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
-        runs += samples.runs
-        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples.runs))]
-        points.append({"batch": samples.batch, "runs": len(samples.runs), "samples": samples.distinct(inputs)})
+        runs += samples
+        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples))]
+        points.append({"batch": samples.batch, "runs": len(samples), "samples": samples.distinct(inputs)})
     origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
     # What the user expects wins, also of a random output.
     wanted = [name for name in ranks if name in origin or name not in random]
     refused = str(request.get("unverified") or "")
     if not refused and any(name not in origin for name in wanted):
-        with _blamed_on_reference():
+        try:
             program = load()
             for index, feeds in enumerate(runs):
                 messages.phase("verifying", index / len(runs), "reference outputs")
                 made = dict(zip(program.outputs, program.run(program.prepare(feeds)), strict=True))
                 # In the model's order.
                 outputs[index] = {name: outputs[index].get(name, made[name]) for name in wanted}
+        except RequestFailed as failure:
+            # What a reference cannot run says nothing of the compiler; one that is not here is another matter.
+            kind = failure.kind if failure.kind == "toolchain_mismatch" else "unverifiable"
+            raise RequestFailed(kind, failure.message, failure.detail) from None
         origin = {name: origin.get(name, str(request["compiler"])) for name in outputs[0]}
     unverified = {
         name: f"it depends on the random operator {random[name]}" if name in random else refused
@@ -483,17 +472,6 @@ def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str
     return output_ranks(model), random_outputs(model), doubted
 
 
-@contextmanager
-def _blamed_on_reference() -> Iterator[None]:
-    """What a reference cannot run says nothing of the compiler; one that is not here is another matter."""
-    try:
-        yield
-    except RequestFailed as failure:
-        if failure.kind == "toolchain_mismatch":
-            raise
-        raise RequestFailed("unverifiable", failure.message, failure.detail) from None
-
-
 # --- the file of reference outputs -----------------------------------------------------------------------------
 
 
@@ -529,12 +507,15 @@ def load_runs(path: str) -> tuple[list[Arrays], list[Arrays], RunsHeader]:
     with np.load(path, allow_pickle=False) as archive:
         meta = json.loads(archive["meta"].tobytes())
 
+        def restored(key: str) -> Any:
+            array = archive[key]
+            if key in meta["dtypes"]:
+                return array.view(numpy_dtype(meta["dtypes"][key]))
+            return array.astype("O") if array.dtype.kind == "U" else array
+
         def read(kind: str) -> list[Arrays]:
             return [
-                {
-                    name: _restored(archive[f"{kind}.{place}.{index}"], meta["dtypes"], f"{kind}.{place}.{index}")
-                    for place, name in enumerate(meta[f"{kind}s"])
-                }
+                {name: restored(f"{kind}.{place}.{index}") for place, name in enumerate(meta[f"{kind}s"])}
                 for index in range(meta["runs"])
             ]
 
@@ -546,9 +527,3 @@ def plain(array: Any) -> Any:
     if array.dtype.kind == "O":
         return array.astype("U")
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-
-
-def _restored(array: Any, dtypes: Mapping[str, str], key: str) -> Any:
-    if key in dtypes:
-        return array.view(numpy_dtype(dtypes[key]))
-    return array.astype("O") if array.dtype.kind == "U" else array

@@ -130,7 +130,7 @@ def _tensors(folder: Path) -> list[bytes]:
 
 def _samples(path: Path) -> None:
     given: Any = {"x": {"dtype": "float32", "shape": [1, 3]}}
-    for run in make_samples({"path": str(path)}, given, 1, what="samples", output_ranks={"y": 2}).runs:
+    for run in make_samples({"path": str(path)}, given, 1, what="samples", output_ranks={"y": 2}):
         run["x"].sum()
 
 

@@ -84,7 +84,7 @@ def test_slices_are_the_model(case: Case) -> None:
     """Run one after the other, the slices give the model's own outputs, and hold its operations exactly once."""
     from farm.runner.samples import make_samples
 
-    feeds = make_samples({"generate": 2, "seed": 3, "ranges": case.ranges}, case.inputs, None, what="samples").runs[0]
+    feeds = make_samples({"generate": 2, "seed": 3, "ranges": case.ranges}, case.inputs, None, what="samples")[0]
     tensors, count, rest = dict(feeds), 0, []
     for model, piece in cut(str(case.path), case.inputs):
         onnx.checker.check_model(model, full_check=True)

@@ -237,10 +237,10 @@ def test_generated_samples_depend_only_on_seed_and_name() -> None:
     source = {"generate": 8, "seed": 3, "ranges": {"x": {"range": [0, 1]}, "i": {"value": 7}}}
     first = make_samples(source, {name: dict(spec) for name, spec in inputs.items()}, 2, what="samples")
     again = make_samples(source, {"x": dict(inputs["x"])}, 2, what="samples")
-    assert len(first.runs) == 4
-    assert (first.runs[0]["x"] == again.runs[0]["x"]).all()
-    assert first.runs[0]["x"].min() >= 0
-    assert set(first.runs[0]["i"]) == {7}
+    assert len(first) == 4
+    assert (first[0]["x"] == again[0]["x"]).all()
+    assert first[0]["x"].min() >= 0
+    assert set(first[0]["i"]) == {7}
     assert first.distinct({"x": {"batch_axis": 0}, "i": {"batch_axis": 0}}) == 8
 
 
