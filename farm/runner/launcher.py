@@ -271,7 +271,14 @@ def _work(request: Request, messages: Messages, guard: int, work: RequestWork | 
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
         seal_for(request)
-        messages.send({"result": (work or _action())(request, messages)})
+        if not work:
+            import faulthandler
+
+            faulthandler.enable()
+            from .actions import run_action
+
+            work = run_action
+        messages.send({"result": work(request, messages)})
         code = 0
     except RequestFailed as failure:
         print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
@@ -295,15 +302,6 @@ def seal_for(request: ChildRequest) -> None:
     """Seal this thread as a request asks for. Raises OSError."""
     if paths := request.get("seal"):
         seal(paths["read"], paths["write"], maker=request.get("maker", "amd") if request.get("gpu") else "")
-
-
-def _action() -> RequestWork:
-    import faulthandler
-
-    faulthandler.enable()
-    from .actions import run_action
-
-    return run_action
 
 
 def _log_traceback() -> None:
@@ -389,7 +387,7 @@ class Guard:
             events = dict(poll.poll(wait * 1000))
             if self.wake in events:
                 drain(self.wake)
-                self.reap()
+                self.status = (reap() or {}).get(self.inner, self.status)
             if 0 in events:
                 words = os.read(0, 4096)
                 if not words:
@@ -513,10 +511,6 @@ class Guard:
             self.killed = "disk" if used > self.disk_limit else "files"
         self.looked = time.monotonic()
         self.look_took = self.looked - began
-
-    def reap(self) -> None:
-        """Note the exit status of the child's first process, and let go of what else has ended below it."""
-        self.status = (reap() or {}).get(self.inner, self.status)
 
 
 def _soon(is_so: Callable[[], bool]) -> bool:

@@ -412,9 +412,15 @@ class _Program:
         nodes = 0
         for module, name, value in parts:
             if not module:
-                self.add_field(name, value)
+                if name in self.fields:
+                    raise MalformedProgram(f"the field {name!r} is there twice")
+                if len(self.fields) > 100:
+                    raise MalformedProgram("it has more than 100 fields")
+                self.fields[name] = value
             elif not name:
-                self.add_module(module)
+                if module in self.modules or len(module) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
+                    raise MalformedProgram(f"it has a module too many, {module[:80]!r}")
+                self.modules[module] = Counter()
             else:
                 nodes += 1
                 if nodes > MAX_NODES:
@@ -426,18 +432,6 @@ class _Program:
         _checked(self.fields, "version", int, "the program")
         if "main" not in self.modules:
             raise MalformedProgram("it has no main module")
-
-    def add_field(self, name: str, value: object) -> None:
-        if name in self.fields:
-            raise MalformedProgram(f"the field {name!r} is there twice")
-        if len(self.fields) > 100:
-            raise MalformedProgram("it has more than 100 fields")
-        self.fields[name] = value
-
-    def add_module(self, name: str) -> None:
-        if not name or name in self.modules or len(name) > MAX_NAME or len(self.modules) >= MAX_NODES // 10:
-            raise MalformedProgram(f"it has a module too many, {name[:80]!r}")
-        self.modules[name] = Counter()
 
     def add(self, module: str, node: Any, place: str) -> None:
         if not isinstance(node, dict):

@@ -51,19 +51,9 @@ def _to_bf16(base: Path, target: Path, device: RuntimeDevice, messages: Messages
             array = numpy_helper.to_array(tensor) if tensor.data_type == onnx.TensorProto.FLOAT else None
             if array is None or array.size < MIN_WEIGHT:
                 continue
-            name, tensor.name = tensor.name, f"{tensor.name}.bf16"
-            casts.append(
-                helper.make_node("Cast", [tensor.name], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT)
-            )
-            tensor.CopyFrom(
-                helper.make_tensor(
-                    tensor.name,
-                    onnx.TensorProto.BFLOAT16,
-                    array.shape,
-                    array.astype(ml_dtypes.bfloat16).tobytes(),
-                    raw=True,
-                )
-            )
+            name, stored = tensor.name, f"{tensor.name}.bf16"
+            casts.append(helper.make_node("Cast", [stored], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT))
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(ml_dtypes.bfloat16), stored))
         count += len(casts)
         nodes = [*casts, *graph.node]
         del graph.node[:]
@@ -249,8 +239,9 @@ def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:
 
 def _add(graph: Any, name: str, array: Any, block: int, symmetric: bool) -> Any:
     """Add the packed tensors of a weight `[inputs, outputs]` to a graph; return the node that makes floats of them."""
+    import ml_dtypes
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
     blocks = array.astype(np.float32).reshape(-1, block, array.shape[1])
     if symmetric:
@@ -263,21 +254,11 @@ def _add(graph: Any, name: str, array: Any, block: int, symmetric: bool) -> Any:
     scale = np.where(scale, scale, 1).astype(array.dtype)
     steps = blocks / scale.astype(np.float32)[:, None] + zero[:, None]
     values = np.clip(np.round(steps), low, high).reshape(array.shape)
-    kind = TensorProto.INT4 if symmetric else TensorProto.UINT4
-    graph.initializer.append(_packed(f"{name}.values", values, kind))
+    kind = ml_dtypes.int4 if symmetric else ml_dtypes.uint4
+    graph.initializer.append(numpy_helper.from_array(values.astype(kind), f"{name}.values"))
     graph.initializer.append(numpy_helper.from_array(scale, f"{name}.scale"))
     inputs = [f"{name}.values", f"{name}.scale"]
     if not symmetric:
-        graph.initializer.append(_packed(f"{name}.zero", zero, kind))
+        graph.initializer.append(numpy_helper.from_array(zero.astype(kind), f"{name}.zero"))
         inputs.append(f"{name}.zero")
     return helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=0, block_size=block)
-
-
-def _packed(name: str, values: Any, kind: int) -> Any:
-    """Return a tensor of 4-bit numbers, two in a byte, the first in its lower half."""
-    import numpy as np
-    from onnx import TensorProto
-
-    flat = values.astype(np.int8).reshape(-1).view(np.uint8) & 0xF
-    data = (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8).tobytes()
-    return TensorProto(name=name, data_type=kind, dims=values.shape, raw_data=data)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,24 +162,23 @@ def _types(graph: Any) -> dict[str, Type]:
 # --- cutting ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Graph:
     """A model on its way into slices: constants and what is made of them on one side, the rest in order."""
 
-    model: Any
-    types: dict[str, Type] = field(init=False)
-    constants: dict[str, Any] = field(init=False)
-    """Initializers and, of constant tensors that are computed, the nodes that do it; by name."""
-    nodes: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.model.graph
+    def __init__(self, model: Any) -> None:
+        self.model, graph = model, model.graph
         self.types = _types(graph)
-        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
+        """Initializers and, of constant tensors that are computed, the nodes that do it; by name."""
         self.constants |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
         self.outputs = {value.name: value for value in graph.output}
-        self.nodes = []
-        for node in self._used():
+        needed, kept = set(self.outputs), []
+        for node in reversed(graph.node):
+            if needed.intersection(node.output):
+                kept.append(node)
+                needed |= reads(node)
+        self.nodes: list[Any] = []
+        for node in reversed(kept):
             used = reads(node)
             if node.op_type not in RANDOM and all(name in self.constants for name in used):
                 self.constants |= dict.fromkeys((name for name in node.output if name), node)
@@ -188,15 +186,6 @@ class _Graph:
                 self.nodes.append(node)
         self.made = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
         self.last_use = {name: place for place, node in enumerate(self.nodes) for name in reads(node)}
-
-    def _used(self) -> list[Any]:
-        """Return the nodes that some output of the model depends on."""
-        needed, used = set(self.outputs), []
-        for node in reversed(self.model.graph.node):
-            if needed.intersection(node.output):
-                used.append(node)
-                needed |= reads(node)
-        return used[::-1]
 
     def ranges(self, per_slice: int) -> Iterator[tuple[int, int]]:
         """Yield the runs of nodes that become slices; none for a model without tunable operations."""

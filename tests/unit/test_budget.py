@@ -42,7 +42,7 @@ LINES = {
     "node": 3789,
     "pages": 3816,
     "results": 2133,
-    "runner": 6862,
+    "runner": 6820,
     "serving": 441,
     "store": 1866,
     "targets": 1153,
