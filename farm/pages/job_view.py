@@ -464,18 +464,18 @@ def timeline(jobs: Sequence[JobView], now: float) -> BuildTimeline:
 def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
     """Return a timeline in the Chrome trace event format, which Perfetto opens.
 
-    Processes are workers, threads are their slots, slices are attempts with their phases in them. The process 0 is the
-    build: it has the counter of waiting jobs. Times are in microseconds since the first of the build's jobs was queued,
-    and whole ones: Perfetto drops a slice that ends a nanosecond after the one in which it lies.
+    Process 1 is the build, with the counter of waiting jobs; the others are workers, threads slots, slices attempts
+    with their phases. No two have one number: Perfetto takes a thread with its process's for the main one. Times are
+    whole microseconds since the first job was queued: it drops a slice that ends a moment after the one around it.
     """
-    workers = {worker: number for number, worker in enumerate(dict.fromkeys(each.worker for each in found.tracks), 1)}
-    events: list[dict[str, Any]] = [_named("process_name", 0, 0, name)]
-    events += [_named("process_name", number, 0, worker) for worker, number in workers.items()]
-    counter = {"name": "waiting jobs", "cat": "queue", "ph": "C", "pid": 0}
+    workers = {worker: number for number, worker in enumerate(dict.fromkeys(each.worker for each in found.tracks), 2)}
+    events: list[dict[str, Any]] = [_named("process_name", 1, 1, name)]
+    events += [_named("process_name", number, number, worker) for worker, number in workers.items()]
+    counter = {"name": "waiting", "cat": "queue", "ph": "C", "pid": 1}
     events += [{**counter, "ts": round(at * MICROSECONDS), "args": {"jobs": count}} for at, count in found.queue]
-    for track in found.tracks:
-        place = {"pid": workers[track.worker], "tid": track.slot}
-        events.append(_named("thread_name", place["pid"], track.slot, f"slot {track.slot}"))
+    for number, track in enumerate(found.tracks, 2 + len(workers)):
+        place = {"pid": workers[track.worker], "tid": number}
+        events.append(_named("thread_name", place["pid"], number, f"slot {track.slot}"))
         for span in track.spans:
             row = span.attempt.row
             facts = {"job": span.job, "attempt": row["number"], "end": row["end"] or "running", "waited": span.waited}

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from farm.pages.job_view import timeline, trace_events
+from tests.support.places import ROOT
 
 
 def job(name: str, created: float, *attempts: tuple[str, float, float | None, str | None], **more: Any) -> Any:
@@ -61,10 +67,7 @@ def test_an_attempt_that_another_clock_saw_before_its_job_lies_in_the_picture() 
 
 
 def test_the_trace_keeps_the_rules_of_the_format() -> None:
-    """Trace Event Format, Google: phases X, M and C, their fields, microseconds; slices nest by their times.
-
-    Perfetto itself was not run: its package brings no trace processor, it downloads one.
-    """
+    """Trace Event Format, Google: phases X, M and C, their fields, microseconds; slices nest by their times."""
     document = json.loads(json.dumps(trace_events(FOUND, "b-1"), allow_nan=False))
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert document.keys() <= {"traceEvents", "displayTimeUnit", "otherData"}, "others become metadata of the trace"
@@ -90,6 +93,9 @@ def test_the_trace_keeps_the_rules_of_the_format() -> None:
     assert len(slices) == 3
     threads = {(event["pid"], event["tid"]) for event in document["traceEvents"] if event["name"] == "thread_name"}
     assert slices.keys() == threads, "each track has a name"
+    processes = {event["pid"] for event in document["traceEvents"] if event["name"] == "process_name"}
+    numbers = [*processes, *(tid for _, tid in threads)]
+    assert len(set(numbers)) == len(numbers), "Perfetto shows a thread with its process's number first, as the main one"
     for track in slices.values():
         stack: list[float] = []
         for begin, end in sorted(track, key=lambda each: (each[0], -each[1])):
@@ -99,6 +105,26 @@ def test_the_trace_keeps_the_rules_of_the_format() -> None:
             stack.append(end)
     named = [event["args"]["name"] for event in document["traceEvents"] if event["ph"] == "M"]
     assert named == ["b-1", "w1", "w2", "slot 1", "slot 2", "slot 1"]
+
+
+@pytest.mark.skipif("PERFETTO" not in os.environ, reason="PERFETTO names no folder for tests/support/perfetto.mjs")
+def test_perfetto_reads_slots_phases_and_the_queue(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps(trace_events(FOUND, "b-1")))
+    slices = "select process.name, thread.name, is_main_thread, count(*), max(depth) from slice join thread_track"
+    queries = [
+        f"{slices} on track_id = thread_track.id join thread using (utid) join process using (upid) group by 1, 2",
+        "select name, sum(dur) / 1e9 from slice where depth = 1 group by 1",
+        "select process.name, process_counter_track.name, ts / 1e9, value from counter join process_counter_track"
+        " on track_id = process_counter_track.id join process using (upid) order by 3 limit 2",
+        "select name, value from stats where value > 0 and severity != 'info'",
+    ]
+    command = ["node", str(ROOT / "tests/support/perfetto.mjs"), os.environ["PERFETTO"], "trace.json", *queries]
+    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    tracks, phases, queue, complaints = map(json.loads, said.splitlines())
+    assert tracks == [["w1", "slot 1", 0, 10, 1], ["w1", "slot 2", 0, 4, 1], ["w2", "slot 1", 0, 5, 1]]
+    assert phases == [["compiling", 12.0], ["fetching", 4.0], ["measuring", 3.5], ["rest", 10.5]]
+    assert queue == [["b-1", "waiting jobs", 0.0, 3.0], ["b-1", "waiting jobs", 1.0, 2.0]]
+    assert complaints == []
 
 
 def test_workers_are_in_their_natural_order() -> None:
