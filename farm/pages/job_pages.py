@@ -513,7 +513,7 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
         whole=whole,
         spans=spans,
         lost=[span for span in spans if span.attempt.failed],
-        longest=sorted(spans, key=lambda span: span.start - span.end)[:10],
+        longest=sorted(spans, key=lambda span: -(span.attempt.seconds or 0.0))[:10],
         waits=sorted((span for span in spans if span.waited >= WAITED), key=lambda span: -span.waited)[:10],
         most_waiting=max((count for _, count in found.queue), default=0),
         ticks=steps(whole, whole, duration),

@@ -72,6 +72,15 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         wrong += [f"{name}: {each}" for each in findings(page)]
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             wrong.append(f"{name}: wider than the screen")
+        if page.locator("tr > button").count():
+            wrong.append(f"{name}: a button stands between two cells")
+        if "phone" in look:
+            lists = (
+                "all => all.filter(each => each.querySelector('table.list') && each.scrollWidth > each.clientWidth + 1)"
+            )
+            wrong += [
+                f"{name}: {each}" for each in page.locator(".wide").evaluate_all(f"{lists}.map(each => each.ariaLabel)")
+            ]
         if look == "desktop-light":
             tables = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.ariaLabel)"
             wrong += [f"{name}: {each} is cut" for each in page.locator(".wide").evaluate_all(tables)]
@@ -85,6 +94,9 @@ def test_every_page_can_be_read_by_everybody(new_page: NewPage, shown: Shown, lo
         page.goto(shown.paths["now"])
         newest = page.get_by_role("region", name="Newest builds")
         expect(newest.get_by_role("link", name=re.compile("^b-")).first).to_be_in_viewport(ratio=1, timeout=5000)
+        expect(newest.get_by_text("58 of 60 cells succeeded")).to_be_in_viewport(ratio=1, timeout=5000)
+        titles = newest.locator("td").evaluate_all("all => all.map(each => getComputedStyle(each, '::before').content)")
+        assert titles[:3] == ['"State "', '"Build "', '"Verdict "']
     assert wrong == []
 
 

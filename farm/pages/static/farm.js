@@ -11,7 +11,7 @@
   let resting = REDRAWN;
 
   function begin() {
-    addCopies();
+    dress();
     if (!main.dataset.events || !window.EventSource) return;
     position = main.dataset.position;
     cells = new Map();
@@ -106,7 +106,7 @@
         const shown = document.getElementById(part.id);
         const focused = shown?.contains(document.activeElement) && document.activeElement.getAttribute("href");
         shown?.replaceWith(part);
-        addCopies();
+        dress();
         if (focused) part.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
       }
     } catch {
@@ -137,8 +137,15 @@
     if (place) place.textContent = text;
   }
 
-  // Copy buttons next to ids, keys and commands.
-  function addCopies() {
+  // Titles in the cells of tables, which a phone shows in place of columns; copy buttons next to ids, keys and commands.
+  function dress() {
+    for (const table of main.querySelectorAll("table.list")) {
+      const titles = [...table.tHead.rows[0].cells].map((each) => each.textContent.replace(/ [↑↓]$/, ""));
+      table.classList.add("titled");
+      for (const row of table.tBodies[0].rows) {
+        for (const place of row.cells) if (place.colSpan === 1 && titles[place.cellIndex]) place.dataset.title = titles[place.cellIndex];
+      }
+    }
     if (!navigator.clipboard) return;
     for (const place of main.querySelectorAll(".id:not(a), code")) {
       const command = place.tagName !== "CODE" || place.closest("pre[tabindex]") || /^(farm|curl) \S+ \S/.test(place.textContent);
@@ -154,7 +161,7 @@
         document.getElementById("said").textContent = done ? "Copied." : "The browser refused to copy.";
         button.textContent = done ? "copied" : "not copied";
       });
-      if (place.tagName === "DD") place.append(button);
+      if (["DD", "TD"].includes(place.tagName)) place.append(button);
       else place.after(button);
     }
   }
