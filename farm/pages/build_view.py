@@ -386,10 +386,10 @@ class Across:
 
     builds: Sequence[BuildView]
     same: int  # Cells that all builds have, and that are the same in all.
-    partly: int  # Cells that only some builds have.
+    partly: int  # Cells that only some builds have, and that are the same in those.
     worse: int  # Cells that fail or take longer in the last build, and did not in the one before.
     _names: Sequence[str]
-    _differing: Sequence[int]  # The rows of cells that all builds have, and that end differently or moved.
+    _differing: Sequence[int]  # The rows of cells that end differently or moved.
     _rows: Sequence[Sequence[CellEnd | None]]
 
     def found(self, text: str = "", *, everything: bool = False) -> Sequence[int]:
@@ -411,13 +411,10 @@ class Across:
 
 
 def across(builds: Sequence[tuple[BuildView, Sequence[CellEnd]]]) -> Across:
-    """Put builds next to each other, the oldest first.
-
-    Twelve builds may have 50,000 cells each, so only the cells that are shown become rows.
-    """
+    """Put builds next to each other, the oldest first; of 12 with 50,000 cells each only what is shown becomes rows."""
     names, rows = _aligned([ends for _, ends in builds])
-    partly = sum(None in row for row in rows)
-    differing = [number for number, row in enumerate(rows) if None not in row and _differs(row)]
+    differing = [number for number, row in enumerate(rows) if _differs([end for end in row if end])]
+    partly = sum(None in row for row in rows) - sum(None in rows[number] for number in differing)
     return Across(
         [build for build, _ in builds],
         same=len(names) - len(differing) - partly,
@@ -439,10 +436,8 @@ def _aligned(builds: Sequence[Sequence[CellEnd]]) -> tuple[list[str], Sequence[S
     return names, [[each.get(name) for each in cells] for name in names]
 
 
-def _differs(row: Sequence[CellEnd | None]) -> bool:
-    return any(
-        before and now and not is_quiet(before, now) and change(before, now).is_noticed for before, now in pairwise(row)
-    )
+def _differs(row: Sequence[CellEnd]) -> bool:
+    return any(not is_quiet(before, now) and change(before, now).is_noticed for before, now in pairwise(row))
 
 
 def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
@@ -453,9 +448,11 @@ def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
 
 
 def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:
-    for before, now in pairwise((None, *row)):
+    before: CellEnd | None = None
+    for now in row:
         found = change(before, now) if before and now else None
         yield found.share if found and found.effect in ("worse", "better") else None
+        before = now or before
 
 
 # --- one cell over time -----------------------------------------------------------------------------------------------
@@ -552,7 +549,7 @@ class CellPast:
         now = quantities.latency(last.latency)
         if last.moved:
             return f"{now}, {last.moved} than the noise of those before explains"
-        within = f"{now}, within the noise of those before"
+        within = f"{now}, " + ("within the noise of those before" if self.drawn[1:] else "measured for the first time")
         step = next((mark for mark in reversed(self.marks) if mark.moved), None)
         if step and step.change:
             day = datetime.fromtimestamp(step.ended, UTC)

@@ -26,7 +26,7 @@ from farm.runner.documents import Latency
 TALL = 280  # Height of a drawing over time.
 DECADE = 10.0  # An axis whose values differ by more than this factor is logarithmic.
 FAR = 3.0  # A limit of more than so many times the largest value is not drawn: it would flatten the others.
-LOW = 240  # Height of a plot.
+LOW, FLOOR = 240, 62  # Height of a plot, and of what lies below its lowest line: half of a point, ticks, a name.
 MARKED = 42  # Room for the labels of marks, in three lines, above a drawing over time.
 
 
@@ -53,9 +53,7 @@ def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:
 
 
 def past(cell: CellPast) -> Markup:
-    """Return a cell's latencies over time: the noise band, a point for each measurement, the newest one's value, and a
-    line with its label for each mark.
-    """
+    """Return a cell's latencies over time, with their noise band, the newest one's value, and its marks."""
     points = cell.drawn
     if not points:
         return Markup("")
@@ -79,7 +77,9 @@ def past(cell: CellPast) -> Markup:
         edge = [f"{at:.2f},{y(band.high):.1f}" for at, band in banded]
         bands.append(" ".join([*edge, *(f"{at:.2f},{y(band.low):.1f}" for at, band in reversed(banded))]))
     line = " ".join(f"{x(point.ended):.2f},{y(point.latency or 0.0):.1f}" for point in points)
-    ends = [(at, f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}", how) for at, how in ((first, "start"), (last, "end"))]
+    forms = ("%Y-%m-%d", "%Y-%m-%d") if last - first > 86_400 else ("%Y-%m-%d %H:%M", "%H:%M")
+    days = [format(datetime.fromtimestamp(at, UTC), form) for at, form in zip((first, last), forms, strict=True)]
+    ends = list(zip((first, last), days, ("start", "end"), strict=True))[: 1 + (last > first)]
     ticks = [low + (high - low) * share / 3 for share in range(4)]
     return macro("drawings", "past")(cell, x, y, TALL, ticks, ends, bands, line, limit)
 
@@ -106,10 +106,7 @@ class PlotAxis(NamedTuple):
     ticks: Sequence[float] = ()
 
     def scaled(self, found: Iterable[float]) -> tuple[Callable[[float], float], list[tuple[float, str]], str]:
-        """Return where values lie, in percent, its ticks, and the limit's words; those of one far beyond are empty.
-
-        It is logarithmic if the values span decades.
-        """
+        """Return where values lie, in percent (by logarithms if they span decades), ticks, and words of its limit."""
         values, words = list(found), ""
         if self.limit and self.limit[1] <= FAR * max(values):
             values, words = [*values, self.limit[1]], f"{self.limit[0]} {self.unit(self.limit[1])}"
@@ -136,7 +133,7 @@ def plot(label: str, found: Iterable[PlotPoint], across: PlotAxis, up: PlotAxis)
     place, y_ticks, y_limit = up.scaled(point.y for point in points)
 
     def y(value: float) -> float:
-        return LOW - 46 - (LOW - 80) * place(value) / 100
+        return LOW - FLOOR - (LOW - FLOOR - 34) * place(value) / 100
 
     labels: list[tuple[float, float]] = []
     for each in points:
@@ -151,7 +148,7 @@ def plot(label: str, found: Iterable[PlotPoint], across: PlotAxis, up: PlotAxis)
         (place(axis.limit[1]), words) if axis.limit and words else None
         for axis, place, words in ((across, x, x_limit), (up, y, y_limit))
     ]
-    heights = [(LOW - 46 - (LOW - 80) * at / 100, text) for at, text in y_ticks]
+    heights = [(LOW - FLOOR - (LOW - FLOOR - 34) * at / 100, text) for at, text in y_ticks]
     drawn = [(each, at, y(each.y), height) for each, (at, height) in zip(points, labels, strict=True)]
     return macro("drawings", "plot")(label, drawn, (across.name, up.name), limits, x, x_ticks, heights, line, LOW)
 
@@ -210,11 +207,8 @@ def _tradeoff(
 ) -> Tradeoff:
     chosen, why = advice
     cells = {each.identifier: line(each.identifier) for each in found} if line else {}
-    budget, tolerance = _limit(cells.values(), "budget latency"), _limit(cells.values(), "tolerance")
-    limits = [
-        *([f"the budget is {latency(budget[1])}"] if budget else []),
-        *([f"the tolerance is {error(tolerance[1])}"] if tolerance else []),
-    ]
+    budget, budgets = _limit(cells.values(), "budget latency", latency)
+    tolerance, tolerances = _limit(cells.values(), "tolerance", error)
     points = [each for each in found if each.latency and each.error is not None]
     largest = max(each.size for each in points) or 1
     said = f"Nothing to recommend: {why}."
@@ -231,7 +225,7 @@ def _tradeoff(
             PlotAxis("median latency", latency, budget),
             PlotAxis("relative error", "{:g}".format, tolerance),
         ),
-        "; ".join(limits),
+        "; ".join(filter(None, (budgets, tolerances))),
         [
             (link(each.identifier), f"{each.precision} {_why(each, cells.get(each.identifier))}")
             for each in found
@@ -258,10 +252,18 @@ def _point(each: Contender, href: str, largest: int, cell: CellLine | None) -> P
     )
 
 
-def _limit(cells: Iterable[CellLine], rule: str) -> tuple[str, float] | None:
-    """Return a rule and its strictest limit among those that cells passed, or that refused them."""
-    rules = [limit for cell in cells for name, limit in json.loads(cell.rules).items() if name.startswith(rule)]
-    return (rule.split(maxsplit=1)[0], min(rules)) if rules else None
+def _limit(cells: Iterable[CellLine], rule: str, unit: Callable[[float], str]) -> tuple[tuple[str, float] | None, str]:
+    """Return a rule's limit, if the cells that it took or refused have one and the same, and words about it."""
+    found: dict[str, float] = {}
+    for cell in cells:
+        for name, limit in json.loads(cell.rules).items():
+            if name.startswith(rule):
+                found[cell.precision] = min(limit, found.get(cell.precision, limit))
+    name, limits = rule.split(maxsplit=1)[0], sorted(set(found.values()))
+    if len(limits) == 1:
+        return (name, limits[0]), f"the {name} is {unit(limits[0])}"
+    said = ", ".join(f"{unit(limit)} for {precision}" for precision, limit in found.items())
+    return None, f"the {name} is {said}" if said else ""
 
 
 def _why(each: Contender, cell: CellLine | None) -> str:

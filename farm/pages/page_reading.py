@@ -444,7 +444,7 @@ def news(view: ShownBuild, changed: set[str]) -> str:
     return json.dumps(
         {
             "headline": one_line(view.headline(), 1000),
-            "looks": dict(view.looks),
+            "looks": {**view.looks, "uploading": sum(cell.phase == "uploading" for cell in view.running)},
             "cells": {cell.identifier: [cell.look, said(cell)] for cell in lines},
             "running": [
                 [cell.identifier, cell.phase, one_line(cell.worker), duration(cell.elapsed)]

@@ -74,9 +74,9 @@ def weighed(found: Sequence[Contender]) -> list[Contender]:
 
 def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
     _, target, precision, shape = identifier.split("/", 3)
-    latency, p99, throughput = facts.get("latency"), facts.get("p99"), facts.get("throughput")
-    error, size, marks = error_of(facts), facts["program"]["size"], marks_of(facts)
-    return Contender(identifier, target, precision, shape, passed, latency, p99, throughput, error, size, marks)
+    times = facts.get("latency"), facts.get("p99"), facts.get("throughput")
+    known = (*times, error_of(facts), facts["program"]["size"], marks_of(facts))
+    return Contender(identifier, target.replace("-", "/", 1), precision, shape, passed, *known)
 
 
 def marks_of(facts: ArtifactFacts) -> list[str]:

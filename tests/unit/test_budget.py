@@ -40,7 +40,7 @@ LINES = {
     "metrics": 212,
     "models": 760,
     "node": 3789,
-    "pages": 3816,
+    "pages": 3815,
     "results": 2133,
     "runner": 6820,
     "serving": 441,

@@ -86,6 +86,12 @@ def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
     assert [found.draw().count(word) for word in ("budget 5.00 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
     (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
     assert [near.draw().count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
+    own = [
+        line(name, 0.0004, 0.03, rules=f'{{"tolerance *": {each}}}') for name, each in (("fp32", 0.04), ("int8", 0.2))
+    ]
+    (found,) = of_cells(own, str)
+    assert found.limits == "the tolerance is 4.0e-02 for fp32, 2.0e-01 for int8"
+    assert 'class="change"' not in found.draw(), "no line refuses what passed its own tolerance"
 
 
 def test_a_single_precision_is_no_choice() -> None:

@@ -229,6 +229,9 @@ def test_builds_next_to_each_other_show_what_differs() -> None:
 def test_a_change_is_judged_from_one_build_to_the_next() -> None:
     found = side_by_side({"net": 2.0}, {"net": 2.15}, {"net": 2.3})
     assert (found.found(), found.same, found.worse) == ([], 1, 0), "each step is noise"
+    found = side_by_side({"net": 2.0, "same": 1.0}, {"same": 1.0}, {"net": 3.0, "same": 1.0})
+    assert [name for name, _ in shown_rows(found)] == ["net"], "a build of chosen cells hides no change of others"
+    assert found.rows(found.found())[0].shares == [None, None, pytest.approx(0.5)]
     found = side_by_side({"net": 2.0}, {"net": 3.0}, {"net": 2.0})
     assert found.rows([0])[0].shares == [None, pytest.approx(0.5), pytest.approx(-1 / 3)]
     assert found.worse == 0
@@ -372,6 +375,12 @@ def test_a_step_is_found_and_noise_is_not() -> None:
     assert found.look == "failed" and "slower" in found.headline
     assert not [point for point in past(*[each * 0.004 for each in NOISE], 0.00403).points if point.moved]
     assert past(*NOISE, 0.8).points[-1].moved == "faster"
+
+
+def test_a_first_measurement_is_compared_with_nothing_and_has_one_date() -> None:
+    found = past(0.004)
+    assert found.headline == "4.00 ms, measured for the first time"
+    assert drawing.past(found).count("1970-01-01") == 1
 
 
 def test_after_a_change_of_toolchain_or_driver_the_band_begins_again() -> None:
