@@ -14,7 +14,7 @@ from farm.app import Farm
 from farm.artifacts.inventory import lacking
 from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3 import client_parts
-from farm.artifacts.storage import Missing, SignedSidecar, Upload, at_once, blob_key, sidecar_key
+from farm.artifacts.storage import Missing, SignedSidecar, Upload, at_once, blob_key, readable, sidecar_key
 from farm.artifacts.tokens import Token
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import entries
@@ -75,10 +75,10 @@ _AGAIN = "`farm submit` compiles it"
 
 def _found(key: str, caller: Token, farm: Farm) -> Sidecar:
     """Return the sidecar of a complete artifact. Raises NotFound, ArtifactGone for one that is damaged."""
-    found = farm.artifacts.lookup(caller.readable, key)
+    found = farm.artifacts.lookup(readable(caller.namespace), key)
     if found:
         return found
-    if any(farm.artifacts.get_object(sidecar_key(namespace, key)) for namespace in caller.readable):
+    if any(farm.artifacts.get_object(sidecar_key(namespace, key)) for namespace in readable(caller.namespace)):
         message = f"the artifact {key} is damaged: its sidecar is unreadable or a blob is missing"
         raise ArtifactGone(message, hint=_AGAIN)
     raise NotFound(f"no artifact has the key {key}", hint=_AGAIN)
@@ -88,8 +88,7 @@ def _found(key: str, caller: Token, farm: Farm) -> Sidecar:
 def refs(caller: ReaderCaller, farm: FarmDep, moves: bool = False) -> ListedRefs:
     """List the tags of the namespace's refs and of `main`'s; with `moves` also where each points, and since when."""
     refs = Refs(farm.artifacts)
-    # One's own come last, so that they count.
-    namespaces = {tag: namespace for namespace in caller.readable for tag in refs.list(namespace)}
+    namespaces = refs.readable(caller.namespace)
     tags = sorted(namespaces)
     if not moves:
         return {"items": tags}

@@ -174,7 +174,7 @@ def collect(artifacts: S3Store, *, plans_kept: timedelta, dry_run: bool = False)
     again = {storage.blob_key(digest) for digest in owned(artifacts, _since(artifacts, seen))}
 
     def remove(entry: storage.ListedObject) -> bool:
-        gone = entry.key not in again and _is_doomed(artifacts, entry.key)
+        gone = entry.key not in again and _is_doomed(artifacts, entry.key.rpartition("/")[2])
         if gone:
             artifacts.delete_object(entry.key)
         artifacts.delete_object(_mark_key(entry))
@@ -195,7 +195,7 @@ def lacking(artifacts: S3Store, wanted: Mapping[str, int]) -> list[str]:
     """
 
     def lacks(digest: str) -> bool:
-        return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, storage.blob_key(digest))
+        return not artifacts.has_blob(digest, wanted[digest]) or _is_doomed(artifacts, digest)
 
     return [digest for digest, lack in zip(wanted, storage.at_once(lacks, wanted), strict=True) if lack]
 
@@ -214,10 +214,10 @@ def _mark_key(entry: storage.ListedObject) -> str:
     return MARKS + entry.key.rpartition("/")[2]
 
 
-def _is_doomed(artifacts: S3Store, key: str) -> bool:
+def _is_doomed(artifacts: S3Store, digest: str) -> bool:
     """Whether a blob is marked, and was not uploaded since: some servers report times in whole seconds."""
-    mark = next(artifacts.list_entries(MARKS + key.rpartition("/")[2]), None)
-    blob = next(artifacts.list_entries(key), None) if mark else None
+    mark = next(artifacts.list_entries(MARKS + digest), None)
+    blob = next(artifacts.list_entries(storage.blob_key(digest)), None) if mark else None
     return mark is not None and blob is not None and blob.modified < mark.modified
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import MAIN, Object, until_moved
+from farm.artifacts.storage import MAIN, Object, readable, until_moved
 from farm.errors import ArtifactGone, Conflict, NotFound, UsageError
 from farm.jobs.rows import Listed
 from farm.runner.protocol import Default
@@ -146,6 +146,10 @@ class Refs:
         """Return the tags of a namespace."""
         prefix = f"ns/{namespace}/refs/"
         return [key.removeprefix(prefix).removesuffix(".json") for key in self._artifacts.list_objects(prefix)]
+
+    def readable(self, namespace: str) -> dict[str, str]:
+        """Return the tags that readers in a namespace get, each with the namespace whose ref it is."""
+        return {tag: source for source in readable(namespace) for tag in self.list(source)}  # Its own come last.
 
     def find(self, namespace: str, tag: str) -> RefView | None:
         """Return where a tag points; None if there is no such ref."""

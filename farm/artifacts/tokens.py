@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import TypedDict
 
-from farm.artifacts.storage import Object, folder_name, readable
+from farm.artifacts.storage import Object, folder_name
 from farm.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -77,11 +77,6 @@ class Token:
     created: str = ""
     digest: str = ""
     """The SHA-256 of its secret, which no other token has, also none of the same name later; empty for the rest."""
-
-    @property
-    def readable(self) -> list[str]:
-        """The namespaces that it reads, in the order in which they are asked."""
-        return readable(self.namespace)
 
     def as_dict(self) -> TokenDocument:
         """Return the token as JSON, without its secret."""

@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import build_key, builds_prefix, readable
+from farm.artifacts.storage import build_key, builds_prefix
 from farm.builds.plan import FIRST, is_measured
 from farm.builds.planner import KnownArtifacts
 from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError, suggestion
@@ -585,8 +585,8 @@ class Baselines:
         """
         if found := self._refs.read(self._refs.owner(namespace, tag), tag):
             return given(found["cells"].values())
-        known = {other for each in readable(namespace) for other in self._refs.list(each)}
-        raise NotFound(f"the tag {tag} does not exist in namespace {namespace}", hint=suggestion(tag, known))
+        hint = suggestion(tag, self._refs.readable(namespace))
+        raise NotFound(f"the tag {tag} does not exist in namespace {namespace}", hint=hint)
 
     def _reach(self, namespace: str, manifests: Collection[str]) -> Reach:
         try:

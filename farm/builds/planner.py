@@ -28,6 +28,7 @@ from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile, estimate_all
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import keys_of
+from farm.jobs.rows import PoolView
 from farm.jobs.state import AttemptLimits, Fault
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
@@ -256,7 +257,8 @@ class Planner:
         Raises ManifestError with every problem found.
         """
         self._known.require_index(namespace)
-        read = self._read(namespace, submission, by)
+        pools = self._store.workers.pools()
+        read = self._read(namespace, submission, by, pools)
         cells = read.cells
         whole = self._known.whole(namespace, {cell.job: keys_of(cell.order, cell.key) for cell in cells})
         missing = list(dict.fromkeys(cell.job for cell in cells if cell.job not in whole))
@@ -270,7 +272,7 @@ class Planner:
             running=self._store.jobs.unfinished(namespace, missing),
             last=last,
             read_spec=lambda key: self._known.read_spec(namespace, key),
-            live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
+            live_workers={pool["name"]: pool["live_workers"] for pool in pools},
             estimates=estimate_all(
                 compiles, self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
             ),
@@ -287,7 +289,9 @@ class Planner:
         hint = "send the whole submission to POST /v1/builds"
         raise NotPlanned(f"this server keeps no plan of the build {build_id}", hint=hint)
 
-    def _read(self, namespace: str, submission: SubmissionDocument, by: str) -> ReadSubmission:
+    def _read(
+        self, namespace: str, submission: SubmissionDocument, by: str, pools: Sequence[PoolView]
+    ) -> ReadSubmission:
         """Read a submission and expand its matrix, or return what was kept if pools and buckets are still the same."""
         asked = namespace, by, kept_as(submission)
         before, file = self._kept.find(asked), submission.get("file") or "manifest"
@@ -297,10 +301,9 @@ class Planner:
             else combine(parse_manifest(submission["manifest"], file), submission.get("only", ()))
         )
         in_buckets = self._in_buckets(matrix)  # Objects change; unchanged ones are not read again.
-        rows = self._store.workers.pools()
-        known, slots = [Pool.from_dict(row["pool"]) for row in rows], {row["name"]: row["slots"] for row in rows}
-        used = in_use(zip(known, (row["live_workers"] for row in rows), strict=True), self._settings.toolchains)
-        used = self._as_named(namespace, used)
+        known, slots = [Pool.from_dict(row["pool"]) for row in pools], {row["name"]: row["slots"] for row in pools}
+        live = [row["live_workers"] for row in pools]
+        used = self._as_named(namespace, in_use(zip(known, live, strict=True), self._settings.toolchains))
         limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         if before and (before.in_buckets, before.known, before.used, before.slots) == (in_buckets, known, used, slots):
             return before

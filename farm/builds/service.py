@@ -13,13 +13,14 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key, open_prefix
 from farm.builds.known_failures import AcknowledgedFailures
 from farm.builds.past_builds import Baselines, BuildIndex
-from farm.builds.plan import is_measured, is_unfinished, plan_retry, unsuccessful
+from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuccessful
 from farm.builds.planner import KnownArtifacts, Planner, digest_of_request, kept_as
 from farm.builds.reading import BuildReader
 from farm.errors import Conflict, FarmError, FarmFault, InputsMissing, NotFound, QuotaExceeded
 from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
 from farm.logging import get_logger
+from farm.manifest.entries import Manifest
 from farm.matrix.combinations import fits_any
 from farm.matrix.planned import CellPlan, PlanDocument, ShownCell, ShownPlan, SubmissionDocument
 from farm.metrics.instruments import CELLS_PLANNED, miss_reason
@@ -109,7 +110,7 @@ class Admission:
 
     def _list_orders(self, document: PlanDocument) -> None:
         """Let workers run what the build has planned. Before its cells are in the store, so that none has to wait."""
-        planned = ((cell["key"], cell["order"]) for cell in document["cells"] if cell["order"])
+        planned = [(cell["key"], cell["order"]) for cell in document["cells"] if cell["order"]]
         planned_orders.keep(self._artifacts, document["build"]["namespace"], document["build"]["id"], planned)
 
     def replace_older(self, build: PlannedBuild) -> None:
@@ -243,8 +244,7 @@ class BuildService:
         The submission is kept for a while, for `submit_planned` by the same caller. Raises ManifestError with every
         problem found.
         """
-        plan, manifest = self._planner.plan(namespace, submission, by)
-        found = self._baselines.attach(namespace, manifest.name, plan.cells, submission.get("gates"))
+        plan, manifest, absent, found = self._plan(namespace, submission, by)
         return {
             "build_id": submission["build_id"],
             "kept": kept_as(submission),
@@ -254,8 +254,17 @@ class BuildService:
             "outlook": self._reader.outlook(plan.cells, manifest.max_parallel),
             "warnings": [*plan.warnings, *found],
             "conversions": plan.conversions,
-            "missing_blobs": lacking(self._artifacts, plan.needed),
+            "missing_blobs": absent,
         }
+
+    def _plan(
+        self, namespace: str, submission: SubmissionDocument, by: str, *, unattended: bool = False
+    ) -> tuple[Plan, Manifest, list[str], list[str]]:
+        """Return a plan and its manifest, which inputs have to be uploaded, and what to know of the baselines."""
+        plan, manifest = self._planner.plan(namespace, submission, by)
+        chosen = submission.get("gates")
+        found = self._baselines.attach(namespace, manifest.name, plan.cells, chosen, unattended=unattended)
+        return plan, manifest, lacking(self._artifacts, plan.needed), found
 
     # --- a build's life -----------------------------------------------------------------------------------------
 
@@ -303,8 +312,8 @@ class BuildService:
         unattended: bool,
     ) -> PlanDocument:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
-        plan, manifest = self._planner.plan(namespace, submission, by)
-        if absent := lacking(self._artifacts, plan.needed):
+        plan, manifest, absent, found = self._plan(namespace, submission, by, unattended=unattended)
+        if absent:
             raise InputsMissing(
                 f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
                 absent,
@@ -313,8 +322,6 @@ class BuildService:
                 hint="upload the missing inputs, then submit again",
             )
         self._acknowledged.attach(namespace, plan.cells)
-        chosen = submission.get("gates")
-        found = self._baselines.attach(namespace, manifest.name, plan.cells, chosen, unattended=unattended)
         moment = self._store.next_moment()
         if (ahead := moment - self._store.now()) > SET_BACK:
             found.append(

@@ -120,13 +120,6 @@ class HostChild:
         return self._asked is not None
 
     @property
-    def standstill(self) -> str:
-        """Why it stands still, in words for a user; empty if it does not, or not for long."""
-        if self.clock.standstill < SHORT:
-            return ""
-        return WAITS_FOR_TURN if self.asks else PAUSED
-
-    @property
     def runs(self) -> bool:
         """Whether it may disturb another's measurement."""
         return not self._still and self._host.measurer is not self
@@ -154,17 +147,22 @@ class HostChild:
                 self._end()
             self._host.step()
 
-    def look(self) -> None:
-        """Let it measure if its turn has come. To be called every `LOOK_SECONDS` while it asks."""
-        if self._asked is None:
-            return
-        with self._host.change:
-            alone = self._host.admits(self, self._asked, gpu=self._gpu)
-            if alone is not None and self._asked is not None:  # A step within may have let it.
-                self.shared = self.shared or not alone
-                self._asked, self._measures = None, True
-                self.obey(paused=False)
-                self._say(GO)
+    def look(self) -> str:
+        """Let it measure if its turn has come. To be called every `LOOK_SECONDS` while it asks.
+
+        Returns why it stands still, in words for a user; empty if it does not, or not for long.
+        """
+        if self._asked is not None:
+            with self._host.change:
+                alone = self._host.admits(self, self._asked, gpu=self._gpu)
+                if alone is not None and self._asked is not None:  # A step within may have let it.
+                    self.shared = self.shared or not alone
+                    self._asked, self._measures = None, True
+                    self.obey(paused=False)
+                    self._say(GO)
+        if self.clock.standstill < SHORT:
+            return ""
+        return WAITS_FOR_TURN if self.asks else PAUSED
 
     def leave(self) -> None:
         """Be paused no more: it is about to be ended. Repeatable."""

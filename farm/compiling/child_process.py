@@ -303,11 +303,10 @@ class ChildProcess:
             for end in (told, *conversation.ends):
                 os.close(end)
         self._limits = limits
-        self._clock = conversation.place.clock
         """A child that is paused loses no time."""
         self._log = log
         self._log_start = self._log_size = os.fstat(log).st_size
-        self._started = self._moved = self._clock()
+        self._started = self._moved = conversation.now
         """When it last gave a sign of life, as far as was looked."""
         self._cpu = 0.0
 
@@ -315,7 +314,7 @@ class ChildProcess:
         """Read until the launcher has said its last word, or the child has to be ended; return why."""
         conversation, limits = self._conversation, self._limits
         while not conversation.is_over:
-            left = self._started + limits.time - self._clock() if limits.time else math.inf
+            left = self._started + limits.time - self._conversation.now if limits.time else math.inf
             self._hear(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
             conversation.look()
             by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else self._verdict(cancelled)
@@ -325,7 +324,7 @@ class ChildProcess:
 
     def _verdict(self, cancelled: threading.Event | None) -> EndedBy:
         """Return why the child has to be ended now; ITSELF if it may continue."""
-        now, size, limits = self._clock(), os.fstat(self._log).st_size, self._limits
+        now, size, limits = self._conversation.now, os.fstat(self._log).st_size, self._limits
         is_too_long = bool(limits.log) and size - self._log_start > limits.log
         if ended := self._conversation.ended:
             by = EndedBy(ended["killed"])
@@ -382,7 +381,7 @@ class ChildProcess:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
-        conversation.enter("", conversation.place.clock())
+        conversation.enter("", conversation.now)
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
@@ -405,7 +404,7 @@ class ChildProcess:
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            seconds=place.clock() - place.began,
+            seconds=conversation.now - place.began,
             shared=place.shared,
             memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
@@ -470,6 +469,11 @@ class Conversation:
             self._selector.register(pipe, selectors.EVENT_READ)
 
     @property
+    def now(self) -> float:
+        """Seconds of the child's life, without those in which it was paused."""
+        return self.place.clock()
+
+    @property
     def is_over(self) -> bool:
         """Whether the guard has closed its pipe."""
         return self._words not in self._selector.get_map()
@@ -494,8 +498,7 @@ class Conversation:
 
     def look(self) -> None:
         """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
-        self.place.look()
-        if (standstill := self.place.standstill) != self._standstill:
+        if (standstill := self.place.look()) != self._standstill:
             self._standstill = standstill
             self._report({**self._last, "detail": standstill or self._last["detail"]})
 
@@ -555,7 +558,7 @@ class Conversation:
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
-                self.moved = self.place.clock()
+                self.moved = self.now
                 self.enter(phase, self.moved)
                 self.is_nonsense |= self._changes > _MOST_PHASES
                 self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))

@@ -313,19 +313,18 @@ def expand(
 
     Raises ManifestError with every problem found, each with its place.
     """
-    complaints = Complaints(matrix.manifest, matrix.problems)
-    choice = PoolChoice(pools, known or pools, slots or {}, complaints)
-    cells = list(_cells(Lookup(matrix, models, data, files or {}, complaints, is_all=True), choice, limits))
-    if complaints.problems:
-        raise ManifestError(complaints.found())
+    lookup = Lookup(matrix, models, data, files or {}, is_all=True)
+    cells = list(_cells(lookup, PoolChoice(pools, known or pools, slots or {}, lookup.complaints), limits))
+    if lookup.complaints.problems:
+        raise ManifestError(lookup.complaints.found())
     return cells
 
 
 def check(matrix: Combinations, models: Mapping[str, FrozenModel], data: Mapping[str, FrozenData]) -> list[Problem]:
     """Return all problems that show without knowing any pool; models and data that are not given are skipped."""
-    complaints = Complaints(matrix.manifest, matrix.problems)
-    list(_cells(Lookup(matrix, models, data, {}, complaints, is_all=False), None, DEFAULT_LIMITS))
-    return complaints.found()
+    lookup = Lookup(matrix, models, data, {}, is_all=False)
+    list(_cells(lookup, None, DEFAULT_LIMITS))
+    return lookup.complaints.found()
 
 
 def _cells(lookup: Lookup, pools: PoolChoice | None, limits: AttemptLimits) -> Iterator[Cell]:

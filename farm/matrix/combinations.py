@@ -564,7 +564,6 @@ class Lookup:
         models: Mapping[str, FrozenModel],
         data: Mapping[str, FrozenData],
         files: Mapping[str, BlobSize],
-        complaints: Complaints,
         *,
         is_all: bool,
     ) -> None:
@@ -573,10 +572,10 @@ class Lookup:
         If that `is_all`, what is missing is a complaint; else it may still be brought.
         """
         self.matrix = matrix
-        self.complaints = complaints
-        self.complain = complaints.complain
+        self.complaints = Complaints(matrix.manifest, matrix.problems)
+        self.complain = self.complaints.complain
         self.is_all = is_all
-        self.inputs = CellInputs(matrix.manifest, models, complaints)
+        self.inputs = CellInputs(matrix.manifest, models, self.complaints)
         self.models = models
         self._data = data
         self._files = files

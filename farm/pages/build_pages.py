@@ -619,7 +619,7 @@ def _models_page(
 ) -> Response:
     refs = Refs(visit.farm.artifacts)
     owner = refs.owner(visit.namespace, tag)
-    tags = sorted({each for namespace in visit.caller.readable for each in refs.list(namespace)}, key=by_number)
+    tags = sorted(refs.readable(visit.caller.namespace), key=by_number)
     found = refs.find(owner, tag) if tag in tags else None
     return visit.page(
         "models",

@@ -17,6 +17,7 @@ from farm.api.build_routes import BuildReference
 from farm.api.gate import FarmDep, ReaderCaller
 from farm.app import Farm
 from farm.artifacts.refs import Refs
+from farm.artifacts.storage import readable
 from farm.artifacts.tokens import Role, Token
 from farm.builds.known_failures import LONGEST, today
 from farm.builds.past_builds import KEPT
@@ -243,7 +244,7 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
 def _refs_of(visit: Visit, key: str) -> tuple[list[tuple[str, bool]], int]:
     """Return the refs that name a program now and whether another one has its place, and how many were not read."""
     refs, began, found = Refs(visit.farm.artifacts), time.monotonic(), list[tuple[str, bool]]()
-    tags = sorted({tag for namespace in visit.caller.readable for tag in refs.list(namespace)}, key=by_number)
+    tags = sorted(refs.readable(visit.caller.namespace), key=by_number)
     for place, tag in enumerate(tags):
         if time.monotonic() - began > PATIENCE:
             return found, len(tags) - place
@@ -418,7 +419,7 @@ def known_sidecar(visit: Visit, key: str) -> Sidecar:
 
 def sidecar_of(visit: Visit, key: str) -> Sidecar | None:
     """Return the sidecar of an artifact that the caller may read; None if there is none."""
-    return visit.farm.artifacts.lookup(visit.caller.readable, key)
+    return visit.farm.artifacts.lookup(readable(visit.caller.namespace), key)
 
 
 def _artifact_log(visit: Visit, made: Sidecar) -> JobLog:

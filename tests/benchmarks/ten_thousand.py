@@ -137,7 +137,7 @@ def main(runs: int) -> None:
             plans = [timed(lambda: plan(manifest)) for _ in range(runs)]
             farm = Farm(up)
             frozen = freeze(manifest)
-            read = farm.builds._planner._read("main", frozen.submission, "")
+            read = farm.builds._planner._read("main", frozen.submission, "", farm.store.workers.pools())
             orders = [dict(cell.order) for cell in read.cells]
             baseline = statistics.median(
                 timed(lambda: [digest_of(order["spec"]) for order in orders]) for _ in range(runs)

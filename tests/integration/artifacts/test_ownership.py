@@ -13,7 +13,6 @@ from farm.artifacts import inventory
 from farm.artifacts.inventory import MARKS, Collected, collect, lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import blob_key
 from tests.support.helpers import wait_until
 
 KEPT = timedelta(days=14)
@@ -92,7 +91,7 @@ def test_what_is_named_between_the_look_and_the_deletion_stays(
 
     def marked() -> bool:
         found(store, monkeypatch, grace=DAY)
-        return inventory._is_doomed(store, blob_key(digest))
+        return inventory._is_doomed(store, digest)
 
     def named_meanwhile(artifacts: S3Store, entries: Any) -> Any:
         store.put_object(key, json.dumps({"snapshot": digest}).encode())
@@ -192,7 +191,7 @@ def test_a_snapshot_that_a_ref_names_again_while_garbage_is_collected_stays(
 
         def marked() -> bool:
             found(store, monkeypatch, grace=DAY)
-            return inventory._is_doomed(store, blob_key(digest))
+            return inventory._is_doomed(store, digest)
 
         wait_until(marked, message="it is marked")
         monkeypatch.setattr(inventory, "GRACE", timedelta(0))
