@@ -155,7 +155,9 @@ def with_notes(text: str, note: Callable[..., str]) -> str:
     sources = {path.stem: path.read_text() for path in Path(ROOT, LUA).glob("*.lua")}
     parts = {name: source for name, source in sources.items() if source in text}
     places = {
-        function: name for name in parts for function in re.findall(r"^local function (\w+)", parts[name], re.MULTILINE)
+        function: name
+        for name in (*parts, "_shared")  # Of this one a script has only what it uses.
+        for function in re.findall(r"^local function (\w+)", sources[name], re.MULTILINE)
     }
     for name, source in parts.items():
         text = text.replace(source, _noted(name, source, places, note))
