@@ -220,8 +220,8 @@ class _EventReader:
                     root = self.node(event, events, 1)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            message = " ".join(part for part in (error.context, error.problem) if part)
-            self.add(f"not YAML: {message}", mark.line + 1, mark.column + 1, self.way_out(error))
+            message = self.what_is_wrong(error) or " ".join(part for part in (error.context, error.problem) if part)
+            self.add(f"not YAML: {message}", mark.line + 1, mark.column + 1, "")
         except ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
             column = error.position - self.text.rfind("\n", 0, error.position)
@@ -233,18 +233,17 @@ class _EventReader:
             self.add("the document is empty", 1, 1, "`farm init MODEL` writes a whole manifest")
         return root
 
-    @staticmethod
-    def way_out(error: MarkedYAMLError) -> str:
+    def what_is_wrong(self, error: MarkedYAMLError) -> str:
         """Return what may be wrong, in words of somebody who does not know YAML's grammar."""
         context, problem = error.context or "", error.problem or ""
         if ways := [way for words, way in _WAYS_OUT.items() if words in problem]:
             return ways[0]
-        if "flow node" in context:
-            return "a `[` or `{` before this is not closed"
-        if error.context_mark and ("flow" in context or "quoted" in context):
-            opened = "quote" if "quoted" in context else "`[`" if "sequence" in context else "`{`"
-            return f"the {opened} on line {error.context_mark.line + 1} is not closed"
-        return ""
+        if "flow node" in context and (opened := re.search(r"[\[{][^\]}]*\Z", self.text)):
+            return f"the `{opened[0][0]}` on line {self.text.count(chr(10), 0, opened.start()) + 1} is not closed"
+        if error.context_mark and ("flow" in context or "quoted" in context) and "node" not in context:
+            what = "quote" if "quoted" in context else "`[`" if "sequence" in context else "`{`"
+            return f"the {what} on line {error.context_mark.line + 1} is not closed"
+        return "a `[` or `{` before this is not closed" if "node" in context else ""
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:
         self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))

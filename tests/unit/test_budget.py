@@ -35,7 +35,7 @@ LINES = {
     "jobs": 1016,
     "local": 1714,
     "loose": 1828,
-    "manifest": 2097,
+    "manifest": 2096,
     "matrix": 1613,
     "metrics": 212,
     "models": 760,

@@ -338,7 +338,7 @@ def test_lint_looks_at_files_despite_unknown_fields(tmp_path: Path, capsys: pyte
     [
         (GOOD.replace("  - name", "\t- name"), "indent with spaces: YAML allows no tabs"),
         (GOOD.replace("[fp32]", "[fp32"), "the `[` on line 4 is not closed"),
-        ("{\n", "a `[` or `{` before this is not closed"),
+        ("{\n", "the `{` on line 1 is not closed"),
         (GOOD.replace("name: d", "name: 'd"), "the quote on line 2 is not closed"),
         (GOOD + " also: x\n", "indent all lines of a block equally, and begin each item of a list with `- `"),
         (GOOD.replace("[fp32]", "fp32: x"), "put quotes around a value with such a character, or indent"),
