@@ -298,7 +298,10 @@ class Gate:
             await send(message)
 
         try:
-            with bound(**_ids(scope)):  # In every line that is logged meanwhile, also in threads.
+            ids: dict[str, str] = dict(_NAMED.findall(scope["path"]))
+            if _BUILD.fullmatch(new := Headers(scope=scope).get("idempotency-key", "")):
+                ids["build"] = new
+            with bound(**ids):  # In every line that is logged meanwhile, also in threads.
                 await self._let_in(scope, receive, noting)
                 if may_change(scope) and status < 400:
                     await write_change(self._state.farm.artifacts, scope, status)
@@ -313,7 +316,9 @@ class Gate:
         try:
             self._site.check(Headers(scope=scope))
             sign_in(scope, self._state.farm.settings.proxy_secret.get_secret_value())
-            if is_free(scope):
+            path = scope["path"]
+            drawing = path in ("/v1/health", SIGN_IN) or path.startswith("/ui/static/")
+            if drawing and scope["method"] in ("GET", "HEAD"):  # Never behind a turn.
                 await self._compressed(scope, receive, send)
                 return
             caller = await self._turns.caller(self._state.farm, scope)
@@ -326,21 +331,33 @@ class Gate:
             await refusal(error)(scope, receive, send)
 
     async def _tagged(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the app answer; hold its answer back if all of it comes at once, for its ETag."""
-        tag = EntityTag(scope)
+        """Let the app answer, and give a whole answer to a GET its ETag, unless it has one.
+
+        A caller that has that answer already asks again with `If-None-Match`, and gets 304 without a body. Streams do
+        not say how long they are, and pass.
+        """
+        begun: Message | None = None
 
         async def tagging(message: Message) -> None:
-            for each in tag.of(message):
-                await send(each)
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                if message["status"] == 200 and "content-length" in Headers(raw=message["headers"]):
+                    begun = message  # Held back until its body is there.
+                    return
+            elif begun:
+                headers = MutableHeaders(raw=begun["headers"])
+                tag = headers.setdefault("etag", f'W/"{hashlib.sha256(message.get("body", b"")).hexdigest()[:32]}"')
+                headers.setdefault("cache-control", "private, no-cache")
+                shown = Headers(scope=scope).get("if-none-match", "")
+                if {tag.removeprefix("W/"), "*"} & {known.strip().removeprefix("W/") for known in shown.split(",")}:
+                    kept = [(name, value) for name, value in headers.raw if name.decode() in _KEPT]
+                    begun, message = {**begun, "status": 304, "headers": kept}, {**message, "body": b""}
+                await send(begun)
+                begun = None
+            await send(message)
 
-        await self._app(scope, receive, tagging)
-
-
-def _ids(scope: Scope) -> dict[str, str]:
-    """Return the ids in a request's path, and the id that a new build will have, by what they are of."""
-    ids: dict[str, str] = dict(_NAMED.findall(scope["path"]))
-    new = Headers(scope=scope).get("idempotency-key", "")
-    return {**ids, "build": new} if _BUILD.fullmatch(new) else ids
+        wanted = scope["method"] == "GET" and scope["path"].startswith("/v1/")
+        await self._app(scope, receive, tagging if wanted else send)
 
 
 # --- whose site -------------------------------------------------------------------------------------------------------
@@ -378,24 +395,6 @@ class OwnSite:
 # --- whose turn -------------------------------------------------------------------------------------------------------
 
 
-class Rates:
-    """How many requests tokens may send: `BURST` at once, and `RATE` a second for long."""
-
-    def __init__(self) -> None:
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By token: how many requests it had left, and when."""
-
-    def takes(self, token: str) -> bool:
-        """Whether a token may send a request now."""
-        now = time.monotonic()
-        left, at = self._left.pop(token, (BURST, now))
-        left = min(BURST, left + (now - at) * RATE)
-        self._left[token] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > KNOWN:
-            self._left.popitem(last=False)
-        return left >= 1
-
-
 class Turns:
     """Lets one caller have some requests answered at once; the caller's others wait.
 
@@ -406,16 +405,17 @@ class Turns:
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()
         """By caller; of those that have requests now, which hold them."""
-        self._rates = Rates()
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By token: how many requests it may still send at once, and when that was so."""
 
     async def caller(self, farm: Farm, scope: Scope) -> str:
         """Return the token that counts for a request; `STRANGERS` if the farm does not know it.
 
         Only a token that this process has not seen yet is looked up in storage, a few at a time and without patience.
-        Raises QuotaExceeded if the token sends more than `Rates` allows, StorageAway.
+        Raises QuotaExceeded if the token sends more than `BURST` at once and `RATE` a second for long, StorageAway.
         """
         token = shown_token(scope)
-        if token and not self._rates.takes(token):
+        if token and not self._takes(token):
             raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
         own = farm.settings.api_token.get_secret_value()
         if not own or hmac.compare_digest(token.encode(), own.encode()):
@@ -425,6 +425,15 @@ class Turns:
                 if not token or not await run_in_threadpool(farm.tokens.find, token):
                     return STRANGERS
         return token
+
+    def _takes(self, token: str) -> bool:
+        now = time.monotonic()
+        left, at = self._left.pop(token, (BURST, now))
+        left = min(BURST, left + (now - at) * RATE)
+        self._left[token] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > KNOWN:
+            self._left.popitem(last=False)
+        return left >= 1
 
     def turn(self, scope: Scope, caller: str) -> AbstractAsyncContextManager[object]:
         """Return what waits until it is a request's turn; streams have a bound and threads of their own."""
@@ -436,12 +445,6 @@ class Turns:
 
     def _places(self, whose: str, most: int) -> anyio.Semaphore:
         return self._turns.setdefault(whose, anyio.Semaphore(most))
-
-
-def is_free(scope: Scope) -> bool:
-    """Whether a request is never behind a turn: health, the page to sign in, and what pages are drawn with."""
-    path = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path in ("/v1/health", SIGN_IN) or path.startswith("/ui/static/"))
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
@@ -509,47 +512,6 @@ def _size(headers: Headers) -> int:
     if "transfer-encoding" in headers or not length.isdecimal():
         return LARGEST_BODY
     return min(int(length), LARGEST_BODY)
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-class EntityTag:
-    """Gives a whole answer to a GET its ETag, unless it has one.
-
-    A caller that has that answer already asks again with `If-None-Match`, and gets 304 without a body.
-    """
-
-    def __init__(self, scope: Scope) -> None:
-        self._wanted = scope["method"] == "GET" and scope["path"].startswith("/v1/")
-        shown = Headers(scope=scope).get("if-none-match", "")
-        self._known = {tag.strip().removeprefix("W/") for tag in shown.split(",")}
-        self._start: Message | None = None
-        """The beginning of a whole answer, held back until its body is there."""
-
-    def of(self, message: Message) -> list[Message]:
-        """Return what to send for one message of the answer."""
-        if self._wanted and message["type"] == "http.response.start" and _is_whole(message):
-            self._start = message
-            return []
-        if message["type"] != "http.response.body" or not self._start:
-            return [message]
-        start, self._start = self._start, None
-        headers = MutableHeaders(raw=start["headers"])
-        tag = headers.setdefault("etag", f'W/"{hashlib.sha256(message.get("body", b"")).hexdigest()[:32]}"')
-        headers.setdefault("cache-control", "private, no-cache")
-        if tag.removeprefix("W/") in self._known or "*" in self._known:
-            kept = [(name, value) for name, value in headers.raw if name.decode() in _KEPT]
-            return [
-                {"type": "http.response.start", "status": 304, "headers": kept},
-                {"type": "http.response.body", "body": b""},
-            ]
-        return [start, message]
-
-
-def _is_whole(message: Message) -> bool:
-    """Whether an answer is a success whose body comes in one piece: streams do not say how long they are."""
-    return message["status"] == 200 and "content-length" in Headers(raw=message["headers"])
 
 
 # --- the log of changes -----------------------------------------------------------------------------------------------
