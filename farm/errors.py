@@ -27,9 +27,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NotRequired, Self, cast
+from typing import NotRequired, Self
 
 from typing_extensions import TypedDict
 
@@ -87,17 +87,6 @@ class UsageError(FarmError, exit_code=ExitCode.USAGE, http_status=400):
     """The request is wrong; changing it helps, trying again does not."""
 
 
-class ProblemDocument(TypedDict):
-    """A `Problem` as plain JSON."""
-
-    message: str
-    file: str
-    line: int
-    column: int
-    hint: str
-    snippet: str
-
-
 class ProblemDetails(TypedDict):
     """An error as the API answers it (RFC 9457); all from `hint` on is ours."""
 
@@ -106,7 +95,7 @@ class ProblemDetails(TypedDict):
     status: int
     detail: str
     hint: NotRequired[str]
-    problems: NotRequired[list[ProblemDocument]]
+    problems: NotRequired[list[dict[str, str | int]]]
     missing_blobs: NotRequired[Sequence[str]]
     kept: NotRequired[str]
 
@@ -121,10 +110,6 @@ class Problem:
     column: int = 0
     hint: str = ""
     snippet: str = ""
-
-    def as_dict(self) -> ProblemDocument:
-        """Return the problem as plain JSON."""
-        return cast(ProblemDocument, asdict(self))
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,7 +33,7 @@ def problem(error: FarmError) -> ProblemDetails:
     if error.hint:
         document["hint"] = error.hint
     if isinstance(error, ManifestError):
-        document["problems"] = [each.as_dict() for each in error.problems]
+        document["problems"] = [asdict(each) for each in error.problems]
     if isinstance(error, InputsMissing):
         document["missing_blobs"] = error.blobs
         if error.kept:

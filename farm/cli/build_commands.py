@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
 import typer
 from typer import Argument, Option
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 LOOKED_AT = 20  # Open builds that `run` looks at, to find one of the same manifest.
+Publish = Callable[["Report", str], None]  # Writes what is wanted of a build's report; the text is its page.
 SECOND_THOUGHT = 5  # Seconds after Ctrl-C within which a second Ctrl-C cancels the build.
 
 ManifestArgument = Annotated[Path, Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
@@ -95,7 +96,7 @@ def run(
     settings name (Redis, S3, an API) are used instead of embedded ones. Ctrl-C stops the build; the next run of
     the unchanged manifest goes on with it. After it has ended, a run is a new build, whose unchanged cells are hits.
     """
-    reports = wanted_reports(junit, summary, manifest)
+    publish = reports_to(junit, summary, manifest)
     if folder and not (there := next(path for path in (folder, *folder.absolute().parents) if path.exists())).is_dir():
         raise UsageError(f"cannot write into {folder}: {there} is a file", hint="choose another folder")
     frozen = _freeze(manifest, label, gate, budget, baseline, only, first=first, fail_fast=fail_fast)
@@ -106,14 +107,14 @@ def run(
     ):
         build_id = _stopped_before(client, frozen)
         _say_unfinished(client, but=build_id)
-        build_id = build_id or _submit(client, frozen, quiet=output.as_json())
+        build_id = build_id or _submit(client, frozen)
         gone_on = [
             f"stopped: build {build_id} goes on with the next `farm run` or `farm up` here",
             f"  resume:  farm run {manifest}",
             f"  cancel:  farm cancel {build_id}",
         ]
         # Its pages go with the farm, so the result names none.
-        code = _watch(client, build_id, gone_on, reports, pages=False)
+        code = _watch(client, build_id, gone_on, publish, pages=False)
         _bring_programs(client, build_id, folder)
     raise typer.Exit(code)
 
@@ -164,15 +165,15 @@ def submit(
 
     Prints the plan first: which cells are hits, which are misses and what changed. Ctrl-C detaches, the build goes on.
     """
-    wanted = wanted_reports(junit, summary, manifest)
+    publish = reports_to(junit, summary, manifest)
     given = {"first": first, "untrusted": untrusted, "fail_fast": fail_fast}
     frozen = _freeze(manifest, label, gate, budget, baseline, only, **given)
     with connect() as client:
         if dry_run:
             show_plan(client.plan(frozen))
             return
-        build_id = _submit(client, frozen, quiet=output.as_json() or detach)
-        code = follow_to_verdict(client, build_id, wanted, detach=detach)
+        build_id = _submit(client, frozen, detach=detach)
+        code = follow_to_verdict(client, build_id, publish, detach=detach)
     raise typer.Exit(code)
 
 
@@ -193,19 +194,19 @@ def retry(
     """
     from farm.client.client import new_build_id
 
-    wanted = wanted_reports(junit, summary)
+    publish = reports_to(junit, summary)
     with connect() as client:
         before, new_id = client.find_build(build), new_build_id()
         planned = client.plan_retry(before, failed=failed, only=only or (), new_id=new_id)
         if dry_run:
             show_plan(planned)
             return
-        _say_plan(planned, quiet=output.as_json() or detach)
+        say_before(render.plan(planned), detach=detach)
         if sys.stdin.isatty() and not yes:
             typer.confirm("go on?", abort=True, err=True)
         client.retry(before, failed=failed, only=only or (), new_id=new_id)
-        say_build(new_id, quiet=output.as_json() or detach)
-        code = follow_to_verdict(client, new_id, wanted, detach=detach)
+        say_before([f"build {new_id}"], detach=detach)
+        code = follow_to_verdict(client, new_id, publish, detach=detach)
     raise typer.Exit(code)
 
 
@@ -235,10 +236,10 @@ def plan(
 
 def watch(build: BuildId = "@latest", junit: Junit = None, summary: Summary = None) -> None:
     """Follow a build to its verdict, and exit with it."""
-    wanted = wanted_reports(junit, summary)
+    publish = reports_to(junit, summary)
     with connect() as client:
         build_id = client.find_build(build)
-        code = _watch(client, build_id, _goes_on(build_id), wanted)
+        code = _watch(client, build_id, _goes_on(build_id), publish)
     raise typer.Exit(code)
 
 
@@ -399,7 +400,7 @@ def _say_unfinished(client: FarmClient, but: str = "") -> None:
         output.note(f"  cancel:  farm cancel {build['id']}")
 
 
-def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
+def _submit(client: FarmClient, frozen: Frozen, *, detach: bool = False) -> str:
     """Show the plan, bring what the farm lacks, and create the build; return its id."""
     said = 0
 
@@ -411,13 +412,13 @@ def _submit(client: FarmClient, frozen: Frozen, *, quiet: bool) -> str:
 
     with output.if_interrupted("nothing was submitted; what was uploaded is not sent again"):
         planned = client.plan(frozen)
-        _say_plan(planned, quiet=quiet, starting=_starting(client, planned))
+        say_before(render.plan(planned, _starting(client, planned)), detach=detach)
         build = client.submit(frozen, plan=planned, progress=uploaded)
     found = build.document
     if found.get("plan") != planned.get("digest"):
         for line in render.plan_changes(planned["cells"], client.cells(found["id"])):
             output.note(line)
-    say_build(found["id"], quiet=quiet)
+    say_before([f"build {found['id']}"], detach=detach)
     output.note(f"page: {build.url}")
     return found["id"]
 
@@ -432,30 +433,23 @@ def _starting(client: FarmClient, planned: ShownPlan) -> set[str]:
     } & unserved
 
 
-def _say_plan(planned: ShownPlan, *, quiet: bool, starting: Collection[str] = ()) -> None:
-    """Print a plan before its build is made: on standard error if the result is a document, or the build's id alone."""
-    for line in render.plan(planned, starting):
-        output.note(line) if quiet else output.say(line)
+def say_before(lines: Sequence[str], *, detach: bool) -> None:
+    """Print what precedes a result: on standard error if that is a document, or with `detach` a build's id alone."""
+    for line in lines:
+        output.note(line) if detach or output.as_json() else output.say(line)
 
 
-def say_build(build_id: str, *, quiet: bool) -> None:
-    """Print a new build's id: on standard error if the result is a document, or the build's id alone."""
-    output.note(f"build {build_id}") if quiet else output.say(f"build {build_id}")
-
-
-def follow_to_verdict(client: FarmClient, build_id: str, wanted: WantedReports, *, detach: bool) -> int:
+def follow_to_verdict(client: FarmClient, build_id: str, publish: Publish, *, detach: bool) -> int:
     """Follow a build to its verdict, or leave it at once; return the exit code."""
     if not detach:
-        return _watch(client, build_id, _goes_on(build_id), wanted)
+        return _watch(client, build_id, _goes_on(build_id), publish)
     for line in () if output.as_json() else (f"  follow:  farm watch {build_id}", f"  cancel:  farm cancel {build_id}"):
         output.note(line)
     output.result({"build": client.build(build_id)}, build_id)
     return int(ExitCode.OK)
 
 
-def _watch(
-    client: FarmClient, build_id: str, gone_on: Sequence[str], wanted: WantedReports, *, pages: bool = True
-) -> int:
+def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], publish: Publish, *, pages: bool = True) -> int:
     """Follow a build to its verdict and return the exit code; on Ctrl-C leave it, on a second one cancel it.
 
     Then it raises KeyboardInterrupt. With `pages` the text names the page of each failed cell.
@@ -473,7 +467,7 @@ def _watch(
         output.emit({"build": build, "cells": report["cells"]})
     else:
         output.say_all(["", *render.outcome(report, page if pages else "", output.width())])
-    publish_report(report, wanted, link=page, quiet=output.as_json())
+    publish(report, page)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)
 
@@ -583,37 +577,33 @@ class PipelineHooks(Protocol):
         """
 
 
-class WantedReports(NamedTuple):
-    """What the user wants written of a build, by its format; and the manifest that was submitted, if one was."""
+def reports_to(junit: Path | None, summary: Path | None, manifest: Path | None = None) -> Publish:
+    """Return what writes the reports that `--junit` and `--summary` ask for, and shows them where a CI server does.
 
-    files: Mapping[str, Path]
-    manifest: Path | None = None
-
-
-def wanted_reports(junit: Path | None, summary: Path | None, manifest: Path | None = None) -> WantedReports:
-    """Return what `--junit` and `--summary` ask for. Raises UsageError, before hours of work, if it cannot be had."""
+    Raises UsageError, before hours of work, if one cannot be had. Later a verdict stays as it is.
+    """
     files = {form: path for form, path in (("junit", junit), ("markdown", summary)) if path}
     for form, path in files.items():
         check_folder(path)
         entry_points.required(entry_points.REPORTS, form)
-    return WantedReports(files, manifest)
+
+    def publish(report: Report, link: str) -> None:
+        steps: list[Callable[[], None]] = [partial(_write, path, form, report, link) for form, path in files.items()]
+        for each in _pipelines():
+            if hasattr(each, "publish"):
+                steps.append(partial(each.publish, report, manifest=manifest, link=link, quiet=output.as_json()))
+        for step in steps:
+            try:
+                step()
+            except (FarmError, OSError, subprocess.SubprocessError) as error:
+                output.note(f"the verdict stands, but a report is missing: {error}")
+
+    return publish
 
 
 def pipeline_labels() -> dict[str, str]:
     """Return the labels that a build gets by itself, such as the commit of the pipeline."""
     return {name: value for each in _pipelines() for name, value in each.labels(os.environ).items()}
-
-
-def publish_report(report: Report, wanted: WantedReports, *, link: str, quiet: bool) -> None:
-    """Write what was asked for, and what a CI server shows. A verdict stays as it is, also if one cannot be written."""
-    steps: list[Callable[[], None]] = [partial(_write, path, form, report, link) for form, path in wanted.files.items()]
-    publishing = [each.publish for each in _pipelines() if hasattr(each, "publish")]
-    steps += [partial(publish, report, manifest=wanted.manifest, link=link, quiet=quiet) for publish in publishing]
-    for step in steps:
-        try:
-            step()
-        except (FarmError, OSError, subprocess.SubprocessError) as error:
-            output.note(f"the verdict stands, but a report is missing: {error}")
 
 
 def check_folder(file: Path) -> None:

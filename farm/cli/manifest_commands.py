@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +48,7 @@ def lint(
     problems = [problem for each in found.values() for problem in each]
     match form:
         case Format.JSON:
-            output.emit({"ok": not problems, "problems": [problem.as_dict() for problem in problems]})
+            output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
         case Format.SARIF | Format.GITHUB:
             written = write(problems) if write else []
             if isinstance(written, Mapping):

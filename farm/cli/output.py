@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TextIO, Union
+from typing import TYPE_CHECKING, Any, TextIO, Union
 
 import typer
-from typing_extensions import TypedDict
 
 from farm.cli import render
-from farm.errors import FarmError, ManifestError, ProblemDocument, UsageError
+from farm.errors import FarmError, ManifestError, UsageError
 from farm.inert import inert, inert_json, one_line
 
 if TYPE_CHECKING:
@@ -171,26 +171,16 @@ def complain(error: FarmError) -> None:
         emit({"error": document(error)})
 
 
-class ErrorDocument(TypedDict):
-    """An error as `--json` prints it."""
-
-    kind: str
-    message: str
-    hint: str
-    exit_code: int
-    problems: NotRequired[list[ProblemDocument]]
-
-
-def document(error: FarmError) -> ErrorDocument:
-    """Return an error as JSON."""
-    found: ErrorDocument = {
+def document(error: FarmError) -> dict[str, Any]:
+    """Return an error as `--json` prints it."""
+    found: dict[str, Any] = {
         "kind": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
         "exit_code": int(error.exit_code),
     }
     if isinstance(error, ManifestError):
-        found["problems"] = [problem.as_dict() for problem in error.problems]
+        found["problems"] = [asdict(problem) for problem in error.problems]
     return found
 
 

@@ -117,7 +117,7 @@ def build(
     dry_run: build_commands.DryRun = False,
 ) -> None:
     """Build a stored manifest and follow the build to its verdict."""
-    wanted = build_commands.wanted_reports(junit, summary)
+    publish = build_commands.reports_to(junit, summary)
     labels = {**build_commands.pipeline_labels(), **build_commands.read_labels(label)}
     gates = read_gates(gate or (), budget or (), baseline, first=first)
     with connect() as client:
@@ -125,8 +125,8 @@ def build(
             build_commands.show_plan(ManifestsApi.of(client).plan(name, version=version, labels=labels, gates=gates))
             return
         build_id = ManifestsApi.of(client).build(name, version=version, labels=labels, gates=gates, key=key)["id"]
-        build_commands.say_build(build_id, quiet=output.as_json() or detach)
-        code = build_commands.follow_to_verdict(client, build_id, wanted, detach=detach)
+        build_commands.say_before([f"build {build_id}"], detach=detach)
+        code = build_commands.follow_to_verdict(client, build_id, publish, detach=detach)
     raise typer.Exit(code)
 
 
