@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from farm.node.gpus import Gpu, Machine, Note
@@ -95,26 +96,30 @@ def _device(
     units = None
     if capability and cores:
         units = cores // _CORES.get(capability[0] * 10 + capability[1], 128)
-    elif place is not None and (attributes := nvml.ask("DeviceGetAttributes_v2", device)):
-        units = int(attributes.multiprocessorCount)
+    elif place is not None:
+        units = nvml.number("DeviceGetAttributes_v2", device, "multiprocessorCount")
     missing = {"UUID": uuid, "compute capability": capability, "number of multiprocessors": units, "name": model}
     if silent := [name for name, value in missing.items() if not value]:
         text = f"the driver does not tell its {' and '.join(silent)}"
         notes.append(Note(subject, text, "install a newer driver, or look at nvidia-smi -q"))
         return
     bus = nvml.ask("DeviceGetPciInfo", card)
-    bdf = _address(bus.busId) if bus else ""
-    memory = nvml.ask("DeviceGetMemoryInfo", device)
+    text = bus.busId.decode() if bus and isinstance(bus.busId, bytes) else bus.busId if bus else ""
+    domain, _, rest = text.lower().partition(":")
+    bdf = f"{int(domain, 16):04x}:{rest}" if rest else ""  # As the kernel writes it; NVML's domain has 8 digits.
+    cpus = machine.text(f"/sys/bus/pci/devices/{bdf}/local_cpulist") if bdf else ""
+    if not cpus and (node := nvml.ask("DeviceGetNumaNodeId", card)) is not None:
+        cpus = machine.text(f"/sys/devices/system/node/node{node}/cpulist")
     yield Gpu(
         index=index,
         uuid=uuid,
         arch=f"sm_{capability[0]}{capability[1]}:{model_slug(model)}",
         compute_units=units or 0,
-        memory=int(memory.total) if memory else None,
+        memory=nvml.number("DeviceGetMemoryInfo", device, "total"),
         model=model,
         partition=model.partition(" MIG ")[2],
         bdf=bdf,
-        cpus=_cpus(machine, nvml, card, bdf),
+        cpus=cpus,
         driver=str(nvml.ask("SystemGetDriverVersion") or ""),
         maker="nvidia",
     )
@@ -127,21 +132,6 @@ def model_slug(model: str) -> str:
     """
     short = re.sub(r"\b(nvidia|geforce|tesla|quadro|graphics|gpu)\b", " ", model.lower())
     return re.sub(r"[^a-z0-9.]+", "-", short).strip("-")
-
-
-def _address(bus: str | bytes) -> str:
-    """Return a PCI address as the kernel writes it; NVML writes the domain with 8 digits."""
-    text = bus.decode() if isinstance(bus, bytes) else bus
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}" if rest else ""
-
-
-def _cpus(machine: Machine, nvml: Nvml, card: Any, bdf: str) -> str:
-    """Return the CPUs near a card: those of its PCI device, else those of the NUMA node that the driver names."""
-    if near := machine.text(f"/sys/bus/pci/devices/{bdf}/local_cpulist") if bdf else "":
-        return near
-    node = nvml.ask("DeviceGetNumaNodeId", card)
-    return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")
 
 
 def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
@@ -161,10 +151,11 @@ def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[
 def gauges(machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
     """Return what reads how busy a device is, in percent, and how many bytes of its memory are in use."""
     nvml, _ = open_nvml(machine)
-    device = nvml.device(pin) if nvml else None
+    device = nvml.ask("DeviceGetHandleByUUID", pin) if nvml else None
     if nvml is None or device is None:
         return lambda: None, lambda: None
-    return lambda: nvml.busy(device), lambda: nvml.used(device)
+    busy = partial(nvml.number, "DeviceGetUtilizationRates", device, "gpu")
+    return busy, partial(nvml.number, "DeviceGetMemoryInfo", device, "used")
 
 
 def conditions(machine: Machine, pin: str) -> Conditions | None:
@@ -176,8 +167,9 @@ def conditions(machine: Machine, pin: str) -> Conditions | None:
 def held(machine: Machine, pin: str) -> list[int] | None:
     """Return the bytes of memory of each process that has a context on a GPU, which may be 0."""
     nvml, _ = open_nvml(machine)
-    found = nvml.processes(nvml.device(pin)) if nvml else None
-    return None if found is None else [memory for _, memory in found]
+    device = nvml.ask("DeviceGetHandleByUUID", pin) if nvml else None
+    found = nvml.ask("DeviceGetComputeRunningProcesses", device) if nvml else None
+    return None if found is None else [int(each.usedGpuMemory or 0) for each in found]
 
 
 # --- NVML -------------------------------------------------------------------------------------------------------------
@@ -208,31 +200,14 @@ class Nvml:
         except (self.binding.NVMLError, AttributeError):
             return None
 
-    def device(self, uuid: str) -> Any:
-        """Return the handle of a card or MIG slice; None for one that is gone."""
-        return self.ask("DeviceGetHandleByUUID", uuid)
-
-    def processes(self, device: Any) -> list[tuple[int, int]] | None:
-        """Return process id and bytes of each process that has a context on a device; None if the driver does not say.
-
-        The ids are those of the host, or 0. In a container the same processes have other ids.
-        """
-        found = self.ask("DeviceGetComputeRunningProcesses", device)
-        return None if found is None else [(int(each.pid), int(each.usedGpuMemory or 0)) for each in found]
-
-    def used(self, device: Any) -> int | None:
-        """Return the bytes of a device's memory that are in use."""
-        memory = self.ask("DeviceGetMemoryInfo", device)
-        return None if memory is None else int(memory.used)
-
-    def busy(self, device: Any) -> int | None:
-        """Return the share of time, in percent, in which something ran on a device."""
-        rates = self.ask("DeviceGetUtilizationRates", device)
-        return None if rates is None else int(rates.gpu)
+    def number(self, name: str, device: Any, field: str) -> int | None:
+        """Return a number of an answer about a device."""
+        answer = self.ask(name, device)
+        return None if answer is None else int(getattr(answer, field))
 
     def conditions(self, uuid: str) -> Conditions | None:
         """Return the state of a device at this moment, without its processes; None if the device is gone."""
-        device = self.device(uuid)
+        device = self.ask("DeviceGetHandleByUUID", uuid)
         if device is None:
             return None
         card = self.ask("DeviceGetDeviceHandleFromMigDeviceHandle", device) or device

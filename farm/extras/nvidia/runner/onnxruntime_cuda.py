@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +31,12 @@ _LOWEST = {"12": 60, "13": 75}
 FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
 
 
-def preload() -> None:
-    """Load CUDA's libraries, which opens no card."""
-    import onnxruntime
-
-    onnxruntime.preload_dlls()
-
-
 def libraries() -> DeviceLibraries:
     """Load the libraries that the provider needs, and return what was found."""
+    import onnxruntime
     from onnxruntime.capi import build_and_package_info
 
-    preload()
+    onnxruntime.preload_dlls()  # Which opens no card.
     major = str(getattr(build_and_package_info, "cuda_version", "")).partition(".")[0]
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -65,7 +59,11 @@ def _cuda(library: Any) -> str:
 
 def _cudnn(library: Any) -> str:
     library.cudnnGetVersion.restype = ctypes.c_size_t
-    number = library.cudnnGetVersion()
+    return spelt(library.cudnnGetVersion())
+
+
+def spelt(number: int) -> str:
+    """Return a version of cuDNN or TensorRT from its number: 101303 is 10.13.3."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -88,39 +86,6 @@ SHAPES = frozenset(
      "Identity", "Constant", "Neg", "Floor", "Ceil", "And", "Or", "Not", "ScatterND", "Loop", "If", "GatherND"}
 )  # fmt: skip
 """Operators that compute shapes: ONNX Runtime puts some of them on the CPU on purpose, though CUDA has kernels."""
-
-
-def assignment(session: Any) -> Iterator[tuple[str, str, str, str]]:
-    """Yield provider, domain, operator and name of each node that the session executes."""
-    for part in session.get_provider_graph_assignment_info():
-        for node in part.get_nodes():
-            yield str(part.ep_name), str(node.domain), str(node.op_type), str(node.name)
-
-
-def placement(session: Any, executed: Any, device: str = "cuda") -> Placement:
-    """Return which nodes run on which provider, and which run elsewhere because the device's has no kernel for them.
-
-    The types in `executed`, the optimised model, decide: ONNX Runtime moves nodes on shapes and other small integers to
-    the CPU on purpose, but a node on floats only if the provider has no kernel for it. What TensorRT does not take and
-    CUDA runs is named too, `on CUDA`.
-    Returns `nodes` {provider: {operator: count}}, `on_purpose` and `fallback` {operator: [names]}.
-    """
-    floats = _floating(executed)
-    nodes: dict[str, Counter[str]] = {}
-    kinds: dict[str, dict[str, list[str]]] = {"on_purpose": {}, "fallback": {}}
-    for provider, domain, operator, name in assignment(session):
-        label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
-        nodes.setdefault(provider, Counter())[label] += 1
-        if provider != ON_CARDS[device] and operator not in ("MemcpyToHost", "MemcpyFromHost"):
-            purpose = operator in SHAPES and name not in floats
-            named = f"{label} on CUDA" if provider == CUDA else label
-            names = kinds["on_purpose" if purpose else "fallback"].setdefault(named, [])
-            names += [name] if len(names) < MOST_NAMES else []
-    return {
-        "nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()},
-        "on_purpose": kinds["on_purpose"],
-        "fallback": kinds["fallback"],
-    }
 
 
 def _floating(model: Any) -> set[str]:
@@ -252,7 +217,9 @@ class Cuda(RuntimeDevice):
 
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
         """Return the providers of a session with their options, and load their libraries."""
-        preload()
+        import onnxruntime
+
+        onnxruntime.preload_dlls()
         precision, options = self.request.get("precision") or "", self.request.get("options") or {}
         (first, chosen), *others = providers_of(self.name, precision, options, found)
         # What only this process knows: folders, sizes, and that it binds memory.
@@ -300,15 +267,39 @@ class Cuda(RuntimeDevice):
         Raises RequestFailed (`gpu_library`), which names the missing libraries.
         """
         if ON_CARDS[self.name] not in session.get_providers():
-            raise self.unloaded()
+            name, missing, fix = self.lacks()
+            why = "; ".join(missing.values()) or "the log has its reason"
+            raise RequestFailed("gpu_library", f"ONNX Runtime's {name} provider cannot be loaded: {why}", fix)
 
-    def unloaded(self) -> RequestFailed:
-        """Return why the provider was not loaded."""
-        return unloaded("CUDA", libraries().missing, FIX)
+    def lacks(self) -> tuple[str, Mapping[str, str], str]:
+        """Return the provider's name, the libraries that it lacks, and where to get them."""
+        return "CUDA", libraries().missing, FIX
 
     def placement(self, session: Any, executed: Any, engine: Path | None) -> Placement:
-        """Return which nodes of the `executed` model run where."""
-        return placement(session, executed, self.name)
+        """Return which nodes run on which provider, and which elsewhere because the device's has no kernel for them.
+
+        The types in `executed`, the optimised model, decide: ONNX Runtime moves nodes on shapes and other small
+        integers to the CPU on purpose, but a node on floats only if the provider has no kernel for it. What TensorRT
+        does not take and CUDA runs is named too, `on CUDA`.
+        """
+        floats = _floating(executed)
+        nodes: dict[str, Counter[str]] = {}
+        kinds: dict[str, dict[str, list[str]]] = {"on_purpose": {}, "fallback": {}}
+        for part in session.get_provider_graph_assignment_info():
+            for node in part.get_nodes():
+                operator, domain = str(node.op_type), str(node.domain)
+                label = operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
+                nodes.setdefault(str(part.ep_name), Counter())[label] += 1
+                if part.ep_name != ON_CARDS[self.name] and operator not in ("MemcpyToHost", "MemcpyFromHost"):
+                    purpose = operator in SHAPES and str(node.name) not in floats
+                    named = f"{label} on CUDA" if part.ep_name == CUDA else label
+                    names = kinds["on_purpose" if purpose else "fallback"].setdefault(named, [])
+                    names += [str(node.name)] if len(names) < MOST_NAMES else []
+        return {
+            "nodes": {provider: dict(sorted(found.items())) for provider, found in nodes.items()},
+            "on_purpose": kinds["on_purpose"],
+            "fallback": kinds["fallback"],
+        }
 
     def candidates(self, mode: str, threads: int) -> list[Candidate]:
         """Return what a tuning mode tries."""
@@ -326,12 +317,6 @@ class Cuda(RuntimeDevice):
         Those of convolutions ONNX Runtime quantizes all the same when it loads the program; `placement` names them.
         """
         return {"QuantizeBias": False}
-
-
-def unloaded(name: str, missing: Mapping[str, str], fix: str) -> RequestFailed:
-    """Return why a provider was not loaded: by the libraries that are missing."""
-    why = "; ".join(missing.values()) or "the log has its reason"
-    return RequestFailed("gpu_library", f"ONNX Runtime's {name} provider cannot be loaded: {why}", fix)
 
 
 DEVICE = Cuda

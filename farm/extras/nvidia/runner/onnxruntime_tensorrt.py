@@ -19,11 +19,10 @@ from farm.runner.onnxruntime_compiler import DeviceLibraries, compute_dtypes
 from farm.runner.onnxruntime_sessions import TENSORRT, Candidate, environment_of
 from farm.runner.protocol import RequestFailed, blamed_on_compiler
 
-from .onnxruntime_cuda import Cuda, unloaded
-from .onnxruntime_cuda import libraries as cuda_libraries
+from .onnxruntime_cuda import Cuda, spelt
 
 if TYPE_CHECKING:
-    from farm.runner.documents import Placement, Request
+    from farm.runner.documents import Placement
 
 FIX = (
     "get TensorRT {major} for this CUDA from NVIDIA (no registry has it): the wheel tensorrt_libs next to ONNX Runtime,"
@@ -63,13 +62,8 @@ def libraries() -> DeviceLibraries:
             found.missing[name] = f"{file}: {error}"
             continue
         if name == "nvinfer":
-            found.versions["tensorrt"] = _spelt(library.getInferLibVersion())
+            found.versions["tensorrt"] = spelt(library.getInferLibVersion())
     return found
-
-
-def _spelt(number: int) -> str:
-    """Return a version from its number: 101303 is 10.13.3."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def settle_tf32(precision: str) -> None:
@@ -89,52 +83,6 @@ def settle_tf32(precision: str) -> None:
 _settled: set[str] = set()
 
 
-def building(request: Request, engine: Path | None, timings: Path | None) -> dict[str, str]:
-    """Return the provider's options for a session that builds an engine.
-
-    It goes into `engine`, an ONNX file with one node that holds it; TensorRT's timing cache is in the folder `timings`.
-    Sizes that vary get a profile each.
-    """
-    chosen: dict[str, str] = {}
-    if engine:
-        chosen |= {
-            "trt_dump_ep_context_model": "1",
-            "trt_ep_context_file_path": str(engine),
-            "trt_ep_context_embed_mode": "1",
-        }
-    if timings:
-        chosen |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(timings)}
-    inputs: Mapping[str, Any] = request["inputs"]
-    if any(isinstance(size, dict) for described in inputs.values() for size in described["shape"]):
-        for place in ("min", "opt", "max"):
-            shapes = (f"{name}:{_sizes(described['shape'], place)}" for name, described in sorted(inputs.items()))
-            chosen[f"trt_profile_{place}_shapes"] = ",".join(shapes)
-    return chosen
-
-
-def _sizes(shape: list[Any], place: str) -> str:
-    """Return a shape in the provider's spelling: the least, the largest, or the size to be fast at."""
-    return "x".join(str(size if isinstance(size, int) else _size(size, place)) for size in shape)
-
-
-def _size(span: Mapping[str, Any], place: str) -> int:
-    best = span.get("optimals") or [span["max"]]
-    return int(best[-1] if place == "opt" else span[place])
-
-
-def refuse_parts(nodes: Mapping[str, Mapping[str, int]], engine: Path) -> None:
-    """Refuse an engine that does not hold the whole model: the provider then writes none.
-
-    Raises RequestFailed (`unsupported_operator`) that names the operators which TensorRT left to others.
-    """
-    left = {name for provider, found in nodes.items() if provider != TENSORRT for name in found}
-    if left or not engine.is_file():
-        said = f"TensorRT does not take {', '.join(sorted(left))}" if left else "TensorRT wrote no engine"
-        raise RequestFailed(
-            "unsupported_operator", f"{said}; with `options: {{engine: false}}` CUDA and the CPU run the rest"
-        )
-
-
 def refuse_wider(precision: str, computed: Mapping[str, int]) -> None:
     """Refuse a converted model in which no operator computes in the type that was asked for.
 
@@ -145,43 +93,11 @@ def refuse_wider(precision: str, computed: Mapping[str, int]) -> None:
         raise RequestFailed("nothing_quantized", f"{precision} left every operator of the model as it was")
 
 
-def to_bf16(model: Any) -> Any:
-    """Return a model of fp32 in which all computes in bfloat16; inputs and outputs stay as they are."""
-    import ml_dtypes
-    import numpy as np
-    import onnx
-    from onnx import numpy_helper
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
-
-    kinds = onnx.TensorProto
-    weights = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for graph in graphs_of(model.graph)
-        for tensor in graph.initializer
-        if tensor.data_type == kinds.FLOAT
-    }
-    with blamed_on_compiler("conversion to bf16 failed"):
-        # The casts are in the same places as for fp16.
-        model = convert_float_to_float16(model, keep_io_types=True)
-    for graph in graphs_of(model.graph):
-        constants = [each.t for node in graph.node for each in node.attribute if each.HasField("t")]
-        for tensor in (*graph.initializer, *constants):
-            if tensor.data_type == kinds.FLOAT16:
-                array = weights.get(tensor.name)
-                array = numpy_helper.to_array(tensor) if array is None else array
-                raw = np.asarray(array, np.float32).astype(ml_dtypes.bfloat16).tobytes()
-                name, shape = tensor.name, list(tensor.dims)
-                tensor.CopyFrom(onnx.helper.make_tensor(name, kinds.BFLOAT16, shape, raw, raw=True))
-        for value in (*graph.value_info, *graph.input, *graph.output):
-            if value.type.tensor_type.elem_type == kinds.FLOAT16:
-                value.type.tensor_type.elem_type = kinds.BFLOAT16
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.name in ("to", "dtype") and attribute.i == kinds.FLOAT16:
-                    attribute.i = kinds.BFLOAT16
-    OnnxModel(model).topological_sort()  # The converter puts its casts at the end.
-    return model
+def _size(size: int | Mapping[str, Any], place: str) -> str:
+    """Return a size in the provider's spelling: the least, the largest, or the one to be fast at."""
+    if isinstance(size, int):
+        return str(size)
+    return str((size.get("optimals") or [size["max"]])[-1] if place == "opt" else size[place])
 
 
 _BUILDERS = {"quick": (3, 4), "exhaustive": (2, 3, 4, 5)}
@@ -212,17 +128,20 @@ class Tensorrt(Cuda):
         libraries()
         return super().providers(found)
 
-    def unloaded(self) -> RequestFailed:
-        """Return why the provider was not loaded."""
-        if cuda_libraries().missing:
-            return super().unloaded()
-        return unloaded("TensorRT", libraries().missing, FIX.format(major=needed_major()))
+    def lacks(self) -> tuple[str, Mapping[str, str], str]:
+        """Return the provider's name, the libraries that it lacks, and where to get them."""
+        cuda = super().lacks()
+        return cuda if cuda[1] else ("TensorRT", libraries().missing, FIX.format(major=needed_major()))
 
     def placement(self, session: Any, executed: Any, engine: Path | None) -> Placement:
         """Return which nodes of the `executed` model run where. Raises RequestFailed if not all are in an `engine`."""
         found = super().placement(session, executed, engine)
-        if engine:
-            refuse_parts(found["nodes"], engine)
+        left = {name for provider, nodes in found["nodes"].items() if provider != TENSORRT for name in nodes}
+        if engine and (left or not engine.is_file()):
+            said = f"TensorRT does not take {', '.join(sorted(left))}" if left else "TensorRT wrote no engine"
+            raise RequestFailed(
+                "unsupported_operator", f"{said}; with `options: {{engine: false}}` CUDA and the CPU run the rest"
+            )
         return found
 
     def candidates(self, mode: str, threads: int) -> list[Candidate]:
@@ -242,8 +161,28 @@ class Tensorrt(Cuda):
         return bool(self.request["options"].get("engine"))
 
     def building(self, engine: Path | None, database: Path | None) -> dict[str, str]:
-        """Return the provider's options for a session that builds an engine."""
-        return building(self.request, engine, database)
+        """Return the provider's options for a session that builds an engine.
+
+        It goes into `engine`, an ONNX file with one node that holds it; TensorRT's timing cache is in the `database`.
+        Sizes that vary get a profile each.
+        """
+        chosen: dict[str, str] = {}
+        if engine:
+            chosen |= {
+                "trt_dump_ep_context_model": "1",
+                "trt_ep_context_file_path": str(engine),
+                "trt_ep_context_embed_mode": "1",
+            }
+        if database:
+            chosen |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(database)}
+        inputs: Mapping[str, Any] = self.request["inputs"]
+        if any(isinstance(size, dict) for described in inputs.values() for size in described["shape"]):
+            for place in ("min", "opt", "max"):
+                sizes = {
+                    name: "x".join(_size(size, place) for size in inputs[name]["shape"]) for name in sorted(inputs)
+                }
+                chosen[f"trt_profile_{place}_shapes"] = ",".join(f"{name}:{shape}" for name, shape in sizes.items())
+        return chosen
 
     def build(self, program: Path, stored: Any, engine: Path | None, how: Candidate) -> tuple[Any, Any]:
         """Return a session in which TensorRT has built its engines, and the model that it runs.
@@ -263,8 +202,42 @@ class Tensorrt(Cuda):
         return self.session(str(program), options, refusal, found=chosen), running
 
     def to_bf16(self, model: Any) -> Any:
-        """Return a model of fp32 in which all computes in bfloat16."""
-        return to_bf16(at_least_opset(model, BF16_OPSET))
+        """Return a model of fp32 in which all computes in bfloat16; inputs and outputs stay as they are."""
+        import ml_dtypes
+        import numpy as np
+        import onnx
+        from onnx import numpy_helper
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+        from onnxruntime.transformers.onnx_model import OnnxModel
+
+        kinds, model = onnx.TensorProto, at_least_opset(model, BF16_OPSET)
+        weights = {
+            tensor.name: numpy_helper.to_array(tensor)
+            for graph in graphs_of(model.graph)
+            for tensor in graph.initializer
+            if tensor.data_type == kinds.FLOAT
+        }
+        with blamed_on_compiler("conversion to bf16 failed"):
+            # The casts are in the same places as for fp16.
+            model = convert_float_to_float16(model, keep_io_types=True)
+        for graph in graphs_of(model.graph):
+            constants = [each.t for node in graph.node for each in node.attribute if each.HasField("t")]
+            for tensor in (*graph.initializer, *constants):
+                if tensor.data_type == kinds.FLOAT16:
+                    array = weights.get(tensor.name)
+                    array = numpy_helper.to_array(tensor) if array is None else array
+                    raw = np.asarray(array, np.float32).astype(ml_dtypes.bfloat16).tobytes()
+                    name, shape = tensor.name, list(tensor.dims)
+                    tensor.CopyFrom(onnx.helper.make_tensor(name, kinds.BFLOAT16, shape, raw, raw=True))
+            for value in (*graph.value_info, *graph.input, *graph.output):
+                if value.type.tensor_type.elem_type == kinds.FLOAT16:
+                    value.type.tensor_type.elem_type = kinds.BFLOAT16
+            for node in graph.node:
+                for attribute in node.attribute:
+                    if attribute.name in ("to", "dtype") and attribute.i == kinds.FLOAT16:
+                        attribute.i = kinds.BFLOAT16
+        OnnxModel(model).topological_sort()  # The converter puts its casts at the end.
+        return model
 
     def quantizer_options(self) -> dict[str, bool]:
         """TensorRT takes scales without a zero point alone."""

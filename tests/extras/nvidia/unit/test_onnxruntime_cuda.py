@@ -72,7 +72,7 @@ def test_nodes_on_the_cpu_on_purpose_are_distinguished_from_those_without_a_kern
         ("CUDAExecutionProvider", [("MatMul", "a"), ("MatMul", "b"), ("MemcpyToHost", "m")]),
         ("CPUExecutionProvider", [("Shape", "shape"), ("Gather", "gather"), ("Gather", "floats"), ("Det", "det")]),
     )
-    assert onnxruntime_cuda.placement(session, helper.make_model(graph)) == {
+    assert onnxruntime_cuda.Cuda().placement(session, helper.make_model(graph), None) == {
         "nodes": {
             "CUDAExecutionProvider": {"MatMul": 2, "MemcpyToHost": 1},
             "CPUExecutionProvider": {"Det": 1, "Gather": 2, "Shape": 1},

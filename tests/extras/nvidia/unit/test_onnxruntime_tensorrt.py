@@ -168,7 +168,7 @@ def test_a_model_in_bf16_computes_in_it_throughout() -> None:
     from onnx.reference import ReferenceEvaluator
 
     model = at_least_opset(onnx.load_model(RNET), onnxruntime_tensorrt.BF16_OPSET)
-    converted = onnxruntime_tensorrt.to_bf16(onnx.ModelProto.FromString(model.SerializeToString()))
+    converted = onnxruntime_tensorrt.Tensorrt().to_bf16(onnx.ModelProto.FromString(model.SerializeToString()))
     onnx.checker.check_model(converted, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(converted, strict_mode=True)
     computed = onnxruntime_compiler.compute_dtypes(inferred)
@@ -191,7 +191,9 @@ def test_a_model_in_bf16_computes_in_it_throughout() -> None:
         ),
         opset_imports=[helper.make_opsetid("", onnxruntime_tensorrt.BF16_OPSET)],
     )
-    [value] = ReferenceEvaluator(onnxruntime_tensorrt.to_bf16(small)).run(None, {"x": np.ones((2, 4), np.float32)})
+    [value] = ReferenceEvaluator(onnxruntime_tensorrt.Tensorrt().to_bf16(small)).run(
+        None, {"x": np.ones((2, 4), np.float32)}
+    )
     np.testing.assert_allclose(value, np.full((2, 4), 4e6), rtol=2**-6, err_msg="larger than fp16 holds")
 
 
@@ -212,7 +214,7 @@ def test_sizes_that_vary_get_a_profile(tmp_path: Path) -> None:
             "n": {"dtype": "float32", "shape": [{"min": 1, "max": 8, "optimals": []}]},
         }
     }
-    assert onnxruntime_tensorrt.building(request, None, tmp_path) == {
+    assert onnxruntime_tensorrt.Tensorrt(request).building(None, tmp_path) == {
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": str(tmp_path),
         "trt_profile_min_shapes": "n:1,x:1x3",
@@ -250,7 +252,7 @@ def test_what_is_missing_is_said_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
     assert not answer["available"] and "libnvinfer.so.10" in answer["reason"]
     assert "TensorRT 10" in answer["fix"] and "LD_LIBRARY_PATH" in answer["fix"]
-    there = onnxruntime_compiler.DeviceLibraries({"tensorrt": onnxruntime_tensorrt._spelt(101303)}, {}, 0)
+    there = onnxruntime_compiler.DeviceLibraries({"tensorrt": onnxruntime_cuda.spelt(101303)}, {}, 0)
     monkeypatch.setattr(onnxruntime_tensorrt, "libraries", lambda: there)
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
     assert answer["toolchain"].startswith(f"onnxruntime{onnxruntime.__version__}-tensorrt10.13.3-cuda13.0-")
