@@ -87,7 +87,7 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
     found = []
     namespaces = dict.fromkeys((made["namespace"], namespace))
     for data in farm.artifacts.statements(namespaces, made["key"])[: statements.MOST]:
-        with suppress(statements.Malformed, statements.NoStatement):
+        with suppress(statements.Malformed):
             bundle = statements.read_bundle(data)
             statement = statements.read(bundle.payload)
             when = f" on {statement.signed_on:%Y-%m-%d %H:%M} UTC" if statement.signed_on else ""

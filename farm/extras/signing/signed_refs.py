@@ -133,7 +133,11 @@ def issue(
     if root.roles["timestamp"].keyids == root.roles["snapshot"].keyids:
         given.setdefault("timestamp", given["snapshot"])  # One key for both, until somebody gives another.
     for name in ("root", "targets", "snapshot", "timestamp"):
-        _replace(root, name, given.get(name, ()))
+        if new := given.get(name):
+            for keyid in list(root.roles[name].keyids):
+                root.revoke_key(keyid, name)
+            for key in new:
+                root.add_key(key, name)
     changed = before is not None and root != before
     of_root = {*root.roles[Root.type].keyids, *(before.roles[Root.type].keyids if before else ())} & signers.keys()
     if (changed or before is None) and not of_root:
@@ -148,14 +152,6 @@ def issue(
     targets = _targets(there, {keyid: signers[keyid] for keyid in root.roles["targets"].keyids if keyid in signers},
                        keys.get("server", ()), promoters, expires)  # fmt: skip
     return Roles.read(Roles(tuple(roots[-KEPT_ROOTS:]), targets).text())
-
-
-def _replace(root: Root, name: str, keys: Sequence[Key]) -> None:
-    if keys:
-        for keyid in list(root.roles[name].keyids):
-            root.revoke_key(keyid, name)
-        for key in keys:
-            root.add_key(key, name)
 
 
 def _targets(
@@ -383,11 +379,9 @@ class Renewals:
         sealer = Sealer(roles, signers_of(self._farm.settings)) if roles else None
         for name, each in (("root", roles.root), ("targets", roles.top)) if roles else ():
             _warn(name, each.expires, at)
-        return sum(self._renewed(namespace, tag, sealer, at) for namespace, tag in self._all())
-
-    def _all(self) -> Iterator[tuple[str, str]]:
-        for namespace in self._farm.artifacts.list_folders("ns/"):
-            yield from ((namespace, tag) for tag in self._farm.refs.list(namespace))
+        namespaces = self._farm.artifacts.list_folders("ns/")
+        tags = ((namespace, tag) for namespace in namespaces for tag in self._farm.refs.list(namespace))
+        return sum(self._renewed(namespace, tag, sealer, at) for namespace, tag in tags)
 
     def _renewed(self, namespace: str, tag: str, sealer: Sealer | None, now: datetime) -> bool:
         store = self._farm.artifacts

@@ -42,8 +42,8 @@ GATES_PASSED = "FARM_GATES_PASSED"
 Json = dict[str, Any]
 
 
-class NoStatement(ValueError):
-    """What was signed is not a statement of in-toto's, in version 1."""
+class Malformed(ValueError):
+    """Bytes that are not a bundle, or not a statement of in-toto's in version 1; or of a kind that is not read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,24 @@ class Statement:
 
 
 def read(payload: bytes) -> Statement:
-    """Read a statement; fields that are not known here are ignored, as in-toto asks. Raises NoStatement."""
+    """Read a statement; fields that are not known here are ignored, as in-toto asks. Raises Malformed."""
     try:
         document = json.loads(payload)
         if document["_type"] != TYPE:
-            raise NoStatement(f"its type is {str(document['_type'])[:80]!r}")
+            raise Malformed(f"its type is {str(document['_type'])[:80]!r}")
         subjects = {str(each.get("name", "")): str(each["digest"].get("sha256", "")) for each in document["subject"]}
         if not subjects or len(subjects) < len(document["subject"]):
-            raise NoStatement("it has no subject, or two of one name")
+            raise Malformed("it has no subject, or two of one name")
         predicate = document.get("predicate") or {}
         if not isinstance(predicate, dict):
             raise TypeError
         when = predicate.get(SIGNED_ON)
         signed_on = instant(when) if when is not None else None
         return Statement(subjects, str(document["predicateType"]), predicate, signed_on)
-    except NoStatement:
+    except Malformed:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise NoStatement(f"no statement: {type(error).__name__}") from None
+        raise Malformed(f"no statement: {type(error).__name__}") from None
 
 
 def payload(kind: str, subjects: Mapping[str, str], predicate: Json, when: datetime) -> bytes:
@@ -221,10 +221,6 @@ MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 IN_TOTO = "application/vnd.in-toto+json"
 LARGEST = 4 << 20  # Bytes of a bundle that are read at most.
 MOST = 256  # Bundles of one artifact that are read at most.
-
-
-class Malformed(ValueError):
-    """Bytes that are not a bundle, or one of a kind that is not read here."""
 
 
 @dataclass(frozen=True, slots=True)

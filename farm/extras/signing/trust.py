@@ -147,8 +147,8 @@ def load_policy(path: Path) -> TrustPolicy:
         raise UsageError(f"the trust policy {path}: {wrong}", hint="docs/security.md has an example") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the trust policy {path}: {error}") from None
-    unknown = sorted(_named(document) - document.signers.keys())
-    if unknown:
+    named = {name for rules in document.namespaces.values() for name in rules.signers}
+    if unknown := sorted(named - document.signers.keys()):
         raise UsageError(f"the trust policy {path} names {', '.join(unknown)}, and no such [signers.…]")
     folder = path.absolute().parent
     signers = {
@@ -177,10 +177,6 @@ def policy_of_keys(keys: list[Path], namespace: str) -> TrustPolicy:
     rules = NamespaceRules(signers=tuple(signers))
     given = {keyid: signer.rules for keyid, signer in signers.items()}
     return TrustPolicy(PolicyDocument(signers=given, namespaces={namespace: rules}), signers)
-
-
-def _named(document: PolicyDocument) -> set[str]:
-    return {name for rules in document.namespaces.values() for name in rules.signers}
 
 
 AHEAD = timedelta(minutes=10)  # How far another clock may be ahead of this one.
@@ -260,69 +256,40 @@ def judge(policy: TrustPolicy, found: AtHand, given: Sequence[bytes], now: datet
     return Checks(checks, accepted)
 
 
-class _NotCounted(Exception):
-    """A bundle that does not count, and why; `kind` is that of its statement, as far as it was read."""
-
-    def __init__(self, verdict: Standing, text: str, kind: str = "") -> None:
-        super().__init__(text)
-        self.check = TrustCheck(verdict, kind or "statement", text)
-
-
 def _check(
     policy: TrustPolicy, rules: NamespaceRules, found: AtHand, data: bytes, now: datetime
 ) -> tuple[TrustCheck, statements.Statement | None]:
     """Judge one bundle; return the line about it, and the statement if it counts."""
     try:
-        signer, statement = _opened(policy, rules, found.namespace, data)
-        _require_valid(signer, rules, found, statement, now)
-    except _NotCounted as error:
-        return error.check, None
-    when = f" on {statement.signed_on:%Y-%m-%d}" if statement.signed_on else ""
-    return TrustCheck(Standing.OK, statement.kind, f"signed by {signer.name}{when}{_said(statement)}"), statement
-
-
-def _opened(
-    policy: TrustPolicy, rules: NamespaceRules, namespace: str, data: bytes
-) -> tuple[KnownSigner, statements.Statement]:
-    """Return who signed a bundle, and the statement in it."""
-    try:
         bundle = statements.read_bundle(data)
+        signer = policy.signer_of(bundle.keyid, rules.signers)
+        if signer is None:
+            known = policy.signer_of(bundle.keyid, tuple(policy.signers))
+            who = f"{known.name}, who may not sign for {found.namespace}" if known else ""
+            text = f"signed by {who or f'the unknown key {bundle.keyid[:16]}'}"
+            return TrustCheck(Standing.IGNORED, "statement", text), None
+        if not bundle.is_signed_by(signer.key):
+            raise statements.Malformed(f"it was changed after {signer.name} signed it, or somebody else did")
+        if bundle.payload_type != statements.IN_TOTO:
+            raise statements.Malformed(f"{bundle.payload_type[:80]!r} is not a statement")
+        statement = statements.read(bundle.payload)
     except statements.Malformed as error:
-        raise _NotCounted(Standing.REFUSED, str(error)) from None
-    signer = policy.signer_of(bundle.keyid, rules.signers)
-    if signer is None:
-        known = policy.signer_of(bundle.keyid, tuple(policy.signers))
-        who = f"{known.name}, who may not sign for {namespace}" if known else f"the unknown key {bundle.keyid[:16]}"
-        raise _NotCounted(Standing.IGNORED, f"signed by {who}")
-    if not bundle.is_signed_by(signer.key):
-        raise _NotCounted(Standing.REFUSED, f"it was changed after {signer.name} signed it, or somebody else did")
-    if bundle.payload_type != statements.IN_TOTO:
-        raise _NotCounted(Standing.REFUSED, f"{bundle.payload_type[:80]!r} is not a statement")
-    try:
-        return signer, statements.read(bundle.payload)
-    except statements.NoStatement as error:
-        raise _NotCounted(Standing.REFUSED, str(error)) from None
-
-
-def _require_valid(
-    signer: KnownSigner, rules: NamespaceRules, found: AtHand, statement: statements.Statement, now: datetime
-) -> None:
-    """Raise _NotCounted unless a statement, which this signer has signed, is about this artifact, timely and good."""
-    kind = statement.kind
-    sidecar, when = statement.subjects.get(statements.SIDECAR), statement.signed_on
+        return TrustCheck(Standing.REFUSED, "statement", str(error)), None
+    kind, signed_on = statement.kind, statement.signed_on
+    sidecar, verdict = statement.subjects.get(statements.SIDECAR), Standing.IGNORED
     if found.program not in statement.subjects.values() or sidecar not in (None, found.sidecar):
-        raise _NotCounted(Standing.IGNORED, "about another program", kind)
-    if when and when > now + AHEAD:
-        raise _NotCounted(Standing.IGNORED, f"it is of {when:%Y-%m-%d}, which is to come", kind)
-    if why := signer.why_not(kind, when, now):
-        raise _NotCounted(Standing.IGNORED, why, kind)
-    if not kind:
-        known = statement.predicate_type in statements.RETIRED.union(rules.ignore)
-        verdict = Standing.IGNORED if known else Standing.REFUSED
-        text = f"{signer.name} says something that is not understood here: {statement.predicate_type}"
-        raise _NotCounted(verdict, text)
-    if why := _content(statement, rules):
-        raise _NotCounted(Standing.REFUSED, why, kind)
+        why = "about another program"
+    elif signed_on and signed_on > now + AHEAD:
+        why = f"it is of {signed_on:%Y-%m-%d}, which is to come"
+    elif not (why := signer.why_not(kind, signed_on, now)):
+        if kind or statement.predicate_type not in statements.RETIRED.union(rules.ignore):
+            verdict = Standing.REFUSED
+        not_understood = f"{signer.name} says something that is not understood here: {statement.predicate_type}"
+        why = _content(statement, rules) if kind else not_understood
+    if why:
+        return TrustCheck(verdict, kind or "statement", why), None
+    when = f" on {signed_on:%Y-%m-%d}" if signed_on else ""
+    return TrustCheck(Standing.OK, kind, f"signed by {signer.name}{when}{_said(statement)}"), statement
 
 
 def _content(statement: statements.Statement, rules: NamespaceRules) -> str:

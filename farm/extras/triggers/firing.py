@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from farm import errors
@@ -125,14 +124,11 @@ class TriggerRounds:
             return {self._artifacts.sources.version(bucket, key)}
         if state["kind"] == "toolchain":
             choice = understand_target(state["text"])
-            return {pool.toolchain for pool in self._live() if choice.serves(pool)}
+            rows = [(Pool.from_dict(row["pool"]), row["live_workers"]) for row in self._store.workers.pools()]
+            live = {pool.name for pool, workers in rows if workers}
+            planned_for = [pool for pool in in_use(rows, self._settings.toolchains) if pool.name in live]
+            return {pool.toolchain for pool in planned_for if choice.serves(pool)}
         return None
-
-    def _live(self) -> Iterator[Pool]:
-        """Yield the pools that builds are planned for, of those that have live workers."""
-        rows = [(Pool.from_dict(row["pool"]), row["live_workers"]) for row in self._store.workers.pools()]
-        live = {pool.name for pool, workers in rows if workers}
-        return (pool for pool in in_use(rows, self._settings.toolchains) if pool.name in live)
 
     def _owner(self, namespace: str, head: ManifestHead, version: int) -> tuple[str, int]:
         """Return the token for which a version is built, and how many unfinished cells it may have.

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Annotated, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
@@ -136,12 +137,6 @@ class TriggerState(TriggerView):
     pending: PendingRun | None
 
 
-def as_submission(content: FrozenManifest, build_id: str, labels: Mapping[str, str]) -> SubmissionDocument:
-    """Return the submission that a version's content stands for, with these labels in addition."""
-    labels = {**content["labels"], **labels}
-    return {**content, "build_id": build_id, "labels": labels, "only": (), "fail_fast": False}
-
-
 # --- when a trigger fires ---------------------------------------------------------------------------------------
 
 
@@ -186,8 +181,10 @@ def ended(state: TriggerState, now: float, build: str, error: str) -> TriggerSta
         return state
     last: TriggerRun = {"at": now, "why": pending["why"], "version": pending["version"], "build": build, "error": error}
     after: TriggerState = {**state, "pending": None, "last": last, "problem": ""}
-    if state["kind"] == "source" or not error:
-        after["seen"] = pending["seen"] if state["kind"] == "source" else _joined(state["seen"], pending["seen"])
+    if state["kind"] == "source":
+        after["seen"] = pending["seen"]
+    elif not error:
+        after["seen"] = [*(each for each in state["seen"] or () if each not in pending["seen"]), *pending["seen"]][-50:]
     if state["kind"] == "schedule":
         after["next"] = next(runs_after(state["text"], state["timezone"], now), None)
     return after
@@ -223,7 +220,8 @@ def _scheduled(state: TriggerState, now: float, version: int, claim: str) -> Tri
     due = state["next"]
     if due is None or now < due:
         return state
-    missed = list(_until(state, due, now))
+    later = takewhile(lambda when: when <= now, runs_after(state["text"], state["timezone"], due))
+    missed = list(islice(later, MOST_MISSED))
     latest = missed[-1] if missed else due
     warning = ""
     if missed:
@@ -251,22 +249,10 @@ def _pending(
     return {**state, "fired": state["fired"] + 1, "pending": run, "problem": ""}
 
 
-def _until(state: TriggerState, due: float, now: float) -> Iterator[float]:
-    """Yield the runs after the first one that is due, up to now."""
-    for number, when in enumerate(runs_after(state["text"], state["timezone"], due)):
-        if when > now or number == MOST_MISSED:
-            return
-        yield when
-
-
 def _clock(state: TriggerState, when: float) -> str:
     from zoneinfo import ZoneInfo
 
     return f"{datetime.fromtimestamp(when, ZoneInfo(state['timezone'])):%Y-%m-%d %H:%M} {state['timezone']}"
-
-
-def _joined(before: list[str] | None, new: list[str]) -> list[str]:
-    return [*(each for each in before or [] if each not in new), *new][-50:]
 
 
 log = get_logger(__name__)
@@ -319,7 +305,9 @@ class StoredManifests:
             raise UsageError(
                 f"the model {missing[0]} was not frozen", hint="push by `farm manifest push` or the client"
             )
-        if absent := lacking(self._artifacts, _blobs(content)):
+        sized: list[Mapping[str, object]] = [file for model in content["models"].values() for file in model["files"]]
+        sized += [*content["data"].values(), *content["files"].values()]
+        if absent := lacking(self._artifacts, {str(each["digest"]): int(str(each["size"])) for each in sized}):
             raise InputsMissing(
                 f"{len(absent)} inputs of the manifest are not in object storage, the first is {absent[0]}",
                 absent,
@@ -486,10 +474,9 @@ class StoredManifests:
 
     def _submission(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> SubmissionDocument:
         number, content = self.content(namespace, self.head(namespace, name), wish["version"])
-        submission = as_submission(content, build_id, {**wish["labels"], "manifest": f"{name}@{number}"})
-        if wish["gates"]:
-            submission["gates"] = wish["gates"]
-        return submission
+        labels = {**content["labels"], **wish["labels"], "manifest": f"{name}@{number}"}
+        whole: SubmissionDocument = {**content, "build_id": build_id, "labels": labels, "only": (), "fail_fast": False}
+        return {**whole, "gates": wish["gates"]} if wish["gates"] else whole
 
 
 def head_key(namespace: str, name: str) -> str:
@@ -531,13 +518,6 @@ def _shown(head: ManifestHead) -> StoredManifest:
         "versions": head["versions"],
         "triggers": [view_of(TriggerView, state) for state in head.get("triggers", [])],
     }
-
-
-def _blobs(content: FrozenManifest) -> dict[str, int]:
-    """Return the blobs that a version names, each with its size."""
-    sized: list[Mapping[str, object]] = [file for model in content["models"].values() for file in model["files"]]
-    sized += [*content["data"].values(), *content["files"].values()]
-    return {str(each["digest"]): int(str(each["size"])) for each in sized}
 
 
 def _json(value: object) -> bytes:
