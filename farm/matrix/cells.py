@@ -78,13 +78,19 @@ def resolve(
     kind = kind_of(lookup, combination)
     if kind is None:
         return None
-    matrix = lookup.matrix
+    manifest, compiler, choice = lookup.matrix.manifest, combination.compiler, combination.choice
     if model := lookup.model(combination):
         check_model(lookup, combination, model)
-    settings = settings_of(matrix.manifest, combination)
+    settings = settings_of(manifest, combination)
     recipe = lookup.recipe(combination, kind, settings)
-    pools = _pools(lookup, known, combination, kind, settings, recipe) if known else []
+    modes = settings.tuning.mode, settings.tuning.background
+    tunings = [_tuning(settings.tuning, compiler, kind, choice, mode) for mode in modes]
+    bound = any(compiler.family_bound(recipe.options, tuning["mode"]) for tuning in tunings)
+    pools = known.serving(combination, family_bound=bound) if known else []
+    for pool in pools[:1]:
+        check_pool(lookup, combination, pool, settings, {**recipe.options, **recipe.quantization})
     check_background(lookup, combination, settings)
+    work = _work(combination, settings, recipe, pools, model, tunings) if pools and model else None
     return Resolved(
         data=recipe.data,
         limits={
@@ -93,27 +99,9 @@ def resolve(
         },
         priority=settings.priority,
         gates=_gates(lookup, combination, settings, model),
-        line=matrix.manifest.written.line(*combination.places["cell"]),
-        work=_work(combination, kind, settings, recipe, pools, model) if pools and model else None,
+        line=manifest.written.line(*combination.places["cell"]),
+        work=work and work._replace(warnings=(*_untuned(settings.tuning, kind, choice), *work.warnings)),
     )
-
-
-def _pools(
-    lookup: Lookup,
-    known: PoolChoice,
-    combination: Combination,
-    kind: DeviceKind,
-    settings: CellSettings,
-    recipe: Recipe,
-) -> list[Pool]:
-    """Return the pools that serve a combination, all with the same key; none if that is a problem."""
-    compiler, choice, tuning = combination.compiler, combination.choice, settings.tuning
-    modes = {_tuning(tuning, compiler, kind, choice, mode)["mode"] for mode in (tuning.mode, tuning.background)}
-    bound = any(compiler.family_bound(recipe.options, mode) for mode in modes)
-    pools = known.serving(combination, family_bound=bound)
-    for pool in pools[:1]:
-        check_pool(lookup, combination, pool, settings, {**recipe.options, **recipe.quantization})
-    return pools
 
 
 def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, model: FrozenModel | None) -> CellGates:
@@ -139,30 +127,45 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
 
 def _work(
     combination: Combination,
-    kind: DeviceKind,
     settings: CellSettings,
     recipe: Recipe,
     pools: list[Pool],
     model: FrozenModel,
+    tunings: Sequence[KeyedTuning],
 ) -> Work:
-    compiler, choice, pool = combination.compiler, combination.choice, pools[0]
+    """Return the work of a combination with what it is tuned by, now and in the background."""
+    compiler, choice, pool, (tuning, later) = combination.compiler, combination.choice, pools[0], tunings
 
     def device(mode: str) -> DeviceDocument:
         return choice.device(pool, family_bound=compiler.family_bound(recipe.options, mode)).as_dict()
 
-    tuning = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.mode)
-    later = _tuning(settings.tuning, compiler, kind, choice, settings.tuning.background)
-    background = LaterTuning(tuning=later, device=device(later["mode"])) if later["mode"] != OFF else None
-    keyed, ordered = _models(combination, model)
-    emulated = compiler.emulates(choice.served.device, combination.precision)
+    keyed = KeyedModel(digest=model["digest"], format=model["format"])
+    names = [output["name"] for output in model["outputs"]]
+    ordered = OrderedModel(format=model["format"], files=list(model["files"]), names=names)
+    if combination.model.outputs:
+        ordered["outputs"] = keyed["outputs"] = list(combination.model.output_nodes)
+    if conversion := model.get("conversion"):
+        ordered["conversion"] = conversion
+    extras = OrderExtras()  # None of them is part of the key.
+    if emulated := compiler.emulates(choice.served.device, combination.precision):
+        extras["emulated"] = list(emulated)
+    if tuning["mode"] != OFF and settings.tuning.budget:
+        extras["budget"] = settings.tuning.budget
+    if later["mode"] != OFF:
+        extras["background"] = LaterTuning(tuning=later, device=device(later["mode"]))
+    if recipe.env_files:
+        extras["env"] = recipe.env_files
+    if pool.untuned:
+        extras["cross"] = pool.device.as_dict()
+    if debug := settings.debug.chosen:
+        extras["debug"] = debug
     libraries = [name for name in compiler.libraries_of(combination.precision) if name in pool.libraries]
-    compared = None
-    if settings.verify.mode != "off":
-        compared = KeyedVerification(samples=recipe.samples, reference=_reference(settings.verify, model))
-    doubts = (
-        f"{doubt}; if {compiler.name} does not take it all the same, the cell fails"
-        for doubt in model.get("doubts", ())
-    )
+    verify, compared = settings.verify, None
+    if verify.mode != "off":
+        # ONNX Runtime cannot run TensorFlow graphs.
+        is_foreign = model["format"] == "tf" and "reference" not in verify.model_fields_set
+        reference = "migraphx" if is_foreign else verify.reference
+        compared = KeyedVerification(samples=recipe.samples, reference=reference)
     spec: SpecDocument = {
         "model": keyed,
         "compiler": {
@@ -187,49 +190,15 @@ def _work(
     return Work(
         pools=[each.name for each in pools],
         model=ordered,
-        order=_extras(emulated, settings, tuning["mode"], background, recipe.env_files, pool),
+        order=extras,
         emulated=emulated,
-        warnings=(*_untuned(settings.tuning, kind, choice), *doubts),
+        warnings=tuple(
+            f"{doubt}; if {compiler.name} does not take it all the same, the cell fails"
+            for doubt in model.get("doubts", ())
+        ),
         spec=spec,
         texts=canonical_fields({name: value for name, value in spec.items() if name not in ("inputs", "batch")}),
     )
-
-
-def _models(combination: Combination, model: FrozenModel) -> tuple[KeyedModel, OrderedModel]:
-    """Return a model as the key has it, and as a worker gets it."""
-    keyed = KeyedModel(digest=model["digest"], format=model["format"])
-    names = [output["name"] for output in model["outputs"]]
-    ordered = OrderedModel(format=model["format"], files=list(model["files"]), names=names)
-    if combination.model.outputs:
-        ordered["outputs"] = keyed["outputs"] = list(combination.model.output_nodes)
-    if conversion := model.get("conversion"):
-        ordered["conversion"] = conversion
-    return keyed, ordered
-
-
-def _extras(
-    emulated: tuple[str, ...],
-    settings: CellSettings,
-    tuning: str,
-    background: LaterTuning | None,
-    env_files: Mapping[str, FileReference],
-    pool: Pool,
-) -> OrderExtras:
-    """Return the fields of a work order that only some have; none of them is part of the key."""
-    extras = OrderExtras()
-    if emulated:
-        extras["emulated"] = list(emulated)
-    if tuning != OFF and settings.tuning.budget:
-        extras["budget"] = settings.tuning.budget
-    if background:
-        extras["background"] = background
-    if env_files:
-        extras["env"] = env_files
-    if pool.untuned:
-        extras["cross"] = pool.device.as_dict()
-    if debug := settings.debug.chosen:
-        extras["debug"] = debug
-    return extras
 
 
 def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice, mode: str) -> KeyedTuning:
@@ -246,11 +215,6 @@ def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
     for name, mode in (("tuning", given.mode), ("background", given.background)):
         if mode != OFF and (choice.any_device or mode not in kind.tuning):
             yield f"`{name}: {mode}` does nothing, {choice.text} {has}"
-
-
-def _reference(verify: Verify, model: FrozenModel) -> str:
-    """Return the reference that computes the expected outputs; ONNX Runtime cannot run TensorFlow graphs."""
-    return "migraphx" if model["format"] == "tf" and "reference" not in verify.model_fields_set else verify.reference
 
 
 DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
@@ -334,7 +298,7 @@ def _cells(lookup: Lookup, pools: PoolChoice | None, limits: AttemptLimits) -> I
         alike = combination.without_shape
         if alike not in known:
             known[alike] = resolve(lookup, pools, combination, limits)
-        resolved, shape = known[alike], lookup.inputs.at(combination)
+        resolved, shape = known[alike], lookup.at(combination)
         if resolved and shape and (cell := _cell(lookup, pools, combination, resolved, shape)):
             yield cell
 
@@ -344,7 +308,7 @@ def _cell(
 ) -> Cell | None:
     """Return the cell of a shape; None if its inputs do not fit, with a complaint, or if no pools are known."""
     work, choice = resolved.work, combination.choice
-    if not all(lookup.inputs.fits(combination, use, frozen, shape) for use, frozen in resolved.data.items()):
+    if not all(lookup.fits(combination, use, frozen, shape) for use, frozen in resolved.data.items()):
         return None
     if work is None or pools is None or (warnings := _warnings(lookup, combination, work, shape)) is None:
         return None
@@ -401,7 +365,7 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     target, inputs = combination.choice.served, list(shape.tensors.values())
     if refused := refusal(target, work.model["format"], inputs, work.spec["env"]):
         message = f"model `{combination.model.name}` at {combination.label} on {target}: {refused}"
-        lookup.complain(message, lookup.inputs.place_of_size(combination, dynamic[0]))
+        lookup.complain(message, lookup.place_of_size(combination, dynamic[0]))
         return None
     operators = lookup.models[combination.model.name].get("operators", {})
     return (*warnings, *price(target, combination.precision, inputs, operators))
@@ -473,7 +437,7 @@ def check_packs(lookup: Lookup, combination: Combination, format: str) -> None:
     hint = f"write `packs: []` for model `{combination.model.name}`"
     if sizes:
         message = f"`packs` of model `{combination.model.name}`: ONNX Runtime's provider takes fixed sizes only"
-        place = lookup.inputs.place_of_size(combination, sizes[0])
+        place = lookup.place_of_size(combination, sizes[0])
         lookup.complain(f"{message}, and `{sizes[0]}` is a range", place, f"{hint}, or list the sizes")
     elif format != "onnx" and reading:
         message = f"`packs: [{reading[0]}]` of model `{combination.model.name}`: ONNX Runtime does not read {format}"
@@ -579,15 +543,15 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
     given = [
         {"*": default_tolerance(half), **verify.tolerance.get(half, verify.tolerance.get("*", {}))} for half in halves
     ]
-    found = {name: max(_tolerance(half, name) for half in given) for name in outputs}
-    most = max(half["*"] for half in given)
-    named = {pattern for half in given for pattern in half if pattern != "*"}
-    return {"*": most, **{name: found[name] for name in outputs if any(fnmatchcase(name, each) for each in named)}}
-
-
-def _tolerance(given: Mapping[str, float], output: str) -> float:
-    own = [number for pattern, number in given.items() if pattern != "*" and fnmatchcase(output, pattern)]
-    return max(own, default=given["*"])
+    found = {"*": max(half["*"] for half in given)}
+    for name in outputs:
+        own = [
+            [number for pattern, number in half.items() if pattern != "*" and fnmatchcase(name, pattern)]
+            for half in given
+        ]
+        if any(own):
+            found[name] = max(max(numbers, default=half["*"]) for numbers, half in zip(own, given, strict=True))
+    return found
 
 
 def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
@@ -641,32 +605,23 @@ def price(target: Target, precision: str, inputs: Iterable[Input], operators: It
     spans = [_spans(tensor) for tensor in inputs]
     if target.compiler != "migraphx" or not any(spans):
         return []
-    return [text for text in (_refused(target, operators), _cost(target, precision, spans)) if text]
-
-
-def _refused(target: Target, operators: Iterable[str]) -> str:
-    on_cpu = target.device == "cpu"
-    found = sorted((REFUSED | REFUSED_ON_CPU if on_cpu else REFUSED) & set(operators))
-    names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
-    where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
-    # An operator whose shape does not depend on the range is accepted; this does not check which ones depend on it.
-    what = "expect `compiler_error` if they depend on it, or build each size separately"
-    return f"{where} refuses a range in {names}, which the model has: {what}" if found else ""
-
-
-def _cost(target: Target, precision: str, spans: list[list[Span]]) -> str:
-    if target.device == "cpu":
-        return ""
-    if target.device == "ref":
-        eight_bit = precision.startswith(("int8", "fp8"))
-        return "MIGraphX's ref target does not quantize programs with dynamic dimensions" if eight_bit else ""
-    if _several(spans):
-        return "several dynamic dimensions: MIGraphX compiles kernels when the program runs, not before, and tunes none"
-    (span,) = {span for found in spans for span in found}
-    count = span.high - span.low + 1
-    return (
-        f"{count} submodules, one for each size from {span.low} to {span.high}: compile time and program size multiply"
-    )
+    on_cpu, said = target.device == "cpu", list[str]()
+    if found := sorted((REFUSED | REFUSED_ON_CPU if on_cpu else REFUSED) & set(operators)):
+        names = ", ".join(found[:5]) + (f" and {len(found) - 5} more operators" if len(found) > 5 else "")
+        where = "MIGraphX's cpu target" if on_cpu else "MIGraphX"
+        # An operator whose shape does not depend on the range is accepted; this does not check which depend on it.
+        what = "expect `compiler_error` if they depend on it, or build each size separately"
+        said.append(f"{where} refuses a range in {names}, which the model has: {what}")
+    if target.device == "ref" and precision.startswith(("int8", "fp8")):
+        said.append("MIGraphX's ref target does not quantize programs with dynamic dimensions")
+    elif not on_cpu and target.device != "ref" and _several(spans):
+        why = "MIGraphX compiles kernels when the program runs, not before, and tunes none"
+        said.append(f"several dynamic dimensions: {why}")
+    elif not on_cpu and target.device != "ref":
+        (span,) = {span for found in spans for span in found}
+        sizes = f"one for each size from {span.low} to {span.high}: compile time and program size multiply"
+        said.append(f"{span.high - span.low + 1} submodules, {sizes}")
+    return said
 
 
 def _spans(tensor: Input) -> list[Span]:

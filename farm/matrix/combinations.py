@@ -80,7 +80,7 @@ class Combination:
     toolchain: str
     """The start of its toolchain's id; empty if the manifest leaves the choice to the farm."""
     suffix: str
-    """The toolchain, if the target has several."""
+    """The toolchain in identifiers; empty if it is the only one of its target."""
     precision: str
     point: Point
     places: Mapping[str, Path]
@@ -277,7 +277,8 @@ class MatrixRules:
             places = {"cell": cell, "target": target_place, "precision": precision_place, "sizes": own}
             for toolchain_place, toolchain in toolchains or self._toolchains(compiler):
                 placed = {**places, "toolchain": toolchain_place or target_place}
-                suffix = self._suffix(compiler, toolchain)
+                alone = [prefix for _, prefix in self._toolchains(compiler)] == [toolchain]
+                suffix = "" if alone or not toolchain else f".{toolchain}"
                 for point in points:
                     yield Combination(index, model, slug, choice, compiler, toolchain, suffix, precision, point, placed)
 
@@ -295,11 +296,6 @@ class MatrixRules:
             if prefix.startswith(compiler.toolchains)
         ]
         return named or [((), "")]
-
-    def _suffix(self, compiler: Compiler, toolchain: str) -> str:
-        """Return how a toolchain shows in identifiers: empty if it is the only one of its target."""
-        alone = [prefix for _, prefix in self._toolchains(compiler)] == [toolchain]
-        return "" if alone or not toolchain else f".{toolchain}"
 
     def _precisions(self, index: int) -> list[tuple[Path, str]]:
         own = self.manifest.models[index].precisions
@@ -435,111 +431,6 @@ class Shape:
     checked: dict[tuple[str, str], bool] = field(default_factory=dict)  # Whether data fits, by its use and digest.
 
 
-class CellInputs:
-    """The inputs of the cells of one expansion; cells with the same shape share the work."""
-
-    def __init__(self, manifest: Manifest, models: Mapping[str, FrozenModel], complaints: Complaints) -> None:
-        self._manifest = manifest
-        self._models = models
-        self._complain = complaints.complain
-        self._symbolic: dict[int, Mapping[str, TensorInfo] | None] = {}
-        self._shapes: dict[tuple[int, str], Shape | None] = {}
-
-    def at(self, combination: Combination) -> Shape | None:
-        """Return a model's inputs at a cell's sizes; None if they contradict each other or the model is unknown."""
-        where = (combination.index, combination.label)
-        if where not in self._shapes:
-            self._shapes[where] = self._resolve(combination)
-        return self._shapes[where]
-
-    def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: Shape) -> bool:
-        """Whether data fits the inputs; complains once for each shape that it does not fit."""
-        checked = (use, frozen["digest"])
-        if checked not in shape.checked:
-            model = self._models[combination.model.name]
-            try:
-                check_data(frozen, shape.tensors, model["outputs"])
-                shape.checked[checked] = True
-            except DataError as error:
-                shape.checked[checked] = False
-                message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
-                self._complain(message, combination.data_place(use), error.hint)
-        return shape.checked[checked]
-
-    def ranges(self, combination: Combination) -> dict[str, DeclaredValues]:
-        """Return the values that the manifest declares for inputs, by input."""
-        declared: dict[str, DeclaredValues] = {}
-        for name, tensor in (self._inputs_of(combination.index) or {}).items():
-            for pattern, item in combination.model.inputs.items():
-                if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
-                    continue
-                field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
-                whole = tensor["dtype"].startswith(("int", "uint", "bool"))
-                if whole and any(value != int(value or 0) for value in values):
-                    message = f"input `{name}` is {tensor['dtype']}: its {field} must be whole numbers"
-                    self._complain(message, ("models", combination.index, "inputs", pattern, field))
-                numbers = [int(value or 0) if whole else float(value or 0) for value in values]
-                declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
-                break
-        return declared
-
-    def place_of_size(self, combination: Combination, name: str) -> Path:
-        """Return where the manifest says how large a dimension is."""
-        model, shape = combination.model, combination.point.name
-        if name in model.shapes.get(shape, {}):
-            return ("models", combination.index, "shapes", shape, name)
-        field: Path = ("dims", name)
-        if name == BATCH and BATCH not in model.dims:
-            field = ("sweep", "batches") if model.sweep else ("batches",)
-        return (*combination.places["sizes"], *field)
-
-    def _resolve(self, combination: Combination) -> Shape | None:
-        entry, place = combination.model, combination.places["sizes"]
-        frozen, symbolic = self._models.get(entry.name), self._inputs_of(combination.index)
-        if frozen is None or symbolic is None:
-            return None
-        try:
-            inputs, used = resolve_inputs(frozen, symbolic, combination.point.sizes)
-        except ShapeError as error:
-            field: Path = tuple(error.field)
-            found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
-            at = f" at {combination.label}" if combination.point.sizes else ""
-            self._complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
-            return None
-        unused = [name for name in combination.point.sizes if name not in used]
-        for name in unused:
-            self._unused(combination, name, symbolic)
-        if unused:
-            return None
-        batch = plain_size(combination.point.sizes[BATCH]) if BATCH in combination.point.sizes else None
-        documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
-        return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
-
-    def _inputs_of(self, index: int) -> Mapping[str, TensorInfo] | None:
-        """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""
-        if index not in self._symbolic:
-            entry = self._manifest.models[index]
-            shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
-            frozen = self._models.get(entry.name)
-            try:
-                self._symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
-            except ShapeError as error:
-                self._symbolic[index] = None
-                self._complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
-        return self._symbolic[index]
-
-    def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, TensorInfo]) -> None:
-        named = {part for tensor in symbolic.values() for part in tensor["shape"] or () if isinstance(part, str)}
-        first = next(iter(symbolic.values()), None)
-        shown = ", ".join("…" if size is None else str(size) for size in (first["shape"] or ())[1:]) if first else ""
-        by_name = suggestion(name, named)
-        at = first["name"] if first else ""
-        hint = f"name it in an input's shape: `inputs: {{{at}: {{shape: [{name}, {shown}]}}}}`" if first else ""
-        both = "; ".join(part for part in (by_name, hint) if part)
-        message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
-        self._complain(message, self.place_of_size(combination, name), both, key=True)
-
-
 class Recipe(NamedTuple):
     """What a spec says about how a model is compiled, calibrated and compared; `data` and `env_files` are the blobs."""
 
@@ -556,7 +447,7 @@ FoundData = tuple[DataRecipe | None, FrozenData | None]  # What a spec says abou
 
 
 class Lookup:
-    """What one matrix finds of all that was brought; complains of what is missing."""
+    """What one matrix finds of all that was brought, for cells of one shape once; complains of what is missing."""
 
     def __init__(
         self,
@@ -575,10 +466,11 @@ class Lookup:
         self.complaints = Complaints(matrix.manifest, matrix.problems)
         self.complain = self.complaints.complain
         self.is_all = is_all
-        self.inputs = CellInputs(matrix.manifest, models, self.complaints)
         self.models = models
         self._data = data
         self._files = files
+        self._symbolic: dict[int, Mapping[str, TensorInfo] | None] = {}
+        self._shapes: dict[tuple[int, str], Shape | None] = {}
 
     def model(self, combination: Combination) -> FrozenModel | None:
         """Return the frozen model of a combination."""
@@ -600,12 +492,106 @@ class Lookup:
             place: Path = ("models", combination.index, "options") if combination.model.options else ("options",)
             self.complain(str(error), place)
         env, env_files = self._env(compiler, settings.env)
-        ranges = self.inputs.ranges(combination)
+        ranges = self.ranges(combination)
         calibration, calibration_data = self._calibration(combination, compiler, ranges)
         samples, sample_data = self._samples(combination, kind, ranges)
         data = {"calibration": calibration_data, "samples": sample_data if settings.verify.mode != "off" else None}
         blobs = {use: found for use, found in data.items() if found}
         return Recipe(options, quantization, env, env_files, calibration, samples, blobs)
+
+    def at(self, combination: Combination) -> Shape | None:
+        """Return a model's inputs at a cell's sizes; None if they contradict each other or the model is unknown."""
+        where = (combination.index, combination.label)
+        if where not in self._shapes:
+            self._shapes[where] = self._resolve(combination)
+        return self._shapes[where]
+
+    def fits(self, combination: Combination, use: str, frozen: FrozenData, shape: Shape) -> bool:
+        """Whether data fits the inputs; complains once for each shape that it does not fit."""
+        checked = (use, frozen["digest"])
+        if checked not in shape.checked:
+            model = self.models[combination.model.name]
+            try:
+                check_data(frozen, shape.tensors, model["outputs"])
+                shape.checked[checked] = True
+            except DataError as error:
+                shape.checked[checked] = False
+                message = f"{use} of model `{combination.model.name}` at {combination.label}: {error.message}"
+                self.complain(message, combination.data_place(use), error.hint)
+        return shape.checked[checked]
+
+    def ranges(self, combination: Combination) -> dict[str, DeclaredValues]:
+        """Return the values that the manifest declares for inputs, by input."""
+        declared: dict[str, DeclaredValues] = {}
+        for name, tensor in (self._inputs_of(combination.index) or {}).items():
+            for pattern, item in combination.model.inputs.items():
+                if (item.range is None and item.value is None) or not (pattern == name or fnmatchcase(name, pattern)):
+                    continue
+                field, values = ("range", item.range) if item.range is not None else ("value", (item.value,))
+                whole = tensor["dtype"].startswith(("int", "uint", "bool"))
+                if whole and any(value != int(value or 0) for value in values):
+                    message = f"input `{name}` is {tensor['dtype']}: its {field} must be whole numbers"
+                    self.complain(message, ("models", combination.index, "inputs", pattern, field))
+                numbers = [int(value or 0) if whole else float(value or 0) for value in values]
+                declared[name] = {"range": numbers} if field == "range" else {"value": numbers[0]}
+                break
+        return declared
+
+    def place_of_size(self, combination: Combination, name: str) -> Path:
+        """Return where the manifest says how large a dimension is."""
+        model, shape = combination.model, combination.point.name
+        if name in model.shapes.get(shape, {}):
+            return ("models", combination.index, "shapes", shape, name)
+        field: Path = ("dims", name)
+        if name == BATCH and BATCH not in model.dims:
+            field = ("sweep", "batches") if model.sweep else ("batches",)
+        return (*combination.places["sizes"], *field)
+
+    def _resolve(self, combination: Combination) -> Shape | None:
+        entry, place = combination.model, combination.places["sizes"]
+        frozen, symbolic = self.models.get(entry.name), self._inputs_of(combination.index)
+        if frozen is None or symbolic is None:
+            return None
+        try:
+            inputs, used = resolve_inputs(frozen, symbolic, combination.point.sizes)
+        except ShapeError as error:
+            field: Path = tuple(error.field)
+            found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
+            at = f" at {combination.label}" if combination.point.sizes else ""
+            self.complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
+            return None
+        unused = [name for name in combination.point.sizes if name not in used]
+        for name in unused:
+            self._unused(combination, name, symbolic)
+        if unused:
+            return None
+        batch = plain_size(combination.point.sizes[BATCH]) if BATCH in combination.point.sizes else None
+        documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
+        return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
+
+    def _inputs_of(self, index: int) -> Mapping[str, TensorInfo] | None:
+        """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""
+        if index not in self._symbolic:
+            entry = self.matrix.manifest.models[index]
+            shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
+            frozen = self.models.get(entry.name)
+            try:
+                self._symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
+            except ShapeError as error:
+                self._symbolic[index] = None
+                self.complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
+        return self._symbolic[index]
+
+    def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, TensorInfo]) -> None:
+        named = {part for tensor in symbolic.values() for part in tensor["shape"] or () if isinstance(part, str)}
+        first = next(iter(symbolic.values()), None)
+        shown = ", ".join("…" if size is None else str(size) for size in (first["shape"] or ())[1:]) if first else ""
+        by_name = suggestion(name, named)
+        at = first["name"] if first else ""
+        hint = f"name it in an input's shape: `inputs: {{{at}: {{shape: [{name}, {shown}]}}}}`" if first else ""
+        both = "; ".join(part for part in (by_name, hint) if part)
+        message = f"model `{combination.model.name}`: no input has the dimension `{name}`"
+        self.complain(message, self.place_of_size(combination, name), both, key=True)
 
     def _env(
         self, compiler: Compiler, given: Mapping[str, bool | int | str | EnvFile]
