@@ -121,6 +121,9 @@ def _usable(
         text = f"feature bits of {report.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
         notes.append(Note(subject, text, "install rocminfo", False))
     kernel = machine.text("/proc/sys/kernel/osrelease")
+    folders = [f"/sys/class/drm/renderD{report.render}/device"] if report.render else []
+    folders += [f"/sys/bus/pci/devices/{whole_card(report.bdf)}"] if report.bdf else []
+    partitions = (machine.text(f"{folder}/current_compute_partition") for folder in folders)
     gpu = Gpu(
         index=index,
         uuid=report.uuid,
@@ -129,7 +132,7 @@ def _usable(
         xcc=report.xcc,
         memory=report.memory,
         model=report.model,
-        partition=_partition(machine, report) or report.partition,
+        partition=next(filter(None, partitions), report.partition),
         bdf=report.bdf,
         cpus=_cpus(machine, report),
         # The kernel's own driver has the kernel's version.
@@ -151,12 +154,6 @@ def _closed(machine: Machine, subject: str, report: GpuReport) -> Note | None:
             fix = f"add this user to the group that owns it (usermod -aG {group},video $USER), and log in again"
             return Note(subject, f"this user may not open {name}", fix)
     return None
-
-
-def _partition(machine: Machine, report: GpuReport) -> str:
-    folders = [f"/sys/class/drm/renderD{report.render}/device"] if report.render else []
-    folders += [f"/sys/bus/pci/devices/{whole_card(report.bdf)}"] if report.bdf else []
-    return next(filter(None, (machine.text(f"{folder}/current_compute_partition") for folder in folders)), "")
 
 
 def _cpus(machine: Machine, report: GpuReport) -> str:

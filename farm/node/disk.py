@@ -89,7 +89,10 @@ class WorkFolder:
         for lock in self._node.glob("*.lock"):
             folder = lock.with_suffix("")
             with suppress(FileNotFoundError):  # Another process clears away what a killed one left.
-                if _in_use(lock):
+                free = _taken(lock, fcntl.LOCK_SH)
+                if free is not None:
+                    os.close(free)
+                else:
                     found[folder.name] = len(list(folder.iterdir())), folder.stat().st_mtime_ns
         return found
 
@@ -117,14 +120,6 @@ class WorkFolder:
                 self._own = own
                 own.mkdir()
             return self._own
-
-
-def _in_use(lock: Path) -> bool:
-    """Whether the process that holds a lock is alive; true if that is unknown. Raises FileNotFoundError."""
-    taken = _taken(lock, fcntl.LOCK_SH)
-    if taken is not None:
-        os.close(taken)
-    return taken is None
 
 
 def _clear_away(lock: Path) -> None:
@@ -407,16 +402,14 @@ class Parcel:
 
     def publish(self, artifacts: S3Store) -> Outcome:
         """Upload it and return the attempt's outcome. Raises StorageUnavailable, UsageError, OSError."""
-        for left in reversed(range(PUBLISH_TRIES)):
+        for _ in range(PUBLISH_TRIES - 1):
             try:
                 return self._publish(artifacts)
             except StorageAway:
                 raise
             except (StorageUnavailable, UsageError) as error:
-                if not left:
-                    raise
                 log.warning("cannot publish, trying again", job=self.job, error=error.message)
-        raise AssertionError("the last try returns or raises")
+        return self._publish(artifacts)
 
     def drop(self) -> None:
         """Remove it."""

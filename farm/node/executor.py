@@ -263,7 +263,12 @@ class _AttemptRun:
     def _make(self) -> Outcome:
         self.made_again = bool(self.order.get("hit"))
         with self.children.phase(Phase.FETCHING):
-            inputs = self._fetch()
+            model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
+            data = {"calibration": self.order["calibration"], "samples": self.order["samples"]}
+            inputs = InputFiles(
+                model,
+                *(self.cache.place([file], self.folder / name)[0] if file else None for name, file in data.items()),
+            )
             self.steps.env_files = self._env_files()
             self.tuner = self._tuner()
             if self.tuner:  # Its search times candidates.
@@ -353,14 +358,6 @@ class _AttemptRun:
             return None
         sample = sidecar["blobs"].get("sample")
         return self.cache.place([sample or self.order["samples"]], self.folder / "samples")[0]
-
-    def _fetch(self) -> InputFiles:
-        model = self.cache.place(self.order["model"]["files"], self.folder / "model")[0]
-        files = {"calibration": self.order["calibration"], "samples": self.order["samples"]}
-        calibration, samples = (
-            self.cache.place([file], self.folder / name)[0] if file else None for name, file in files.items()
-        )
-        return InputFiles(model, calibration, samples)
 
     def _env_files(self) -> dict[str, str]:
         """Bring the files that environment variables name; return their paths by variable."""
@@ -464,8 +461,11 @@ class _AttemptRun:
 
         Room comes because the worker takes no jobs in this time, and because other attempts end and free theirs.
         """
-        until = time.monotonic() + ONE_NAME_SECONDS
-        learnt = self._learnt()
+        until, learnt = time.monotonic() + ONE_NAME_SECONDS, None
+        # What the tuning could not bring to storage, which was away.
+        if self.tuner and self.database and (unsaved := self.tuner.search.unsaved()):
+            packed = pack(unsaved)
+            learnt = self.database.delta_key(packed), packed
         while True:
             try:
                 return self.outbox.put(
@@ -484,14 +484,6 @@ class _AttemptRun:
             self.children.on_phase(Phase.UPLOADING, None, "waits for room on the worker's disk")
             if self.children.cancelled.wait(random.uniform(*AWAY_PAUSES)):  # noqa: S311 - keeps no secret
                 raise StepEnded(None)
-
-    def _learnt(self) -> tuple[str, bytes] | None:
-        """Return the object with what the tuning could not bring to storage, which was away: its key and bytes."""
-        learnt = self.tuner.search.unsaved() if self.tuner else None
-        if self.database is None or learnt is None:
-            return None
-        packed = pack(learnt)
-        return self.database.delta_key(packed), packed
 
     def _files(self) -> dict[str, Path]:
         """Return the files of the artifact by the names of their blobs. Raises OSError."""

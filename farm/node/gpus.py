@@ -251,7 +251,11 @@ def whole_card(bdf: str) -> str:
 def kernel_gpus(machine: Machine) -> list[GpuReport]:
     """Return the GPUs that this process may see, in ROCr's order. Nodes that may not be read are skipped."""
     found = [(node, machine.numbers(f"{NODES}/{node}/properties")) for node in machine.numbered(NODES)]
-    return [_gpu(machine, node, properties) for node, properties in found if _is_gpu(properties)]
+    return [
+        _gpu(machine, node, properties)
+        for node, properties in found
+        if properties.get("simd_count") or properties.get("gfx_target_version")
+    ]
 
 
 def hidden_nodes(machine: Machine) -> list[int]:
@@ -282,10 +286,6 @@ def memory_held(machine: Machine, bdf: str) -> dict[int, int] | None:
         return None
     found = {process: machine.text(f"{PROCESSES}/{process}/vram_{ids[0]}") for process in machine.numbered(PROCESSES)}
     return {process: int(text) for process, text in found.items() if text.isdigit() and int(text)}
-
-
-def _is_gpu(properties: dict[str, int]) -> bool:
-    return bool(properties.get("simd_count") or properties.get("gfx_target_version"))
 
 
 def _address(properties: dict[str, int]) -> str:

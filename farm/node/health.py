@@ -27,7 +27,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from farm.compiling.attempt import FreeSlots, Slot, by_toolchain, is_same_build
 from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, Steps, StepSettings
@@ -260,16 +260,8 @@ PATIENCE = 5.0  # Seconds that a client has to send its request and to read the 
 MOST_CONNECTIONS = 64  # Connections at once.
 
 
-class Health(NamedTuple):
-    """Whether the worker lives, and how its kinds of slots are (`{"node", "workers": [{"consuming", …}]}`)."""
-
-    alive: bool
-    document: Mapping[str, Any]
-
-    @property
-    def ready(self) -> bool:
-        """Whether every kind of slot takes jobs."""
-        return self.alive and all(worker["consuming"] for worker in self.document["workers"])
+Health = tuple[bool, Mapping[str, Any]]
+"""Whether the worker lives, and how its kinds of slots are (`{"node", "workers": [{"consuming", …}]}`)."""
 
 
 class _HealthServer(ThreadingHTTPServer):
@@ -318,12 +310,13 @@ def serve_health(port: int, look: Callable[[], Health], metrics: Callable[[], by
             if self.path == "/metrics":
                 self._answer(200, CONTENT_TYPE, metrics())
                 return
-            health = look()
-            states = {"/live": health.alive, "/ready": health.ready}
+            alive, document = look()
+            ready = alive and all(worker["consuming"] for worker in document["workers"])
+            states = {"/live": alive, "/ready": ready}
             if self.path not in states:
                 self.send_error(404, "here are /live, /ready and /metrics")
                 return
-            body = json.dumps({"alive": health.alive, "ready": health.ready, **health.document}).encode()
+            body = json.dumps({"alive": alive, "ready": ready, **document}).encode()
             self._answer(200 if states[self.path] else 503, "application/json", body)
 
         def _answer(self, status: int, kind: str, body: bytes) -> None:

@@ -108,11 +108,16 @@ class Supervisor:
         """Return the state of its workers at the last look; not alive if the loop that looks at them is stuck."""
         looked, workers = self._seen
         alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self.settings.renew_seconds)
-        return Health(alive, {"node": self.node, "workers": workers})
+        return alive, {"node": self.node, "workers": workers}
 
     def _metrics(self) -> bytes:
         """Return what the node's processes count, and how its workers, GPUs and disk are now."""
-        readings = [reading for document in self._seen[1] for reading in _readings(document)]
+        readings = []
+        for worker in self._seen[1]:
+            states = {"fenced": bool(worker["fenced"]), "reaches_store": worker["reaches_store"]}
+            states |= {"up": worker["consuming"], "running_attempts": worker["running"]}
+            for name, state in states.items():
+                readings.append(GaugeValue(f"farm_worker_{name}", float(state), (worker["kind"],)))
         gpus = {slot.gpu: slot for worker in self._workers for slot in worker.slots if slot.gpu}
         for gpu, slot in gpus.items():
             usage = usage_now(slot)
@@ -277,15 +282,22 @@ class Worker:
 
     def start(self) -> None:
         """Start its process, which begins to consume when nothing speaks against it."""
-        self._process = CeleryProcess(
-            self._supervisor.app,
-            queues=[pool.name for pool in self._kind.pools],
-            slots=self._kind.slots,
-            worker=self._id,
-            node=self._node,
-            environment=worker_environment(self._settings, {**os.environ, **self._supervisor.environment}),
-            nudge=self._supervisor.nudge,
-        )
+        options = {
+            "quiet": True,
+            "pool_cls": "threads",
+            # An attempt that publishes has left its slot to the next one.
+            "concurrency": 2 * len(self._kind.slots),
+            "queues": [pool.name for pool in self._kind.pools],
+            "without_gossip": True,
+            "without_mingle": True,
+            "without_heartbeat": True,
+            "hostname": self._id,
+            "worker": self._id,
+            "node": self._node,
+            "slots": as_text(self._kind.slots),
+        }
+        environment = worker_environment(self._settings, {**os.environ, **self._supervisor.environment})
+        self._process = CeleryProcess(self._supervisor.app, options, environment, self._supervisor.nudge)
 
     def health(self) -> dict[str, Any]:
         """Return how it is: whether it takes jobs, and why not."""
@@ -504,51 +516,19 @@ class Worker:
             self._beat()
 
 
-def _readings(document: Mapping[str, Any]) -> list[GaugeValue]:
-    values = {
-        "up": document["consuming"],
-        "running_attempts": document["running"],
-        "fenced": bool(document["fenced"]),
-        "reaches_store": document["reaches_store"],
-    }
-    return [GaugeValue(f"farm_worker_{name}", float(value), (document["kind"],)) for name, value in values.items()]
-
-
 class CeleryProcess:
     """A Celery worker process that ends when this one does."""
 
     def __init__(
-        self,
-        app: str,
-        *,
-        queues: Sequence[str],
-        slots: Sequence[Slot],
-        worker: str,
-        node: str,
-        environment: dict[str, str],
-        nudge: Callable[[], None],
+        self, app: str, options: Mapping[str, object], environment: dict[str, str], nudge: Callable[[], None]
     ) -> None:
-        """`nudge` is called, in another thread, when it has ended."""
+        """`options` are those of Celery's worker; `nudge` is called, in another thread, when it has ended."""
         self._lifeline, lifeline = socket.socketpair()
-        options = {
-            "quiet": True,
-            "pool_cls": "threads",
-            # An attempt that publishes has left its slot to the next one.
-            "concurrency": 2 * len(slots),
-            "queues": list(queues),
-            "without_gossip": True,
-            "without_mingle": True,
-            "without_heartbeat": True,
-            "hostname": worker,
-            "lifeline": lifeline.fileno(),
-            "worker": worker,
-            "node": node,
-            "slots": as_text(slots),
-        }
+        whole = json.dumps({**options, "lifeline": lifeline.fileno()})
         # A session of its own: Ctrl-C at a terminal reaches the supervisor alone, which drains.
         with lifeline:
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tasks", app, json.dumps(options)],
+                [sys.executable, "-P", "-m", "tasks", app, whole],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[lifeline.fileno()],
                 env=environment,

@@ -25,9 +25,7 @@ from farm.runner.documents import ProbeAnswer, Request
 from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.compilers import compilers
-from farm.targets.pools import Pool, Target, understand_target
-
-__all__ = ["Findings", "Gpu", "Note", "probe", "short_arch", "survey"]
+from farm.targets.pools import Pool, Target, bare, understand_target
 
 PROBE_SECONDS = 120.0
 
@@ -186,7 +184,7 @@ def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Po
             yield _pool(compiler, found, name, Device(arch=name))
     if "gpu" in found["targets"]:
         for device, gpu in {gpu.device: gpu for gpu in gpus}.items():
-            yield _pool(compiler, found, short_arch(gpu.arch), device, memory=gpu.memory)
+            yield _pool(compiler, found, bare(gpu.arch), device, memory=gpu.memory)
         if not gpus and "gpu_arch" not in found["features"]:
             findings.notes.append(Note(compiler, "its GPU target loads, but there is no GPU to use", broken=False))
     elif gpus and compiler == "migraphx":
@@ -199,7 +197,7 @@ def _card_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings
     """Yield pools for the GPUs of an extension's device, without GPUs that are older than the libraries support."""
     maker = compilers()[compiler].maker(name)
     for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():
-        capability = int(short_arch(gpu.arch).removeprefix("sm_"))
+        capability = int(bare(gpu.arch).removeprefix("sm_"))
         if capability < found.get("lowest", 0):
             lowest = found["lowest"] / 10
             text = f"{found['label']} serves no compute capability below {lowest}, this is {capability / 10}"
@@ -247,11 +245,6 @@ def _pool(
     )
 
 
-def short_arch(arch: str) -> str:
-    """Return an arch without its feature bits: `gfx942:sramecc+:xnack-` -> `gfx942`."""
-    return arch.partition(":")[0]
-
-
 def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, machine: Machine) -> list[SlotKind]:
     """Return the kinds of slots of a node that have a pool to serve.
 
@@ -259,8 +252,11 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     NUMA node if the node has GPUs. If there are several NUMA nodes, the children of a slot stay on the CPUs near it.
     """
     usable = os.sched_getaffinity(0)
-    numa = [cpus for cpus in _numa_nodes(machine) if cpus & usable]
-    numa = [cpus & usable for cpus in numa] if len(numa) > 1 else []
+    nodes = "/sys/devices/system/node"
+    names = sorted(path.name for path in machine.path(nodes).glob("node[0-9]*"))
+    near = [cpu_list(machine.text(f"{nodes}/{name}/cpulist")) & usable for name in names]
+    numa = [cpus for cpus in near if cpus]
+    numa = numa if len(numa) > 1 else []
     models = {gpu.device: [other for other in gpus if other.device == gpu.device] for gpu in gpus}
     on_gpu = {device: tuple(pool for pool in pools if pool.device == device and not pool.untuned) for device in models}
     on_cpu = tuple(pool for pool in pools if not any(pool in served for served in on_gpu.values()))
@@ -294,7 +290,7 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
 
 def _kind_name(device: Device) -> str:
     """Return the name for workers of a GPU model; NVIDIA has several models of one architecture."""
-    arch = device.arch.replace(":", "-") if device.arch.startswith("sm_") else device.arch.partition(":")[0]
+    arch = device.arch.replace(":", "-") if device.arch.startswith("sm_") else bare(device.arch)
     return f"{arch}-{device.compute_units}cu"
 
 
@@ -318,13 +314,6 @@ def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:
         share = numa[first : max((index + 1) * len(numa) // count, first + 1)]
         slots.append(Slot(cpus=tuple(sorted(set().union(*share)))))
     return slots
-
-
-def _numa_nodes(machine: Machine) -> list[set[int]]:
-    folder = machine.path("/sys/devices/system/node")
-    names = sorted(path.name for path in folder.glob("node[0-9]*"))
-    lists = [cpu_list(machine.text(f"/sys/devices/system/node/{name}/cpulist")) for name in names]
-    return [cpus for cpus in lists if cpus]
 
 
 def cpu_list(text: str) -> set[int]:

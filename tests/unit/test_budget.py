@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1613,
     "metrics": 212,
     "models": 760,
-    "node": 3789,
+    "node": 3733,
     "pages": 3816,
     "results": 2133,
     "runner": 6820,

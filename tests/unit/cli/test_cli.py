@@ -20,7 +20,8 @@ import farm
 from farm.cli import main
 from farm.cli.commands import EXAMPLES
 from farm.errors import ExitCode
-from farm.node.survey import Findings, Note
+from farm.node.gpus import Note
+from farm.node.survey import Findings
 from tests.support.compiling import RNET
 from tests.support.gpu_programs import sidecar_of, write_mxr
 from tests.support.places import ROOT
