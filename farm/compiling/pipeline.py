@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import farm
 from farm.compiling import asking
@@ -246,6 +246,16 @@ _REFERENCE_FAILED = {FailureKind.UNVERIFIABLE, FailureKind.COMPILER_CRASH, Failu
 """Failures of a reference that are not the fault of the compiler, the limits or the samples."""
 
 
+class Databases(NamedTuple):
+    """The tuning databases of a child that measures: the variables that lead to them, and their folders."""
+
+    environment: Mapping[str, str]
+    folders: Sequence[Path]
+
+
+NO_DATABASES = Databases({}, ())
+
+
 class ReferenceCache(Protocol):
     """Keeps reference outputs for attempts that need the same ones."""
 
@@ -391,21 +401,13 @@ class Steps:
         request = asking.compile_request(self.order, model, calibration, self.program)
         return cast("CompileAnswer", self.ask(request, read=inputs_of(model, calibration), write=[self.program.parent]))
 
-    def evaluate(
-        self,
-        compiled: CompileAnswer,
-        reference: Path,
-        environment: Mapping[str, str] | None = None,
-        *,
-        write: Sequence[Path] = (),
-    ) -> EvaluateAnswer:
+    def evaluate(self, compiled: CompileAnswer, reference: Path, databases: Databases = NO_DATABASES) -> EvaluateAnswer:
         """Load the program from its file, compare it with the reference, and measure it."""
         seconds = self.children.settings.measure_seconds
         request = asking.evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
         before = self.children.look("before measuring")
-        answer: EvaluateAnswer = self.ask(
-            request, environment, read=[self.program, reference], write=[self.sample.parent, *write]
-        )
+        write = [self.sample.parent, *databases.folders]
+        answer: EvaluateAnswer = self.ask(request, databases.environment, read=[self.program, reference], write=write)
         after = self.children.look("after measuring")
         self.conditions = [found for found in (before, after) if found]
         return answer
@@ -418,21 +420,14 @@ class Steps:
         rounds: int,
         seconds: float,
         toolchain: str = "",
-        tuner: ProgramTuner | None = None,
+        databases: Databases = NO_DATABASES,
     ) -> Sequence[TimedProgram]:
-        """Let programs of this cell take turns in one child; with `toolchain` in one that has it, and no other.
-
-        A `tuner` says with which databases.
-        """
+        """Let programs of this cell take turns in one child; with `toolchain` in one that has it, and no other."""
         request = asking.bench_request(
             self.order, programs, samples, rounds=rounds, seconds=seconds, toolchain=toolchain
         )
-        answer: BenchAnswer = self.ask(
-            request,
-            tuner.measuring if tuner else None,
-            read=[*(program.path for program in programs), *([samples] if samples else [])],
-            write=[tuner.proof] if tuner else (),
-        )
+        read = [*(program.path for program in programs), *([samples] if samples else [])]
+        answer: BenchAnswer = self.ask(request, databases.environment, read=read, write=databases.folders)
         return answer["programs"]
 
     def ask(
@@ -592,12 +587,8 @@ class ProgramTuner(Protocol):
     """Searches for a faster program: `farm.tuning.tuner.Tuner`. The pipeline calls it; it never calls back."""
 
     @property
-    def measuring(self) -> Mapping[str, str]:
-        """The environment of the child that measures the tuned program."""
-
-    @property
-    def proof(self) -> Path:
-        """The folder in which that child may write."""
+    def measuring(self) -> Databases:
+        """The databases of the child that measures the tuned program."""
 
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
         """Tune, compile with what was found, and return the child's answer."""
@@ -649,7 +640,7 @@ class Pipeline:
 
     def _tune(self, tuner: ProgramTuner, reference: Path) -> ProgramRecord:
         compiled = tuner.compile(self.inputs.model, self.inputs.calibration)
-        record = self._measure(compiled, reference, tuner)
+        record = self._measure(compiled, reference, tuner.measuring)
         runs = record["measurements"].get("latency") is not None
         untuned = tuner.choose(compiled, self.inputs.samples, runs=runs)
         if untuned:
@@ -657,9 +648,7 @@ class Pipeline:
         tuner.describe(record)
         return record
 
-    def _measure(self, compiled: CompileAnswer, reference: Path, tuner: ProgramTuner | None = None) -> ProgramRecord:
+    def _measure(self, compiled: CompileAnswer, reference: Path, databases: Databases = NO_DATABASES) -> ProgramRecord:
         with self.measuring() as contention, self.steps.children.phase(Phase.MEASURING):
-            evaluated = self.steps.evaluate(
-                compiled, reference, tuner.measuring if tuner else None, write=[tuner.proof] if tuner else ()
-            )
+            evaluated = self.steps.evaluate(compiled, reference, databases)
         return self.steps.record(compiled, evaluated, shared=contention.shared)

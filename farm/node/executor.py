@@ -31,8 +31,10 @@ from farm.compiling.asking import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.attempt import Attempt, by_toolchain, is_same_build
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import (
+    NO_DATABASES,
     Children,
     Contention,
+    Databases,
     InputFiles,
     OnPhase,
     Pipeline,
@@ -288,7 +290,8 @@ class _AttemptRun:
         # Storage has the program by now: whatever comes of the turns, it is not lost.
         outputs = [output["name"] for output in record["outputs"]]
         made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
-        return self._in_turns(outcome, lambda: made, lambda: inputs.samples, self.tuner)
+        databases = self.tuner.measuring if self.tuner else NO_DATABASES
+        return self._in_turns(outcome, lambda: made, lambda: inputs.samples, databases)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -309,7 +312,7 @@ class _AttemptRun:
         outcome: Outcome,
         program: Callable[[], MadeProgram],
         samples: Callable[[], Path | None],
-        tuner: Tuner | None = None,
+        databases: Databases = NO_DATABASES,
     ) -> Outcome:
         """Let a published program take turns with its build's baseline.
 
@@ -328,7 +331,7 @@ class _AttemptRun:
                 ours, inputs = program(), samples()
                 self.children.shared = False  # The program's record has what disturbed its own measurement.
                 with self._measuring() as contention:
-                    found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, tuner)
+                    found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, databases)
                 look = self.children.look("after the turns with the baseline")
                 known["turns"] = {
                     **found,
@@ -583,7 +586,7 @@ def compare_with(
     samples: Path | None,
     other: MadeProgram,
     limit: float,
-    tuner: Tuner | None = None,
+    databases: Databases = NO_DATABASES,
 ) -> Against:
     """Return how a program compares with another, as a sidecar says it (`measurements.against`).
 
@@ -592,8 +595,8 @@ def compare_with(
     are the steps of the cell under the other program's toolchain, `steps` under its own.
 
     If it may be slower by more than `limit` (a share), it is measured again, in a process of its own with the programs
-    loaded in the other order. Only that counts then: a program's place in memory makes some percent. A `tuner` says
-    with which databases a tuned program is measured.
+    loaded in the other order. Only that counts then: a program's place in memory makes some percent. `databases` are
+    those that a tuned program is measured with.
 
     Raises StepEnded if one of the two does not run here (its toolchain is not installed, other inputs), or if the
     attempt is over.
@@ -607,20 +610,20 @@ def compare_with(
         # Each round as long as in the first comparison.
         length = whole / ROUNDS
         rounds = max(MIN_PAIRS, min(rounds, int(LONGEST / 2 / max(length, latency))))
-        timed = steps.bench(programs, samples, rounds=rounds, seconds=length * rounds, tuner=tuner)
+        timed = steps.bench(programs, samples, rounds=rounds, seconds=length * rounds, databases=databases)
         first, second = (each["rounds"] for each in timed)
         return compare_pairs(second, first) if turned else compare_pairs(first, second)
 
     def process_by_process(pairs: int) -> Comparison:
         """Let two toolchains take turns, each in a fresh process; the order turns around with each pair."""
-        sides = [(steps, ours, toolchain, tuner), (theirs, other, other.toolchain, None)]
+        sides = [(steps, ours, toolchain, databases), (theirs, other, other.toolchain, NO_DATABASES)]
         length = max(whole / pairs, latency)
         rounds: list[list[list[float]]] = [[], []]
         for number in range(max(MIN_PAIRS, min(pairs, int(LONGEST / 2 / length)))):
             turns = list(enumerate(sides))
             for place, (side, program, made_by, own) in reversed(turns) if number % 2 else turns:
                 # Where a program lies in memory is a process's luck, so a process counts once.
-                timed = side.bench([program], samples, rounds=1, seconds=length, toolchain=made_by, tuner=own)
+                timed = side.bench([program], samples, rounds=1, seconds=length, toolchain=made_by, databases=own)
                 rounds[place] += map(list, timed[0]["rounds"])
         return compare_pairs(*rounds)
 

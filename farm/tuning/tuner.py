@@ -13,15 +13,16 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farm.compiling.asking import MadeProgram, bench_request, compile_request
-from farm.compiling.pipeline import StepEnded, inputs_of, is_shared
+from farm.compiling.asking import MadeProgram, compile_request
+from farm.compiling.pipeline import Databases, StepEnded, inputs_of, is_shared
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
-from farm.results.speed import Comparison, Rounds, compare, distribution
+from farm.results.speed import Comparison, compare, distribution
 from farm.runner.documents import CompileAnswer, Latency, Request, TimedProgram, TuningWish
 from farm.targets.compilers import OFF
 from farm.tuning.formats import read_folder
@@ -54,8 +55,8 @@ class Tuner:
         self.mode, self.folder = self.search.mode, self.search.folder
         self.proof = self.children.folder / "proof"
         """Empty databases, with which the tuned program is measured: it must need none, and leave none."""
-        self.measuring = self.mode.reading(str(self.proof))
-        """The environment of the children that measure."""
+        self.measuring = Databases(self.mode.reading(str(self.proof)), [self.proof])
+        """Those of the children that measure."""
         self.untuned = self.children.folder / "untuned" / self.steps.program.name
         self.untuned_compiled: CompileAnswer | None = None
         self.measured: Sequence[TimedProgram] = []
@@ -153,9 +154,9 @@ class Tuner:
             programs.append(self._published)
         if len(programs) == 1:
             return True
+        bench = partial(self.steps.bench, rounds=ROUNDS, seconds=self.children.settings.measure_seconds)
         with self.children.phase(Phase.MEASURING):
-            seconds = self.children.settings.measure_seconds
-            timed = self.steps.bench(programs, samples, rounds=ROUNDS, seconds=seconds, tuner=self)
+            timed = bench(programs, samples, databases=self.measuring)
         rounds = [each["rounds"] for each in timed]
         best = rounds[0]
         if self.untuned_compiled:
@@ -165,18 +166,10 @@ class Tuner:
         if self._published:
             self._against = compare(best, rounds[-1])
         if best is rounds[0] and self.mode.stores:
-            self._alone = compare(rounds[0], self._with_databases(tuned, samples))
+            whole = Databases(self.mode.reading(str(self.folder)), [self.folder])  # All that tuned it.
+            with self.children.phase(Phase.MEASURING):
+                self._alone = compare(rounds[0], bench([tuned], samples, databases=whole)[0]["rounds"])
         return best is rounds[0]
-
-    def _with_databases(self, tuned: MadeProgram, samples: Path | None) -> Rounds:
-        """Measure the tuned program in a process that has all that tuned it."""
-        with self.children.phase(Phase.MEASURING):
-            seconds = self.children.settings.measure_seconds
-            request = bench_request(self.order, [tuned], samples, rounds=ROUNDS, seconds=seconds)
-            read = [self.steps.program, *([samples] if samples else [])]
-            answer = self.steps.ask(request, self.mode.reading(str(self.folder)), read=read, write=[self.folder])
-        rounds: Rounds = answer["programs"][0]["rounds"]
-        return rounds
 
     def _compile_untuned(self) -> CompileAnswer | None:
         request = compile_request(self.order, self._model, self._calibration, self.untuned)

@@ -12,7 +12,7 @@ import pytest
 from farm.artifacts.s3 import S3Store
 from farm.compiling.asking import MadeProgram
 from farm.compiling.attempt import Slot
-from farm.compiling.pipeline import StepEnded
+from farm.compiling.pipeline import Databases, StepEnded
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_sessions import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings
@@ -108,8 +108,8 @@ def test_only_children_that_tune_search(
     expected = {**stores, **{name: value.format(folder) for name, value in search.items()}}
     found = environments(tuner)
     assert found["tune"] == found["compile"] == expected
-    assert {name: value for name, value in tuner.measuring.items() if "/proof" not in value} == {}
-    assert not (tuner.measuring.keys() & search.keys())
+    assert {name: value for name, value in tuner.measuring.environment.items() if "/proof" not in value} == {}
+    assert not (tuner.measuring.environment.keys() & search.keys())
 
 
 def test_the_untuned_program_is_measured_as_well(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_program_that_needs_its_databases_does_not_carry_its_tuning(
     out = MadeProgram(tmp_path / "published.mxr", [], None, "a" * 64)
     tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", published=out)
     compiled = tuner.compile(save_model(tmp_path, OPERATIONS[:1]), None)
-    tuner.measuring = {**tuner.measuring, "NEEDS_DATABASES": "1"}
+    tuner.measuring = Databases({**tuner.measuring.environment, "NEEDS_DATABASES": "1"}, tuner.measuring.folders)
     assert tuner.prove(MadeProgram.of(tuner.steps.program, compiled), None)
     report, against = tuner.report(published=True), tuner.figures()["against"]
     assert report["carried"] is False
