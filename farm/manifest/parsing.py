@@ -233,27 +233,17 @@ def _valid_name(text: str) -> str:
 def _fields_at(path: Iterable[str | int]) -> list[str]:
     """Return the field names of the entry at `path`."""
     kind: Any = Manifest
-    for part in path:
-        kind = _inner(kind, part)
-    kind = _stripped(kind)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [field.alias or name for name, field in kind.model_fields.items()]
-    return []
-
-
-def _inner(kind: Any, part: str | int) -> Any:
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-        return fields.get(str(part))
-    arguments = typing.get_args(kind)
-    return arguments[-1 if typing.get_origin(kind) is dict else 0] if arguments else None
-
-
-def _stripped(kind: Any) -> Any:
-    """Remove `Annotated[…]` and `… | None`."""
-    while typing.get_origin(kind) is Annotated or type(None) in typing.get_args(kind):
-        kind = typing.get_args(kind)[0]
-    return kind
+    fields: dict[str, Any] = {}
+    for part in (*path, ""):
+        while typing.get_origin(kind) is Annotated or type(None) in typing.get_args(kind):
+            kind = typing.get_args(kind)[0]
+        is_entry = isinstance(kind, type) and issubclass(kind, BaseModel)
+        fields = (
+            {field.alias or name: field.annotation for name, field in kind.model_fields.items()} if is_entry else {}
+        )
+        inner = typing.get_args(kind)
+        kind = fields.get(str(part)) or (inner[-1 if typing.get_origin(kind) is dict else 0] if inner else None)
+    return list(fields)
 
 
 def cross_checks(document: YamlDocument) -> Iterator[Problem]:

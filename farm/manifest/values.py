@@ -86,26 +86,12 @@ ELSEWHERE = {
 # --- how odd values are read --------------------------------------------------------------------------------------
 
 
-def read_by(function: Callable[[Any], Any], schema: JsonSchema) -> Any:
-    """Return annotations for a value that `function` reads (ValueError says what is wrong) and `schema` describes."""
-    return (ReadBy(function, schema),)
-
-
-def one_of(known: Sequence[str], unknown: str, read: Callable[[str], str] = str) -> Any:
-    """Return annotations for one of the `known` words; `unknown` begins the message about any other."""
-
-    def checked(value: Any) -> str:
-        if value not in known:
-            word = str(value)
-            raise Wrong(f"{unknown} {shown(value)}", suggestion(ELSEWHERE.get(word, word), known))
-        return read(value)
-
-    return read_by(checked, {"enum": list(known)})
-
-
 @dataclass(frozen=True, eq=False)
 class ReadBy:
-    """Annotation: a value that a function reads. Pydantic's own `PlainValidator` also prepares the type's schema."""
+    """Annotation: a value that a function reads (ValueError says what is wrong) and a schema describes.
+
+    Pydantic's own `PlainValidator` also prepares the type's schema.
+    """
 
     read: Callable[[Any], Any]
     schema: JsonSchema
@@ -115,6 +101,18 @@ class ReadBy:
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
         return self.schema.copy()  # Pydantic adds the field's title.
+
+
+def one_of(known: Sequence[str], unknown: str, read: Callable[[str], str] = str) -> ReadBy:
+    """Return the annotation for one of the `known` words; `unknown` begins the message about any other."""
+
+    def checked(value: Any) -> str:
+        if value not in known:
+            word = str(value)
+            raise Wrong(f"{unknown} {shown(value)}", suggestion(ELSEWHERE.get(word, word), known))
+        return read(value)
+
+    return ReadBy(checked, {"enum": list(known)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,24 +375,24 @@ _TOLERANCES_SCHEMA = {
     "anyOf": [_POSITIVE_SCHEMA, {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA}]
 }
 
-Version = Annotated[int, *read_by(_version, {"const": 1})]
+Version = Annotated[int, ReadBy(_version, {"const": 1})]
 Name = Annotated[str, Field(pattern=NAME)]
 OutputNode = Annotated[str, Field(pattern=_OUTPUT_NODE)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Reason = Annotated[str, Field(max_length=1000)]
-Duration = Annotated[float | None, *read_by(parse_duration, {"type": "string", "pattern": DURATION})]
-Size = Annotated[int | None, *read_by(parse_size, {"type": "string", "pattern": SIZE})]
-Limit = Annotated[float | None, *read_by(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
-Rate = Annotated[float | None, *read_by(_positive, _POSITIVE_SCHEMA)]
+Duration = Annotated[float | None, ReadBy(parse_duration, {"type": "string", "pattern": DURATION})]
+Size = Annotated[int | None, ReadBy(parse_size, {"type": "string", "pattern": SIZE})]
+Limit = Annotated[float | None, ReadBy(_limit, {"anyOf": [{"type": "string", "pattern": SHARE}, {"const": "off"}]})]
+Rate = Annotated[float | None, ReadBy(_positive, _POSITIVE_SCHEMA)]
 Address = Annotated[str, Field(pattern=_URL), AfterValidator(_address)]
 Link = Annotated[str, Field(pattern=r"^https?://[^\s<>\"']+$", max_length=508)]
 RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-Precision = Annotated[str, *one_of(SPELLINGS, "unknown precision", canonical_precision)]
+Precision = Annotated[str, one_of(SPELLINGS, "unknown precision", canonical_precision)]
 TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$"), AfterValidator(_target)]
-Dimension = Annotated[int | str, *read_by(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]
+Dimension = Annotated[int | str, ReadBy(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]
 Sizes = Annotated[
     tuple[Extent, ...],
-    *read_by(
+    ReadBy(
         _sizes,
         {
             "anyOf": [
@@ -404,20 +402,20 @@ Sizes = Annotated[
         },
     ),
 ]
-BatchSizes = Annotated[tuple[int, ...], *read_by(_batch_sizes, BATCHES_SCHEMA)]
+BatchSizes = Annotated[tuple[int, ...], ReadBy(_batch_sizes, BATCHES_SCHEMA)]
 Patterns = Annotated[
     tuple[str, ...],
-    *read_by(_patterns, {"anyOf": [_PATTERN_SCHEMA, {"type": "array", "items": _PATTERN_SCHEMA, "minItems": 1}]}),
+    ReadBy(_patterns, {"anyOf": [_PATTERN_SCHEMA, {"type": "array", "items": _PATTERN_SCHEMA, "minItems": 1}]}),
 ]
-Number = Annotated[float | int | None, *read_by(_number, {"type": "number"})]
+Number = Annotated[float | int | None, ReadBy(_number, {"type": "number"})]
 InputRange = Annotated[
     tuple[float | int, float | int] | None,
-    *read_by(_range, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
+    ReadBy(_range, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
 ]
-Date = Annotated[str, *read_by(_day, {"type": "string", "format": "date", "pattern": _DATE})]
+Date = Annotated[str, ReadBy(_day, {"type": "string", "format": "date", "pattern": _DATE})]
 Tolerances = Annotated[
     dict[str, dict[str, float]],
-    *read_by(
+    ReadBy(
         _tolerance,
         {
             "anyOf": [
@@ -431,27 +429,27 @@ Tolerances = Annotated[
         },
     ),
 ]
-ExpectedKind = Annotated[str, *one_of([kind.value for kind in FailureKind], "unknown kind")]
-Count = Annotated[int | None, *read_by(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
+ExpectedKind = Annotated[str, one_of([kind.value for kind in FailureKind], "unknown kind")]
+Count = Annotated[int | None, ReadBy(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
 _NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 Options = dict[
     Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
     Annotated[
         bool | int | str | tuple[str, ...],
-        *read_by(_option_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _NAMES_SCHEMA]}),
+        ReadBy(_option_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _NAMES_SCHEMA]}),
     ],
 ]
 DimName = Annotated[str, Field(pattern=_DIM_NAME)]
 Toolchain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,99}$")]
 Dims = dict[DimName, Sizes]
 Shapes = Annotated[
-    dict[Name, Annotated[dict[DimName, Annotated[Extent, *read_by(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
+    dict[Name, Annotated[dict[DimName, Annotated[Extent, ReadBy(_size, _SIZE_SCHEMA)]], Field(min_length=1)]],
     Field(max_length=1000),
 ]
 Labels = Annotated[
     dict[Annotated[str, Field(pattern=_LABEL_KEY)], Annotated[str, Field(max_length=256)]], Field(max_length=64)
 ]
-Trace = Annotated[str, *one_of(TRACES, "no compiler traces")]
+Trace = Annotated[str, one_of(TRACES, "no compiler traces")]
 Cron = Annotated[str, Field(pattern=_CRON), AfterValidator(_schedule)]
 Timezone = Annotated[str, Field(pattern=_TIMEZONE), AfterValidator(_timezone)]
 BucketObject = Annotated[str, Field(pattern=BUCKET_URL)]
@@ -500,7 +498,7 @@ Env = dict[
     Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")],
     Annotated[
         bool | int | str | EnvFile,
-        *read_by(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
+        ReadBy(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
     ],
 ]
 
@@ -526,7 +524,7 @@ def _glob(value: Any) -> dict[str, tuple[str, ...]]:
 _FILE_NAME = {"type": "string", "minLength": 1}
 Glob = Annotated[
     dict[str, tuple[str, ...]],
-    *read_by(
+    ReadBy(
         _glob,
         {
             "anyOf": [
