@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -258,18 +259,12 @@ def owned(artifacts: S3Store, keys: Iterable[str]) -> set[str]:
     def mentioned(key: str) -> set[str]:
         found = artifacts.get_object(key)
         digests = _digests(found.data) if found else set()
-        if "/refs/" in key:
-            digests |= {digest for snapshot in digests for digest in _in_snapshot(artifacts, snapshot)}
+        for snapshot in [*digests] if "/refs/" in key else ():
+            with suppress(ArtifactGone):
+                digests |= _digests(artifacts.read_blob(snapshot, SNAPSHOT_LIMIT))
         return digests
 
     return set().union(*storage.at_once(mentioned, keys))
-
-
-def _in_snapshot(artifacts: S3Store, digest: str) -> set[str]:
-    try:
-        return _digests(artifacts.read_blob(digest, SNAPSHOT_LIMIT))
-    except ArtifactGone:
-        return set()
 
 
 def _digests(data: bytes) -> set[str]:

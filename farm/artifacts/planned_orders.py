@@ -48,19 +48,15 @@ def require_planned(artifacts: S3Store, namespace: str, build_id: str, key: str,
         data = found.data if found else b""
         planned = frozenset(data[start : start + BYTES] for start in range(0, len(data), BYTES))
         if found:
-            _remember(place, planned)
+            with _change:
+                while len(_lists) >= _MOST_LISTS:
+                    del _lists[next(iter(_lists))]
+                _lists[place] = planned
     if _digest(namespace, key, order) not in planned:
         raise Untrusted(
             f"the control plane has not planned this work order for build {build_id}",
             hint="who may write in Redis has changed it: look at the workers' users; submit again",
         )
-
-
-def _remember(place: str, planned: frozenset[bytes]) -> None:
-    with _change:
-        while len(_lists) >= _MOST_LISTS:
-            del _lists[next(iter(_lists))]
-        _lists[place] = planned
 
 
 def _list_key(namespace: str, build_id: str) -> str:

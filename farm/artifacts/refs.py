@@ -248,18 +248,17 @@ class Refs:
                 _require_generation(tag, now, generation)
             confirm = check(cells, after["cells"])
             if signed or not moved:
-                wanted = unsigned(moved) if moved else self._moved(tag, now, source, after)
+                if moved:
+                    wanted = unsigned(moved)
+                else:
+                    digest, _ = self._artifacts.put_blob_bytes(canonical(after))
+                    wanted = {**following(tag, now, digest), "previous": source}
                 moved = self._put(there, RefCommit(namespace, tag, now, wanted, signed))
             if moved:
                 confirm()
             return moved and unsigned(moved)
 
         return until_moved(key, attempt)
-
-    def _moved(self, tag: str, now: RefView | None, source: str | None, after: SnapshotDocument) -> RefView:
-        """Write a snapshot, and return the ref that points to it."""
-        digest, _ = self._artifacts.put_blob_bytes(canonical(after))
-        return {**following(tag, now, digest), "previous": source}
 
     def _put(self, there: Object | None, commit: RefCommit) -> RefView | None:
         """Write a ref; None if another writer was faster."""

@@ -398,7 +398,13 @@ class Bucket:
         starts = range(0, entry.size, PART)
 
         def fetch(start: int) -> int:
-            return self._read_part(entry, start, lambda body: _write_at(file, start, body))
+            def write(body: StreamingBody) -> int:
+                position = start
+                for piece in body.iter_chunks(PIECE):
+                    position += os.pwrite(file, piece, position)
+                return position
+
+            return self._read_part(entry, start, write)
 
         with ThreadPoolExecutor(THREADS) as pool:
             for start, end in zip(starts, pool.map(fetch, starts), strict=True):
@@ -467,7 +473,7 @@ class Bucket:
                     return request()
                 except ClientError as error:
                     if _status(error) in final and error.response["Error"].get("Code") not in NO_ANSWER:
-                        raise FinalStatus(self._unavailable(action, key, error)) from None
+                        raise FinalStatus(StorageUnavailable(self._said(action, key, error), hint=HINT)) from None
                     failure: ClientError | BotoCoreError = error
                     may_pass = _may_pass(error)
                 except NoConnection as error:
@@ -478,7 +484,7 @@ class Bucket:
                     may_pass = isinstance(error, HTTPClientError | IncompleteReadError)
                 STORAGE_ERRORS.labels(action).inc()
                 if not may_pass:
-                    raise self._unavailable(action, key, failure) from None
+                    raise StorageUnavailable(self._said(action, key, failure), hint=HINT) from None
                 if time.monotonic() + pause > began + patience:
                     self._wait(StorageAway(self._said(action, key, failure), hint=HINT, since=began))
                     continue
@@ -511,9 +517,6 @@ class Bucket:
     def place(self, key: str) -> str:
         """Return how people know an object."""
         return f"s3://{self.name}/{key} at {self._endpoint}"
-
-    def _unavailable(self, action: str, key: str, error: ClientError | BotoCoreError) -> StorageUnavailable:
-        return StorageUnavailable(self._said(action, key, error), hint=HINT)
 
     def _said(self, action: str, key: str, error: ClientError | BotoCoreError) -> str:
         if isinstance(error, ClientError):
@@ -578,13 +581,6 @@ def _require_digest(path: Path, digest: str | None, actual: str) -> None:
 
 def _all(body: StreamingBody) -> bytes:
     return body.read()
-
-
-def _write_at(file: int, position: int, body: StreamingBody) -> int:
-    """Write what comes to a file from `position` on; return where it ended."""
-    for piece in body.iter_chunks(PIECE):
-        position += os.pwrite(file, piece, position)
-    return position
 
 
 def _base64(digest: str) -> str:

@@ -21,7 +21,7 @@ from farm.jobs.state import Phase
 from farm.runner.documents import Verification
 from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
-from farm.wire.program import Blobs, Conditions, Processes, Sidecar, TuningFacts
+from farm.wire.program import Blobs, Conditions, Sidecar
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
 """In a list, since a TypedDict takes no configuration from outside."""
@@ -98,24 +98,12 @@ def unverified_of(verification: Verification) -> str:
     return f"output `{names[0]}`{more} not verified: {why}"
 
 
-def _processes(sidecar: Sidecar) -> Processes | None:
-    looks = [*sidecar["tuning"]["conditions"], *sidecar["measurements"]["conditions"]]
-    found = [processes for look in looks if (processes := look["processes"])]
-    return max(found, key=lambda each: (each["count"], each["memory"]), default=None)
-
-
 def _work(sidecar: Sidecar) -> ComparableWork | None:
     """Return what other compiles estimate their durations by; None if the sidecar says too little."""
     spec = sidecar["spec"]
     if not sidecar["model_size"] or not {"model", "compiler", "device", "precision", "tuning"} <= spec.keys():
         return None
     return {"like": comparable(spec), "model": spec["model"]["digest"][:12], "size": sidecar["model_size"]}
-
-
-def _fallback(sidecar: Sidecar) -> dict[str, list[str]]:
-    """Return a few nodes of each operator that runs on the CPU because the GPU has no kernel for them."""
-    found = sidecar["placement"]["fallback"] if sidecar["placement"] else {}
-    return {operator: [*names[:3]] for operator, names in found.items()}
 
 
 def _runs_as(sidecar: Sidecar) -> str:
@@ -129,18 +117,16 @@ def _runs_as(sidecar: Sidecar) -> str:
     return digest_of({**parts, **made})
 
 
-def _tuning(work: TuningFacts) -> TuningSummary | None:
-    """Return what tuning came to; None if it was off."""
-    known = {name: value for name, value in work.items() if name in TuningSummary.__annotations__}
-    return cast(TuningSummary, known) if work["mode"] != "off" else None
-
-
 def facts(sidecar: Sidecar) -> ArtifactFacts:
     """Return the small extract of a checked sidecar that the store, the index and reports keep; builds judge by it."""
     verification: Verification = sidecar["verification"] or {}
     unverified = unverified_of(verification)
     measured, program = sidecar["measurements"], sidecar["blobs"]["program"]
     last: Conditions = measured["conditions"][-1] if measured["conditions"] else {}
+    looks = [*sidecar["tuning"]["conditions"], *measured["conditions"]]
+    others = [processes for look in looks if (processes := look["processes"])]
+    tuned = {name: value for name, value in sidecar["tuning"].items() if name in TuningSummary.__annotations__}
+    fallback = sidecar["placement"]["fallback"] if sidecar["placement"] else {}
     return {
         "key": sidecar["key"],
         "namespace": sidecar["namespace"],
@@ -169,16 +155,16 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "ratio": measured["ratio"],
         "against": measured["against"],
         "runs_as": _runs_as(sidecar),
-        "tuning": _tuning(sidecar["tuning"]),
+        "tuning": cast(TuningSummary, tuned) if sidecar["tuning"]["mode"] != "off" else None,
         "load": measured["load"],
         "throughput": measured["throughput"],
         "compile_seconds": sidecar["phases"].get(Phase.COMPILING),
         "node": sidecar["node"],
         "shared": measured["shared"],
-        "processes": _processes(sidecar),
+        "processes": max(others, key=lambda each: (each["count"], each["memory"]), default=None),
         "peak_memory": sidecar["peak_memory"],
         "quantized": sidecar["quantized"],
-        "fallback": _fallback(sidecar),
+        "fallback": {operator: [*names[:3]] for operator, names in fallback.items()},
         "seconds": sidecar["seconds"],
         "work": _work(sidecar),
         "created": sidecar["created"],

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import ListedObject, at_once, blob_key, readable, until_moved
@@ -101,20 +101,6 @@ class Restored:
 
     snapshot: Snapshot
     seen: frozenset[str] = frozenset()  # SHA-256 of every snapshot and delta that need not be read again.
-
-
-class Learning(Protocol):
-    """Where an attempt's tuning reads its records, and where it commits new ones."""
-
-    @property
-    def name(self) -> str:
-        """The database's name; empty if nothing is kept."""
-
-    def since(self, seen: frozenset[str]) -> Restored:
-        """Return what is known beyond the snapshots and deltas that were `seen`."""
-
-    def commit(self, delta: Snapshot) -> str:
-        """Add what an attempt learnt; return the delta's name."""
 
 
 class ForOneRun:
@@ -330,6 +316,9 @@ class TuningDatabase:
             if_match=head.etag if head else "",
         )
         return new.generation
+
+
+Learning = TuningDatabase | ForOneRun  # Where an attempt's tuning reads its records, and where it commits new ones.
 
 
 def _digest(key: str) -> str:

@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1753,
+    "api": 1791,
     "artifacts": 2319,
     "builds": 3142,
     "cli": 4921,
@@ -47,7 +47,7 @@ LINES = {
     "store": 1866,
     "targets": 1153,
     "tasks": 178,
-    "tuning": 2507,
+    "tuning": 2496,
     "wire": 393,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
