@@ -320,11 +320,7 @@ class Attempt:
     def describe(
         self, *, reference: FileReference | None, ended: FailureDocument | None = None
     ) -> ReproductionDocument:
-        """Return everything that decides an attempt, as JSON. `farm reproduce` writes a folder from it.
-
-        `reference` is the file reference of the reference outputs, if they were made before; `ended` is how the attempt
-        ended.
-        """
+        """Return everything that decides an attempt, as JSON. `farm reproduce` writes a folder from it."""
         return {
             "schema": 1,
             "farm": farm.__version__,

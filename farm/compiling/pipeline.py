@@ -594,10 +594,7 @@ class ProgramTuner(Protocol):
         """Tune, compile with what was found, and return the child's answer."""
 
     def choose(self, compiled: CompileAnswer, samples: Path | None, *, runs: bool) -> CompileAnswer | None:
-        """Return None if the tuned program stays.
-
-        If the untuned program is faster, put it in the place of the tuned one and return its child's answer.
-        """
+        """Put the untuned program in the place of the tuned one if it is faster; return its child's answer, or None."""
 
     def describe(self, record: ProgramRecord) -> None:
         """Add to a program's record what the tuning found."""

@@ -204,7 +204,11 @@ class MatrixRules:
         if not cells and not self.complaints.problems:
             hint = "a build needs a cell: `exclude` fewer cells, or `include` some"
             self.complain("nothing is left to compile", ("exclude",), hint, key=True)
-        self._override(cells)
+        for position, override in enumerate(self.manifest.overrides):
+            for number in self._chosen_by(override.select, ("overrides", position, "select"), cells):
+                cells[number].extras.append(("overrides", position))
+                if override.calibration is not None:
+                    cells[number].calibrated_by = position
         return self._unique([each for cell in cells for each in (cell, *self._for_packs(cell))])
 
     def expected(self, combinations: Sequence[Combination]) -> dict[str, ExpectedFailure]:
@@ -233,14 +237,6 @@ class MatrixRules:
                 message = f"`{combination.identifier}` is already in the matrix (line {line})"
                 self.complain(message, combination.places["cell"])
         return list(seen.values())
-
-    def _override(self, combinations: Sequence[Combination]) -> None:
-        """Lay every entry of `overrides` over the cells that it selects, in the order written."""
-        for position, entry in enumerate(self.manifest.overrides):
-            for number in self._chosen_by(entry.select, ("overrides", position, "select"), combinations):
-                combinations[number].extras.append(("overrides", position))
-                if entry.calibration is not None:
-                    combinations[number].calibrated_by = position
 
     def _check_size(self) -> None:
         total = 0

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -310,17 +310,6 @@ def freeze_data(
     return {"digest": digest, "size": size, "arrays": arrays}, place
 
 
-class _Part(Protocol):
-    """One file, or one folder of tensors, that holds every array once."""
-
-    path: Path
-    sizes: dict[str, int]
-    """Bytes of every array."""
-
-    def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
-        """Return an array, a large one mapped from a file; `scratch` is a folder for what has to be unpacked."""
-
-
 def _parts(path: Path, model: FrozenModel) -> list[_Part]:
     if path.is_file():
         with path.open("rb") as stream:
@@ -353,6 +342,7 @@ class _Npy:
         self.sizes = {model["inputs"][0]["name"]: path.stat().st_size}
 
     def load(self, name: str, scratch: Path) -> np.ndarray[Any, Any]:
+        """Return an array, a large one mapped from a file; `scratch` is a folder for what has to be unpacked."""
         import numpy as np
 
         with _reading(f"{self.path}: cannot be read", hint="save a plain array of numbers"):
@@ -442,6 +432,10 @@ class _Onnx:
             array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
         _require_numbers(f"{file}: the tensor", array.dtype)
         return array
+
+
+_Part = _Npy | _Npz | _Onnx
+"""One file, or one folder of tensors, that holds every array once, with the bytes of each in `sizes`."""
 
 
 @contextmanager

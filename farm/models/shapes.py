@@ -93,13 +93,12 @@ def symbolic_inputs(model: FrozenModel, shapes: Mapping[str, Sequence[int | str]
     for tensor in model["inputs"]:
         matching = [pattern for pattern in shapes if pattern == tensor["name"] or fnmatchcase(tensor["name"], pattern)]
         used.update(matching)
-        given = next((shapes[pattern] for pattern in matching if shapes[pattern] is not None), None)
-        if given is not None:
-            pattern = next(pattern for pattern in matching if shapes[pattern] is not None)
-            _check_against_model(tensor, given, pattern)
-            result[tensor["name"]] = {**tensor, "shape": tuple(given)}
-        else:
-            result[tensor["name"]] = tensor
+        result[tensor["name"]] = tensor
+        for pattern in matching:
+            if (given := shapes[pattern]) is not None:
+                _check_against_model(tensor, given, pattern)
+                result[tensor["name"]] = {**tensor, "shape": tuple(given)}
+                break
     for pattern in shapes:
         if pattern not in used:
             names = [tensor["name"] for tensor in model["inputs"]]

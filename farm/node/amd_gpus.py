@@ -217,9 +217,7 @@ def _number(agent: str, name: str) -> int | None:
 def of_amd_smi(text: str) -> list[GpuReport]:
     """Return the GPUs of `amd-smi static`'s JSON: `{"gpu_data": [...]}`, and a bare list before ROCm 7.
 
-    It has model names and partition modes, even if rocminfo and the kernel's files are missing.
-
-    Fields without a value are `"N/A"`. Other text names no GPU.
+    It alone has partition modes where the kernel's files are missing. Other text names no GPU.
     """
     start = re.search(r"^[\[{]", text, re.MULTILINE)  # Python's own warnings may come before it.
     try:

@@ -123,7 +123,11 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
     asked = _wait(guard, wake, float(request.get("dying") or DYING_SECONDS))
     stuck = _end_all(wake, asked, request)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seen = _seen_by_guard(told) or {"exit": None, "signal": None, "killed": "guard", "memory": 0}
+    seen: GuardReport = {"exit": None, "signal": None, "killed": "guard", "memory": 0}
+    os.set_blocking(told, False)
+    with suppress(BlockingIOError):
+        if report := os.read(told, 4096):  # Else the guard ended before it reported.
+            seen = json.loads(report)
     ended: GuardEnd = {**seen, "memory": max(seen["memory"], used.ru_maxrss * 1024), "stuck": stuck}
     Messages(words).send({"ended": ended})
     return 0
@@ -146,16 +150,6 @@ def _wait(guard: int, wake: int, dying: float) -> float:
             deadline = time.monotonic() + dying
         drain(wake)
     return max(time.monotonic() + AGAIN_SECONDS, min(deadline, time.monotonic() + dying))
-
-
-def _seen_by_guard(told: int) -> GuardReport | None:
-    """Return what the guard has reported; None if it ended before."""
-    os.set_blocking(told, False)
-    with suppress(BlockingIOError):
-        if report := os.read(told, 4096):
-            found: GuardReport = json.loads(report)
-            return found
-    return None
 
 
 def _end_all(wake: int, deadline: float, request: Request) -> list[int]:
@@ -487,10 +481,7 @@ class Guard:
         return {"cpu": round(cpu, 2), "memory": memory}
 
     def look_for_kernels_kill(self) -> None:
-        """End the child if the kernel has killed any process of its control group.
-
-        The group was over its limit, or the machine had no memory left.
-        """
+        """End the child if the kernel has killed any process of its control group, or refused it one more."""
         if self.events and not self.killed and counted(self.events, "oom_kill"):
             self.killed = "memory"
             self.peak = max(self.peak, self.memory_limit)

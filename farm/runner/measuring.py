@@ -268,13 +268,10 @@ def _seconds_of(run: Callable[[], Any]) -> float:
 def compare(
     references: Sequence[Arrays], outputs: Sequence[Arrays], *, batch: int = 1, tolerance: float, equal_share: float
 ) -> Evidence:
-    """Compare outputs with the reference, over all runs.
+    """Compare outputs with the reference, over all runs, by the figures of `Verification`.
 
-    By output: `errors` (float outputs; rel_l2 = |y - r| / |r|, if r is all zero: |y|), `rms` (MIGraphX's
-    measure, |y - r| / (sqrt(n) max|.|)), `equal` (share of equal values of all others), `nonfinite` (outputs
-    with inf or NaN where the reference has something else), `spread` (|r - mean over samples| / |r|; of other
-    outputs 1 - the share that the best constant answer gets right). `weak` is whether a program that always
-    gives that mean would pass.
+    `errors` is |y| if the reference is all zero, and `rms` is MIGraphX's own measure. The `spread` of what is not float
+    is 1 - the share that the best constant answer gets right.
     """
     errors: dict[str, float] = {}
     rms: dict[str, float] = {}

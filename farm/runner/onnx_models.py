@@ -81,12 +81,8 @@ class BadModel(RequestFailed):
 def check_onnx(path: str | os.PathLike[str], *, alone: bool = False) -> CheckAnswer:
     """Check an ONNX file and return what it is.
 
-    The answer has `format`, `inputs` and `outputs` (`{"name", "dtype", "shape"}`; a dimension is a number, a
-    name or None; a shape of unknown rank is None), `opset`, `opsets` by domain, `doubts` (sentences: what ONNX does not
-    allow and some compiler takes all the same), `operators` with their counts
-    (also those in subgraphs and functions), `weights` (bytes by dtype), `weight_dtypes` (most bytes first) and
-    `external_files` (relative paths). No external file is opened; sizes and kinds of files come from the folder.
-    With `alone` the external files are not there yet: where they would be is checked, they themselves are not.
+    Operators are counted also in subgraphs and functions. No external file is opened; sizes and kinds of files come
+    from the folder. With `alone` they are not there yet: where they would be is checked, they themselves are not.
 
     Raises BadModel with one sentence that names the tensor or node; OSError if the file cannot be read.
     """

@@ -83,10 +83,7 @@ class RuntimeDevice:
         disabled: list[str] | None = None,
         found: dict[str, str] | None = None,
     ) -> Any:
-        """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else.
-
-        What tuning `found` best of the provider's options comes before the request's own.
-        """
+        """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
         import onnxruntime
 
         with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):

@@ -37,11 +37,7 @@ Type = tuple[int, tuple[int, ...]]  # ONNX element type and static shape of a te
 
 
 def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> SliceAnswer:
-    """Cut the model and write the distinct slices into a folder.
-
-    Returns `slices`, a list of `{path, signature, operations, count, inputs}` in the model's order, and `operations`,
-    the tunable ones of the whole model.
-    """
+    """Cut the model and write the distinct slices into a folder; return them in the model's order."""
     distinct: dict[str, SlicedModel] = {}
     total = 0
     for model, piece in cut(path, inputs):

@@ -117,10 +117,7 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """The pool's name, also the name of its Celery queue: `onnxruntime-cpu.onnxruntime1.31.1-1a2b3c4d.x86-64-v4`.
-
-        Pools that differ in any fact which a key of their target uses have different names.
-        """
+        """The pool's name, also that of its Celery queue: `onnxruntime-cpu.onnxruntime1.31.1-1a2b3c4d.x86-64-v4`."""
         return self.registered or f"{self.stem}{self._facts}"
 
     @property

@@ -89,10 +89,9 @@ class Tuner:
         return compiled
 
     def choose(self, compiled: CompileAnswer, samples: Path | None, *, runs: bool) -> CompileAnswer | None:
-        """Compare the tuned program, which was measured alone before, with the one without tuning.
+        """Put the untuned program in the place of the tuned one if it is faster; return its child's answer, else None.
 
-        Return None if the tuned program stays, as it does if it cannot be run from here (`runs`). If the other one is
-        faster, put it in the place of the tuned one and return its child's answer. Raises StepEnded, OSError.
+        The tuned one stays if it cannot be run from here (`runs`). Raises StepEnded, OSError.
         """
         kernels = self.kernels()  # Before other programs leave theirs in the same folder.
         self.kernel_cache = self._pack(kernels) if kernels else None
