@@ -285,39 +285,40 @@ class _AttemptRun:
                 record["spec"] = cut_short(self.order["spec"], self.order["budget"])
         with self.children.phase(Phase.UPLOADING):
             outcome = self._publish(record)
-        if outcome.hit or not outcome.facts or self.order.get("limit") is None:
+        if outcome.hit:
             return outcome
         # Storage has the program by now: whatever comes of the turns, it is not lost.
         outputs = [output["name"] for output in record["outputs"]]
-        made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session"))
-        databases = self.tuner.measuring if self.tuner else NO_DATABASES
-        return self._in_turns(outcome, lambda: made, lambda: inputs.samples, databases)
+        made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session")), inputs.samples
+        return self._in_turns(outcome, lambda: made, self.tuner.measuring if self.tuner else NO_DATABASES)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _of_a_hit(self, sidecar: Sidecar) -> Outcome:
         """Return how an attempt ends that found its program: if its build's gate asks for it, after turns."""
-        outcome = Outcome.success(facts(sidecar), hit=True)
-        if self.order.get("limit") is None:
-            return outcome
 
-        def program() -> MadeProgram:
+        def bring() -> tuple[MadeProgram, Path | None]:
             self.steps.env_files = self._env_files()
-            return self._placed(sidecar, "hit")
+            made = self._placed(sidecar, "hit")
+            if self.order["samples"] is None:
+                return made, None
+            # The order's may be gone, since the program exists; the program's own sample is kept with it.
+            sample = sidecar["blobs"].get("sample") or self.order["samples"]
+            return made, self.cache.place([sample], self.folder / "samples")[0]
 
-        return self._in_turns(outcome, program, lambda: self._samples_of(sidecar))
+        return self._in_turns(Outcome.success(facts(sidecar), hit=True), bring)
 
     def _in_turns(
         self,
         outcome: Outcome,
-        program: Callable[[], MadeProgram],
-        samples: Callable[[], Path | None],
+        bring: Callable[[], tuple[MadeProgram, Path | None]],
         databases: Databases = NO_DATABASES,
     ) -> Outcome:
-        """Let a published program take turns with its build's baseline.
+        """Let a published program take turns with its build's baseline, if a gate asks for it.
 
-        If that fails, by whatever the baseline does, the attempt succeeds, and its facts say why nothing was measured.
-        Raises StepEnded if nobody wants it any more.
+        `bring` returns the program and its samples; None: they are generated. If that fails, by whatever the baseline
+        does, the attempt succeeds, and its facts say why nothing was measured. Raises StepEnded if nobody wants it any
+        more.
         """
         known, limit, fences = outcome.facts, self.order.get("limit"), ""
         if known is None or limit is None or known["latency"] is None:
@@ -328,7 +329,7 @@ class _AttemptRun:
                 known["unmeasured"] = "the program to compare with is gone"
             else:
                 theirs = self.steps.under(self.installations.get(other.toolchain))
-                ours, inputs = program(), samples()
+                ours, inputs = bring()
                 self.children.shared = False  # The program's record has what disturbed its own measurement.
                 with self._measuring() as contention:
                     found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, databases)
@@ -351,16 +352,6 @@ class _AttemptRun:
         if why := known.get("unmeasured"):
             log.warning("no turns with the baseline", reason=why)
         return self._with_log(replace(outcome, fences=fences))
-
-    def _samples_of(self, sidecar: Sidecar) -> Path | None:
-        """Bring what a hit is measured with; None: its samples are generated. Raises ArtifactGone.
-
-        The order's samples may be gone, since the program exists; the program's own sample is kept with it.
-        """
-        if self.order["samples"] is None:
-            return None
-        sample = sidecar["blobs"].get("sample")
-        return self.cache.place([sample or self.order["samples"]], self.folder / "samples")[0]
 
     def _env_files(self) -> dict[str, str]:
         """Bring the files that environment variables name; return their paths by variable."""
