@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -104,7 +104,7 @@ class Children:
     clock: Clock = field(default_factory=Clock)
     """Stands still while its child is paused."""
     shared: bool = False
-    """Whether a child of this slot measured while others ran on the host, or may have."""
+    """Whether something was measured in this slot while others ran on the host, or may have."""
     memory: list[int] = field(default_factory=list)
     """Peaks in bytes, of every child."""
     written: set[Path] = field(default_factory=set)
@@ -470,16 +470,16 @@ class Steps:
             answer["passes"] = pass_seconds(self.children.log_path, start)
         return answer
 
-    def record(self, compiled: CompileAnswer, evaluated: EvaluateAnswer | None, *, shared: bool) -> ProgramRecord:
+    def record(self, compiled: CompileAnswer, evaluated: EvaluateAnswer | None) -> ProgramRecord:
         """Return what the sidecar says about the program and about how it was made.
 
-        `evaluated` is None if nothing here can run the program; `shared`: another attempt ran while it was measured.
+        `evaluated` is None if nothing here can run the program.
         """
         spec = self.order["spec"]
         # If the caller copies, a program has a parameter for each output.
         parameters = compiled.get("output_parameters") or [""] * len(compiled["outputs"])
         axes = {name: each.get("batch_axis") for name, each in spec["inputs"].items()}
-        shared = shared or self.children.shared or any(map(is_shared, self.conditions))
+        shared = self.children.shared or any(map(is_shared, self.conditions))
         speed = cast("Measurements", dict(evaluated["measurements"]) if evaluated else {})
         speed |= {"shared": shared, "conditions": self.conditions}
         evidence: Verification | None = None
@@ -570,19 +570,6 @@ class InputFiles:
     reference: Path | None = None
 
 
-@dataclass(slots=True)
-class Contention:
-    """Whether other attempts ran on the machine while a program was measured."""
-
-    shared: bool = False
-
-
-@contextmanager
-def alone() -> Iterator[Contention]:
-    """Measure without looking for other attempts."""
-    yield Contention()
-
-
 class ProgramTuner(Protocol):
     """Searches for a faster program: `farm.tuning.tuner.Tuner`. The pipeline calls it; it never calls back."""
 
@@ -608,14 +595,14 @@ class Pipeline:
     inputs: InputFiles
     tuner: ProgramTuner | None = None
     references: ReferenceCache | None = None  # Reference outputs of earlier attempts.
-    measuring: Callable[[], AbstractContextManager[Contention]] = alone  # Opened around each measurement.
+    measuring: Callable[[], AbstractContextManager[object]] = nullcontext  # Opened around each measurement.
     _reference: Path | None = field(default=None, init=False)
 
     def run(self) -> ProgramRecord:
         """Make and measure the program; return what its sidecar says about it. The program is at `steps.program`."""
         if self.steps.order.get("cross"):
             # The GPU is not here: nothing can load the program, so nothing is measured or compared.
-            return self.steps.record(self.compile(), None, shared=False)
+            return self.steps.record(self.compile(), None)
         reference = self.reference()
         if self.tuner:
             return self._tune(self.tuner, reference)
@@ -646,6 +633,6 @@ class Pipeline:
         return record
 
     def _measure(self, compiled: CompileAnswer, reference: Path, databases: Databases = NO_DATABASES) -> ProgramRecord:
-        with self.measuring() as contention, self.steps.children.phase(Phase.MEASURING):
+        with self.measuring(), self.steps.children.phase(Phase.MEASURING):
             evaluated = self.steps.evaluate(compiled, reference, databases)
-        return self.steps.record(compiled, evaluated, shared=contention.shared)
+        return self.steps.record(compiled, evaluated)

@@ -36,7 +36,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
-from farm.compiling.pipeline import LARGEST, Contention
+from farm.compiling.pipeline import LARGEST
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
 from farm.extension import publishing
 from farm.files import NotPlain, remove_tree, replacing, take
@@ -75,13 +75,6 @@ class WorkFolder:
             yield folder
         finally:
             remove_tree(folder)
-
-    @contextmanager
-    def contention(self) -> Iterator[Contention]:
-        """Yield a `Contention`. After the block it says whether other work ran on this node meanwhile."""
-        contention, before = Contention(), self.at_work()
-        yield contention
-        contention.shared = self.at_work() != before or sum(count for count, _ in before.values()) > 1
 
     def at_work(self) -> dict[str, tuple[int, int]]:
         """Return how many pieces of work each process of this node has, and when one last began or ended there (ns)."""

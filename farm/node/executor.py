@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -33,7 +33,6 @@ from farm.compiling.failures import Failure
 from farm.compiling.pipeline import (
     NO_DATABASES,
     Children,
-    Contention,
     Databases,
     InputFiles,
     OnPhase,
@@ -41,7 +40,6 @@ from farm.compiling.pipeline import (
     StepEnded,
     Steps,
     StepSettings,
-    alone,
     is_shared,
 )
 from farm.compiling.templates import Templates
@@ -331,14 +329,14 @@ class _AttemptRun:
                 theirs = self.steps.under(self.installations.get(other.toolchain))
                 ours, inputs = bring()
                 self.children.shared = False  # The program's record has what disturbed its own measurement.
-                with self._measuring() as contention:
+                with self._measuring():
                     found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, databases)
                 look = self.children.look("after the turns with the baseline")
                 known["turns"] = {
                     **found,
                     "measured": datetime.now(UTC).isoformat(timespec="seconds"),
                     "node": socket.gethostname(),
-                    "shared": contention.shared or self.children.shared or bool(look and is_shared(look)),
+                    "shared": self.children.shared or bool(look and is_shared(look)),
                 }
         except StepEnded as ended:
             if ended.failure is None:
@@ -400,14 +398,18 @@ class _AttemptRun:
         outputs = [output["name"] for output in sidecar["outputs"]]
         return MadeProgram(program, outputs, sidecar["tuning"]["session"], sidecar["key"], sidecar["toolchain"])
 
-    def _measuring(self) -> AbstractContextManager[Contention]:
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
         """Measure when the slot's uploads have ended; for a GPU, look for other attempts on the node.
 
         On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
         """
         self.references.finish()
         self._wait_for_quiet()
-        return self.work.contention() if self.children.slot.gpu else alone()
+        before = self.work.at_work()
+        yield
+        if self.children.slot.gpu and (self.work.at_work() != before or sum(count for count, _ in before.values()) > 1):
+            self.children.shared = True
 
     def _wait_for_quiet(self) -> None:
         """Wait until the slot's last program is uploaded, which counts for no limit; remember if it takes too long."""

@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1613,
     "metrics": 212,
     "models": 753,
-    "node": 3725,
+    "node": 3720,
     "pages": 3816,
     "results": 2133,
     "runner": 6797,

@@ -72,7 +72,7 @@ def test_others_on_the_gpu_make_a_measurement_shared_and_are_in_the_log(
     model = {"format": "onnx", "files": []}
     steps = Steps({"identifier": "net/a/b", "spec": spec, "model": model, "target": "onnxruntime/cpu"}, children)
     compiled: dict[str, Any] = {"inputs": [], "outputs": [], "weight_dtypes": [], "compute_dtypes": [], "quantized": {}}
-    record = steps.record(compiled, steps.evaluate(compiled, tmp_path / "reference.npz"), shared=False)
+    record = steps.record(compiled, steps.evaluate(compiled, tmp_path / "reference.npz"))
     assert (record["measurements"]["conditions"], record["measurements"]["shared"]) == (looks, True)
     [line] = children.log_path.read_text().splitlines()
     assert line.startswith("after measuring: others use the GPU (processes: 2, memory: 6 MB)")
