@@ -364,7 +364,8 @@ class Planner:
                         entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
                     )
                 except UsageError as error:
-                    problems.append(manifest.written.problem(error.message, "models", index, "source", hint=error.hint))
+                    place = ("models", index, "source")
+                    problems.append(manifest.written.problem(error.message, place, hint=error.hint))
         if problems:
             raise ManifestError(problems)
         return models

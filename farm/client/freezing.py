@@ -120,7 +120,7 @@ class _ManifestReader:
         return self.matrix.manifest
 
     def complain(self, error: UsageError, place: Place) -> None:
-        self.found.problems.append(self.manifest.written.problem(error.message, *place, hint=error.hint))
+        self.found.problems.append(self.manifest.written.problem(error.message, place, hint=error.hint))
 
     def read(self) -> None:
         models = [(index, self.manifest.models[index]) for index in sorted(self.matrix.needed)]
@@ -526,7 +526,7 @@ def refused(manifest: Manifest, folder: Path) -> list[Problem]:
     and groups that cancel, reach beyond the manifest's own build: all strangers submit into one namespace.
     """
     return [
-        manifest.written.problem(f"a stranger's {what}", *place, hint=hint)
+        manifest.written.problem(f"a stranger's {what}", place, hint=hint)
         for what, place, hint in _refused(manifest, folder)
     ]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from farm.manifest import values
-from farm.manifest.yaml import Written
+from farm.manifest.yaml import YamlDocument
 from farm.models.shapes import Extent
 from farm.spec import JsonSchema
 
@@ -505,22 +505,22 @@ class Manifest(CellSettings):
     expected: tuple[ExpectedEntry, ...] = Field(default=(), strict=False, max_length=values.MAX_SELECTORS)
     """Cells that must fail, and how."""
 
-    _written: Written = PrivateAttr()
+    _written: YamlDocument = PrivateAttr()
 
     @property
-    def written(self) -> Written:
+    def written(self) -> YamlDocument:
         """Where its entries are written, for messages."""
         return self._written
 
     @property
     def text(self) -> str:
         """The manifest as it was read, with the files of its globs."""
-        return self._written.document.text
+        return self._written.text
 
     @property
     def file(self) -> str:
         """The manifest's name in messages."""
-        return self._written.document.file
+        return self._written.file
 
 
 @cache

@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from farm.errors import ManifestError, Problem, UsageError, shown, suggestion
 from farm.manifest.entries import Budgets, Gates, Manifest, ModelEntry
 from farm.manifest.values import NAME, SPELLINGS, Source
-from farm.manifest.yaml import Unchecked, Written, YamlDocument, in_yaml, read_document
+from farm.manifest.yaml import Unchecked, YamlDocument, in_yaml, read_document
 from farm.targets.compilers import canonical_precision, compilers
 from farm.targets.pools import understand_target
 
@@ -157,7 +157,8 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
     if problems:
         raise ManifestError(problems)
     expanded = manifest.model_copy(update={"models": tuple(models)})
-    expanded._written = Written(document, written)
+    expanded._written = copy(document)
+    expanded._written.models = written
     return expanded
 
 

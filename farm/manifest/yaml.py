@@ -84,6 +84,8 @@ class YamlDocument:
         self.text = text
         self.file = file
         self.data = root.plain()
+        self.models: Sequence[int] = ()
+        """Which entry each model of a manifest is of, where a `glob` is one entry for many of them."""
 
     def place(self, path: DocumentPath, *, key: bool = False) -> tuple[int, int]:
         """Return line and column of the value at `path` (of its key, with `key`).
@@ -91,6 +93,8 @@ class YamlDocument:
         Where the path leaves the document, that of the last value on the way.
         """
         node, place = self._root, (self._root.line, self._root.column)
+        if self.models and path[:1] == ("models",):
+            path = ("models", *(self.models[int(index)] for index in path[1:2]), *path[2:])
         for part in path:
             if isinstance(node.value, dict) and part in node.value:
                 of_key, node = node.keys[str(part)], node.value[part]
@@ -112,30 +116,6 @@ class YamlDocument:
     def problem(self, message: str, path: DocumentPath, *, hint: str = "", key: bool = False) -> Problem:
         """Return a problem at the place of `path`, with the line that it is on."""
         return make_problem(message, self._lines, self.file, *self.place(path, key=key), hint=hint)
-
-
-class Written:
-    """Where the entries of a manifest are written; a `glob` is one entry of the document for many models."""
-
-    def __init__(self, document: YamlDocument, models: Sequence[int]) -> None:
-        """`models`: which of the document's entries each model is of."""
-        self.document = document
-        self._models = models
-
-    def line(self, *path: str | int) -> int:
-        """Return the line of the value at `path`."""
-        return self.document.place(self._place(path))[0]
-
-    def problem(self, message: str, *path: str | int, hint: str = "", key: bool = False) -> Problem:
-        """Return a problem at the place of `path` (with `key`: of its key)."""
-        return self.document.problem(message, self._place(path), hint=hint, key=key)
-
-    def _place(self, path: DocumentPath) -> DocumentPath:
-        match path:
-            case ("models", int(index), *rest):
-                return ("models", self._models[index], *rest)
-            case _:
-                return path
 
 
 def in_yaml(value: object) -> str:

@@ -99,7 +99,7 @@ def resolve(
         },
         priority=settings.priority,
         gates=_gates(lookup, combination, settings, model),
-        line=manifest.written.line(*combination.places["cell"]),
+        line=manifest.written.place(combination.places["cell"])[0],
         work=work and work._replace(warnings=(*_untuned(settings.tuning, kind, choice), *work.warnings)),
     )
 

@@ -137,7 +137,7 @@ class Complaints:
 
     def complain(self, message: str, path: Path, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at a place; with `key` at the field's name, not at its value."""
-        self.problems[self._written.problem(message, *path, hint=hint, key=key)] = None
+        self.problems[self._written.problem(message, path, hint=hint, key=key)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class MatrixRules:
         for combination in combinations:
             first = seen.setdefault(combination.identifier, combination)
             if first is not combination:
-                line = self.manifest.written.line(*first.places["cell"])
+                line = self.manifest.written.place(first.places["cell"])[0]
                 message = f"`{combination.identifier}` is already in the matrix (line {line})"
                 self.complain(message, combination.places["cell"])
         return list(seen.values())

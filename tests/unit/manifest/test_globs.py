@@ -63,8 +63,12 @@ def test_what_the_farm_stores_names_the_files_and_keeps_every_line(manifest: Pat
     # The farm reads it without any of the files, and again gives the same.
     stored = parse_manifest(text)
     assert [model.name for model in stored.models] == ["first", "zoo-net", "beta", "last"]
-    assert stored.written.line("models", 3, "name") == 9
-    assert stored.written.line("models", 1, "precisions") == stored.written.line("models", 2, "precisions") == 8
+    assert stored.written.place(("models", 3, "name"))[0] == 9
+    assert (
+        stored.written.place(("models", 1, "precisions"))[0]
+        == stored.written.place(("models", 2, "precisions"))[0]
+        == 8
+    )
 
 
 @pytest.mark.parametrize(

@@ -539,9 +539,9 @@ def test_scalars_and_sums_are_shapes() -> None:
 
 def test_everything_keeps_its_line() -> None:
     manifest = read(SMALL)
-    assert manifest.written.line("models", 0, "name") == 5
-    assert manifest.written.line("models", 0, "source", "path") == 6
-    assert manifest.written.problem("x", "targets", 0).column == 11
+    assert manifest.written.place(("models", 0, "name"))[0] == 5
+    assert manifest.written.place(("models", 0, "source", "path"))[0] == 6
+    assert manifest.written.problem("x", ("targets", 0)).column == 11
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("4h", 14400), ("1.5d", 129600), ("30m", 1800)])
