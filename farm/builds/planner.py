@@ -20,12 +20,12 @@ from farm.artifacts.inventory import lacking, rebuild, without_program
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import MAIN, readable
-from farm.builds.plan import Plan, make_plan, needed_blobs
+from farm.builds.plan import Plan, estimate_all, make_plan, needed_blobs
 from farm.compiling.asking import check_of
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
 from farm.errors import ManifestError, NotPlanned, UsageError
-from farm.jobs.estimate import Compile, estimate_all
+from farm.jobs.estimate import Compile
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import keys_of
 from farm.jobs.rows import PoolView

@@ -13,18 +13,11 @@ from farm.jobs.facts import ArtifactFacts, TurnsFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
 from farm.jobs.state import AttemptLimits
-from farm.models.frozen import FrozenData, FrozenModel
+from farm.models.frozen import FrozenData, FrozenModel, is_what_it_says
 from farm.runner.protocol import Default
-from farm.spec import PlainSize, model_digest
+from farm.spec import PlainSize
 from farm.wire.asked import BlobSize, BuildId, ChosenGates, Labels, Patterns
 from farm.wire.program import ConversionRecord
-
-
-def _is_what_it_says(model: FrozenModel) -> FrozenModel:
-    """Check the digest, which the cache key contains: nobody may have a file compiled under the key of another."""
-    if model["digest"] != model_digest({file["path"]: file["digest"] for file in model["files"]}):
-        raise ValueError("the digest is not that of the files")
-    return model
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -36,7 +29,7 @@ class FrozenManifest(TypedDict):
 
     manifest: Annotated[str, Field(max_length=2**20, description="the manifest's YAML text")]
     file: Annotated[str, Field(max_length=1024, description="the manifest's name in messages", default="manifest.yaml")]
-    models: Mapping[str, Annotated[FrozenModel, AfterValidator(_is_what_it_says)]]
+    models: Mapping[str, Annotated[FrozenModel, AfterValidator(is_what_it_says)]]
     data: Annotated[Mapping[str, FrozenData], Field(default={})]
     files: Annotated[Mapping[str, BlobSize], Field(description="files of environment variables, by path", default={})]
     labels: Annotated[Labels, Field(default={})]

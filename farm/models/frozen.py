@@ -56,6 +56,13 @@ class FrozenModel(TypedDict):
     """Sentences about parts of the model that its format does not allow and that some compiler accepts anyway."""
 
 
+def is_what_it_says(model: FrozenModel) -> FrozenModel:
+    """Check the digest, which the cache key contains: nobody may have a file compiled under the key of another."""
+    if model["digest"] != model_digest({file["path"]: file["digest"] for file in model["files"]}):
+        raise ValueError("the digest is not that of the files")
+    return model
+
+
 _LOWER_DTYPES = frozenset({"float16", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
 _LOWER_OPERATORS = frozenset(
     {

@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.builds.plan import outlook  # noqa: E402  # noqa: E402
-from farm.jobs.estimate import Compile, estimate  # noqa: E402  # noqa: E402
+from farm.builds.plan import estimate, outlook  # noqa: E402
+from farm.jobs.estimate import Compile  # noqa: E402
 
 KEPT = 200
 """Past compiles that a farm remembers, as `farm/store/store.py` does."""

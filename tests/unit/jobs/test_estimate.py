@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from farm.jobs.estimate import Compile, estimate
+from farm.builds.plan import estimate
+from farm.jobs.estimate import Compile
 from farm.spec import comparable
 
 NEW = "f" * 64
