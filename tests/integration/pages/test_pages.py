@@ -673,7 +673,7 @@ def test_a_build_is_compared_with_the_newest_whole_one(
 
 def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) -> None:
     cells = [Cell(name) for name in ("breaks", "slows", "mends", "quickens", "stays")]
-    before = accept(farm, "nightly", cells)
+    before = accept(farm, "nightly", cells, labels={"commit": "4c1d0e7a990f"})
     play(
         farm,
         lambda job, order, key, number: (
@@ -700,6 +700,9 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert "1 slower slows/onnxruntime-cpu/fp32/b1 2.00 ms → 3.00 ms, +50 %" in said
     assert "1 fixed mends/" in said and "1 faster quickens/" in said
     assert page.index("newly failed") < page.index('id="matrix"')
+    assert re.search(r"Compare with the build of \w+ \d+ \w+ \d+:\d+ \(4c1d0e7\) UTC", said), (
+        "builds of one minute differ"
+    )
     assert "▲ +50 %" in said, "the matrix marks it too"
     assert f'href="/ui/ns/main/compare/{before}/{after}#slower"' in browser.get("/ui/ns/main").text
     compared = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
