@@ -334,7 +334,7 @@ class ComparedBuilds:
     same: int  # Cells that ended alike, with speeds that differ by less than the band.
     only_before: Sequence[CellLine]
     only_after: Sequence[CellLine]
-    left_out: Sequence[Reason]  # Why speeds were not compared.
+    left_out: Sequence[Reason]  # Why cells or speeds were not compared.
 
     def __bool__(self) -> bool:
         return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
@@ -347,7 +347,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     for old, cell in both:
         pairs.setdefault((found := change(old, cell)).effect, []).append(Pair(old, cell, found))
     ended = [pair for some in pairs.values() for pair in some if pair.before.succeeded and pair.after.succeeded]
-    reasons = [pair.found.left_out for pair in ended]
+    reasons = [pair.found.left_out for pair in ended] + ["cancelled or open in either"] * len(pairs.get("open", ()))
     return ComparedBuilds(
         before,
         after,

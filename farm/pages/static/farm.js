@@ -146,6 +146,9 @@
         for (const place of row.cells) if (place.colSpan === 1 && titles[place.cellIndex]) place.dataset.title = titles[place.cellIndex];
       }
     }
+    // The newest builds are on the right.
+    const across = document.getElementById("across");
+    if (across) across.parentElement.scrollLeft = across.scrollWidth;
     if (!navigator.clipboard) return;
     for (const place of main.querySelectorAll(".id:not(a), code")) {
       const command = place.tagName !== "CODE" || place.closest("pre[tabindex]") || /^(farm|curl) \S+ \S/.test(place.textContent);

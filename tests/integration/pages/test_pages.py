@@ -724,6 +724,17 @@ def test_a_build_says_what_got_worse_first(farm: Farm, browser: httpx.Client) ->
     assert "4 of 5 cells succeeded, 1 failed no change" in words(browser.get("/ui/ns/main").text)
 
 
+def test_a_cancelled_build_is_not_said_to_be_no_worse(farm: Farm, browser: httpx.Client) -> None:
+    before, after = [accept(farm, "nightly", [Cell("net", salt=str(number))]) for number in range(2)]
+    farm.builds.cancel("main", after)
+    play(farm, everything_passes(farm))
+    for build_id in (before, after):
+        farm.build_finisher.finish(build_id)
+    said = words(browser.get(f"/ui/ns/main/compare/{before}/{after}").text)
+    assert "Nothing can be compared. Left out 1 cell: cancelled or open in either." in said
+    assert "1 cancelled nothing to compare" in words(browser.get("/ui/ns/main").text)
+
+
 def test_a_cell_says_how_it_compares_with_its_baseline(farm: Farm, browser: httpx.Client) -> None:
     before = {"size": 10, "driver": "6.12", "cpu": "EPYC 9654"}
     build_id = accept(farm, "nightly", [Cell("net", before=before), Cell("other")])
