@@ -47,7 +47,7 @@ NO_LIMITS = ChildLimits(log=0)
 class EndedBy(StrEnum):
     """Why the child ended: by itself, or because the parent, its guard or its launcher ended it for a reason.
 
-    Guard and launcher say these words (`GuardReport.killed`).
+    Guard and launcher say these words (`GuardEnd.killed`).
     """
 
     ITSELF = ""

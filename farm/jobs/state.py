@@ -272,17 +272,9 @@ class Outcome:
         return cls(AttemptEnd.SUCCEEDED, facts=facts, hit=hit, log=log, phases=phases or {})
 
     @classmethod
-    def failure(
-        cls,
-        kind: FailureKind,
-        message: str,
-        *,
-        detail: str = "",
-        log: str = "",
-        phases: Mapping[str, float] | None = None,
-    ) -> Outcome:
+    def failure(cls, kind: FailureKind, message: str, *, detail: str = "", log: str = "") -> Outcome:
         """The attempt failed with a kind; whether another follows is the kind's policy."""
-        return cls(AttemptEnd.FAILED, kind=kind, message=message, detail=detail, log=log, phases=phases or {})
+        return cls(AttemptEnd.FAILED, kind=kind, message=message, detail=detail, log=log)
 
     @classmethod
     def cancelled(cls) -> Outcome:

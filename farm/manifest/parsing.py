@@ -424,10 +424,8 @@ def freeze_globs(document: YamlDocument, folder: Path) -> str:
 
 def _patterns(document: YamlDocument) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the place and the text of every pattern; the parser reports all other problems."""
-    models = document.data.get("models") if isinstance(document.data, dict) else None
-    for index, entry in enumerate(models if isinstance(models, list) else ()):
-        source = entry.get("source") if isinstance(entry, dict) else None
-        pattern = source.get("glob") if isinstance(source, dict) else None
+    for index, entry in enumerate(_list(_mapping(document.data).get("models"))):
+        pattern = _mapping(_mapping(entry).get("source")).get("glob")
         if isinstance(pattern, str) and pattern:
             yield ("models", index, "source", "glob"), pattern
 

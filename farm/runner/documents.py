@@ -523,15 +523,8 @@ class ChildError(TypedDict):
     detail: str
 
 
-class ChildUsage(TypedDict):
-    """Seconds of CPU time and bytes of memory of a child and its descendants."""
-
-    cpu: float
-    memory: int
-
-
-class GuardReport(TypedDict):
-    """What the guard of a child has seen."""
+class GuardEnd(TypedDict):
+    """What the guard of a child has seen, and the launcher's last word on it."""
 
     exit: int | None
     signal: int | None
@@ -542,9 +535,5 @@ class GuardReport(TypedDict):
     """
     memory: int
     """Peak in bytes."""
-
-
-class GuardEnd(GuardReport):
-    """The launcher's last word on a child."""
-
-    stuck: list[int]  # Process ids of what could not be killed.
+    stuck: NotRequired[list[int]]
+    """Process ids of what could not be killed; only the launcher knows."""

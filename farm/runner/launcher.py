@@ -32,7 +32,7 @@ from .protocol import CONTINUE, GO, PAUSE, RequestFailed, first_line
 from .seal import seal
 
 if TYPE_CHECKING:
-    from .documents import ChildRequest, ChildUsage, GuardEnd, GuardReport, Request
+    from .documents import ChildRequest, GuardEnd, Request
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -44,10 +44,8 @@ CLONE_FLAGS = 1 << 33 | 1 << 24 | 1 << 21
 
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
-DYING_SECONDS = 60.0
-"""Seconds for killed processes to be gone, unless the request says: a large process frees its memory slowly."""
 AGAIN_SECONDS = 2.0
-"""Seconds for that after a guard that took all of them."""
+"""Seconds for killed processes to be gone, after a guard that took all that the request gives them."""
 _LONGEST_DETAIL = 1000
 """Characters with which a child says how far it is."""
 _KEPT = 20_000
@@ -120,10 +118,10 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
         _guard(request, messages, words, teller, work)
     os.close(messages)
     os.close(teller)
-    asked = _wait(guard, wake, float(request.get("dying") or DYING_SECONDS))
+    asked = _wait(guard, wake, float(request["dying"]))
     stuck = _end_all(wake, asked, request)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seen: GuardReport = {"exit": None, "signal": None, "killed": "guard", "memory": 0}
+    seen: GuardEnd = {"exit": None, "signal": None, "killed": "guard", "memory": 0}
     os.set_blocking(told, False)
     with suppress(BlockingIOError):
         if report := os.read(told, 4096):  # Else the guard ended before it reported.
@@ -199,7 +197,7 @@ def _guard(request: Request, messages: int, words: int, teller: int, work: Reque
         if os.getppid() == launcher:
             os.write(teller, json.dumps(seen).encode())
         else:
-            _end_all(wake, time.monotonic() + float(request.get("dying") or DYING_SECONDS), request)
+            _end_all(wake, time.monotonic() + request["dying"], request)
         code = 0
     except Exception:
         _log_traceback()
@@ -368,7 +366,7 @@ class Guard:
         self.killed = ""
         self.peak = 0
 
-    def watch(self) -> GuardReport:
+    def watch(self) -> GuardEnd:
         """Return what was seen, once the child has ended, or is to be ended, or the launcher is gone."""
         poll = select.poll()
         poll.register(0, select.POLLIN)
@@ -388,17 +386,17 @@ class Guard:
                     break
                 self.obey(words)
             if self.pausing and not self.paused and self.status is None and self.stop():
-                self.paused, self.spent = True, self.measure()["cpu"]
+                self.paused, self.spent = True, self.measure()[0]
                 self.words.send({"paused": True})
             if self.status is None:
-                usage = self.measure()
+                cpu, memory = self.measure()
                 if self.paused:
-                    if usage["cpu"] > self.spent + AWAKE_SECONDS:
+                    if cpu > self.spent + AWAKE_SECONDS:
                         self.killed = "awake"
                     continue
                 if time.monotonic() - said >= USAGE_SECONDS:
                     said = time.monotonic()
-                    self.words.send({"usage": usage})
+                    self.words.send({"usage": {"cpu": cpu, "memory": memory}})
                 self.look_at_disk()
         self.look_for_kernels_kill()
         self.look_at_disk(now=True)
@@ -460,7 +458,7 @@ class Guard:
 
         return _soon(still)
 
-    def measure(self) -> ChildUsage:
+    def measure(self) -> tuple[float, int]:
         """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, memory = used.ru_utime + used.ru_stime, 0
@@ -478,7 +476,7 @@ class Guard:
                 self.killed = "memory"
         self.peak = max(self.peak, memory)
         self.look_for_kernels_kill()
-        return {"cpu": round(cpu, 2), "memory": memory}
+        return round(cpu, 2), memory
 
     def look_for_kernels_kill(self) -> None:
         """End the child if the kernel has killed any process of its control group, or refused it one more."""

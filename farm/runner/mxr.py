@@ -20,7 +20,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypedDict
 
 from .protocol import is_deep
 
@@ -81,12 +81,6 @@ class StoredPort(TypedDict):
     strides: NotRequired[list[int] | None]
 
 
-class ModuleContent(TypedDict):
-    """How often a module has each operator."""
-
-    operators: Mapping[str, int]
-
-
 class CodeObjects(TypedDict):
     """Kernels for the same architectures, and their size in bytes; the number of CUs is not in a file."""
 
@@ -111,7 +105,7 @@ class ProgramContent(TypedDict):
     size: int
     inputs: list[StoredPort]
     outputs: list[StoredPort]
-    modules: Mapping[str, ModuleContent]
+    modules: Mapping[str, Mapping[Literal["operators"], Mapping[str, int]]]  # How often each has an operator.
     weights: Mapping[str, int]  # Bytes by dtype.
     opsets: NotRequired[Mapping[str, int]]
     trailing: NotRequired[int]  # Bytes behind the program.

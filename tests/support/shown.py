@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from farm.app import Farm
@@ -342,7 +342,7 @@ def failed(
     text += f"\x1b[31m{detail}\x1b[0m\nterminate called without an active exception\n"
     digest, _ = farm.artifacts.put_blob_bytes(log if log is not None else text.encode())
     phases = {"fetching": 0.4, "compiling": 5.6}
-    return Outcome.failure(kind, message, detail=detail, log=digest, phases=phases)
+    return replace(Outcome.failure(kind, message, detail=detail, log=digest), phases=phases)
 
 
 def backdate(farm: Farm, redis_url: str) -> None:

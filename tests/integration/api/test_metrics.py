@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ def test_no_label_has_more_than_a_hundred_values_after_ten_thousand_jobs(farm: F
     for number in range(10_000):
         facts: Any = {"seconds": 1.0, "tuning": {"known": 1, "tuned": 2, "untunable": 0, "seconds": 3.0, "saved": 4.0}}
         done = Outcome.success(facts, phases=dict.fromkeys([phase.value for phase in Phase], 0.1))
-        failed = Outcome.failure(kinds[number % len(kinds)], f"model {number} failed", phases={"compiling": 2.0})
+        failed = Outcome.failure(kinds[number % len(kinds)], f"model {number} failed")
+        failed = replace(failed, phases={"compiling": 2.0})
         _count("succeeded" if number % 2 else "failed", done if number % 2 else failed)
         instruments.CELLS_PLANNED.labels("miss", miss_reason(f"model.digest: {number} -> {number + 1}")).inc()
         instruments.ROUTES.of(f"/v1/{number}")
