@@ -123,8 +123,9 @@ class _Known(NamedTuple):
     sentence: str = ""
 
 
+FULL_DISK = "the worker's disk is full (its operator has to free space)"
 _DYING_WORDS = (
-    _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, "the worker's disk is full"),
+    _Known(r"No space left on device|Disk quota exceeded", FailureKind.STORAGE, FULL_DISK),
     _Known(r"File too large", FailureKind.DISK_LIMIT, "it wrote a file that is larger than its node allows"),
     _Known(
         r"Gpu allocation failed|hipErrorOutOfMemory|HIP out of memory|CUDA failure 2: |cudaErrorMemoryAllocation"

@@ -198,7 +198,7 @@ POLICIES: Mapping[FailureKind, Policy] = {
     FailureKind.WORKER_LOST: of_farm(
         "the worker was lost", "submit again; the operator finds out why the nodes disappear"
     ),
-    FailureKind.STORAGE: of_farm("object storage failed", "submit again when `farm doctor` is green", node=True),
+    FailureKind.STORAGE: of_farm("storage or a disk failed", "submit again when `farm doctor` is green", node=True),
     FailureKind.UNPLANNED: of_farm(
         "the work order is not one that the control plane has planned",
         "submit again; the operator finds out who has changed it in Redis",

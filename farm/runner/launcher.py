@@ -200,7 +200,7 @@ def _guard(request: Request, messages: int, words: int, teller: int, work: Reque
             _end_all(wake, time.monotonic() + request["dying"], request)
         code = 0
     except Exception:
-        _log_traceback()
+        sys.__excepthook__(*sys.exc_info())
     finally:
         os._exit(code)
 
@@ -273,20 +273,20 @@ def _work(request: Request, messages: Messages, guard: int, work: RequestWork | 
         messages.send({"result": work(request, messages)})
         code = 0
     except RequestFailed as failure:
-        print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
         messages.error(failure.kind, failure.message, failure.detail)
+        print(failure.detail or failure.message, file=sys.stderr)  # noqa: T201
     except MemoryError:
-        _log_traceback()
         messages.error("out_of_memory", "memory ran out")
+        sys.__excepthook__(*sys.exc_info())
     except Exception as error:
-        _log_traceback()
         text = f"{type(error).__name__}: {error}"
         messages.error("internal", first_line(text), text)
+        sys.__excepthook__(*sys.exc_info())
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        # What a compiler wrote through C, and still has in its buffer.
-        ctypes.CDLL(None).fflush(None)
+        with suppress(OSError):  # A full disk takes no log.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)  # What a compiler wrote through C, and still has in its buffer.
         os._exit(code)
 
 
@@ -294,12 +294,6 @@ def seal_for(request: ChildRequest) -> None:
     """Seal this thread as a request asks for. Raises OSError."""
     if paths := request.get("seal"):
         seal(paths["read"], paths["write"], maker=request.get("maker", "amd") if request.get("gpu") else "")
-
-
-def _log_traceback() -> None:
-    import traceback
-
-    traceback.print_exc()
 
 
 def close_all_but(*descriptors: int | None) -> None:

@@ -22,7 +22,9 @@ document.
 
 from __future__ import annotations
 
+import errno
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ _PLACE = (
 )
 """Places in a compiler's source: the detail of an error keeps them, its sentence does not."""
 
+NO_ROOM = 64 << 20  # Free bytes of a disk that is called full: other children leave some as they fail, too.
 PAUSE, CONTINUE, GO = b"p", b"c", b"g"  # Let the child stand still, let it continue, and let it measure.
 
 
@@ -66,6 +69,8 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         text = str(error).strip() or type(error).__name__
+        if shutil.disk_usage(".").free < NO_ROOM:  # Few compilers say that this is why.
+            raise OSError(errno.ENOSPC, "No space left on device", text) from error
         said = first_line(re.sub(_PLACE, "", text))
         raise RequestFailed(kind, f"{what}: {said}", f"{type(error).__name__}: {text}") from error
 

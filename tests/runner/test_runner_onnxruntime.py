@@ -347,6 +347,19 @@ def test_slow_programs_report_progress_and_need_one_repeat(case: NewCase) -> Non
     assert [message["progress"] for message in net.messages if message["phase"] == "verifying"][-1] == 7 / 8
 
 
+@pytest.mark.parametrize("megabytes", [6, 9])
+def test_a_full_disk_is_no_fault_of_the_model_or_the_compiler(small_disk: Path, tmp_path: Path, megabytes: int) -> None:
+    """ONNX Runtime only says that its serialization failed: of the model as it is prepared, or of the program."""
+    weights = {"w": np.ones((1000, megabytes * 250), np.float32)}
+    node, size = helper.make_node("MatMul", ["x", "w"], ["y"]), megabytes * 250
+    path = save(tmp_path, [node], [tensor("x", [1, 1000])], [tensor("y", [1, size])], weights=weights)
+    with pytest.raises(Refused) as refused:
+        Case(small_disk, path, inputs_of(path)).compile("fp32")
+    assert refused.value.kind is FailureKind.STORAGE
+    assert refused.value.message == "the worker's disk is full (its operator has to free space)"
+    assert "Protobuf serialization failed" in refused.value.detail
+
+
 def test_overhead_of_one_child_is_the_interpreter(case: NewCase) -> None:
     """A whole compile of a tiny model costs little more than importing the compiler, in seconds of CPU."""
     net = case(PNET, {"input_1": [1, 32, 32, 3]})

@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -523,18 +522,6 @@ def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
 
 
 # --- a full disk --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, small_disk: Path) -> None:
