@@ -201,10 +201,6 @@ class Farm:
     @cached_property
     def executor(self) -> Executor:
         """Runs the steps of one attempt."""
-        from farm.node.disk import NodeCache
         from farm.node.executor import Executor
 
-        cache = NodeCache(
-            self.settings.data_dir / "cache", limit=self.settings.cache_bytes, download=self.artifacts.get_blob
-        )
-        return Executor(self.artifacts, cache, self.settings)
+        return Executor(self.artifacts, self.settings)

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from farm.compiling.attempt import Attempt
 from farm.compiling.pipeline import LARGEST
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
 from farm.extension import publishing
-from farm.files import NotPlain, remove_tree, replacing, take
+from farm.files import NotPlain, remove_tree, replacing, take, tree_size
 from farm.jobs.state import FailureKind, Outcome, Phase
 from farm.logging import get_logger
 from farm.settings import Settings
@@ -147,19 +148,42 @@ TRIES = 30  # How often the copy of a file is tried that is damaged, or that ano
 ABANDONED_SECONDS = 86400.0
 """Seconds since the last byte of a part, after which no process can be at work on it: the one that was is dead."""
 
+WRITTEN = 5  # What an attempt writes, in sizes of what it fetches: a copy, a program and what leads to it, the upload.
+
+
+def make_room(settings: Settings, *, new: int = 0, written: int = 0, keep: Path | None = None) -> None:
+    """Remove from the cache what was used least recently, until `new` bytes fit into it, and `written` next to it.
+
+    Then `min_free_bytes` of its disk stay free. What is being copied can be read to its end. Raises OSError.
+    """
+    folder = settings.data_dir / "cache"
+    excess = settings.min_free_bytes + new + written - shutil.disk_usage(folder).free
+    if not new and excess <= 0:
+        return
+    files: list[tuple[Path, os.stat_result]] = []
+    for path in folder.glob("??/*"):
+        # What other slots download now ends in `.part`, and is renamed at any moment.
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if path.suffix != ".part":
+                files.append((path, found))
+            elif time.time() - found.st_mtime > ABANDONED_SECONDS:
+                path.unlink()
+    excess = max(excess, sum(stat.st_size for _, stat in files) + new - settings.cache_bytes)
+    for path, stat in sorted(files, key=lambda file: file[1].st_mtime):
+        if excess > 0 and path != keep:
+            path.unlink(missing_ok=True)
+            excess -= stat.st_size
+
 
 class NodeCache:
-    """Files named by their SHA-256 in one folder; the least recently used go when the folder outgrows its bound."""
+    """Files named by their SHA-256 in one folder; the least recently used go when it or its disk has no room left."""
 
-    def __init__(self, folder: Path, *, limit: int, download: Callable[[str, Path], object]) -> None:
-        """Keep files in `folder` up to about `limit` bytes; `download(digest, path)` brings and checks one."""
-        self._folder = folder
-        self._limit = limit
+    def __init__(self, settings: Settings, download: Callable[[str, Path], object]) -> None:
+        """`download(digest, path)` brings and checks a file."""
+        self._folder = settings.data_dir / "cache"
+        self._make_room = partial(make_room, settings)
         self._download = download
-
-    def through(self, download: Callable[[str, Path], object]) -> NodeCache:
-        """Return the same cache with another function that downloads blobs."""
-        return NodeCache(self._folder, limit=self._limit, download=download)
 
     def place(self, files: Iterable[FileReference], folder: Path) -> list[Path]:
         """Copy files into `folder` and return their paths.
@@ -172,18 +196,18 @@ class NodeCache:
             target = folder / file["path"]
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{file['path']!r} leaves its folder")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.copy(file["digest"], target)
+            self.copy(file, target)
             placed.append(target)
         return placed
 
-    def copy(self, digest: str, target: Path) -> None:
+    def copy(self, file: FileReference, target: Path) -> None:
         """Copy one blob to `target`, whole or not at all; a damaged file of the cache is downloaded again.
 
         Raises ArtifactGone if that does not help, and what the download raises.
         """
+        digest = file["digest"]
         for _ in range(TRIES):
-            path = self.get(digest)
+            path = self.get(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with replacing(target) as part:
@@ -198,20 +222,22 @@ class NodeCache:
                 log.error("a file of the node's cache was damaged, downloading it again", file=str(path))
         raise ArtifactGone(f"blob {digest} is not what its name says", hint="`farm doctor` looks at the node's disk")
 
-    def get(self, digest: str) -> Path:
-        """Return the path of a blob's file; download it if it is missing.
+    def get(self, file: FileReference) -> Path:
+        """Return the path of a blob's file; download it if it is missing. Leave room on the disk to copy it.
 
         Raises ArtifactGone for what is not a digest: every worker writes records in storage that name blobs.
         """
+        digest, size = file["digest"], file["size"]
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise ArtifactGone(f"{digest!r:.200} is named as a blob, and is not a SHA-256")
         path = self._folder / digest[:2] / digest
         try:
             os.utime(path)
+            self._make_room(written=WRITTEN * size, keep=path)
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_room(new=size, written=WRITTEN * size)
             self._download(digest, path)
-            self._trim(keep=path)
         return path
 
     def add(self, source: Path, limit: int, *, within: Path) -> tuple[Path, str, int]:
@@ -225,32 +251,11 @@ class NodeCache:
             digest, size = take(source, new, limit, within=within)
             path = self._folder / digest[:2] / digest
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_room(new=size)
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
-        self._trim(keep=path)
         return path, digest, size
-
-    def _trim(self, *, keep: Path) -> None:
-        files: list[tuple[Path, os.stat_result]] = []
-        for path in self._folder.glob("??/*"):
-            if path != keep:
-                # What other slots download now ends in `.part`, and is renamed at any moment.
-                with suppress(FileNotFoundError):
-                    found = path.stat()
-                    if path.suffix != ".part":
-                        files.append((path, found))
-                    elif time.time() - found.st_mtime > ABANDONED_SECONDS:
-                        path.unlink()
-        kept = 0
-        with suppress(FileNotFoundError):
-            kept = keep.stat().st_size
-        excess = sum(stat.st_size for _, stat in files) + kept - self._limit
-        for path, stat in sorted(files, key=lambda file: file[1].st_mtime):
-            if excess <= 0:
-                return
-            path.unlink(missing_ok=True)
-            excess -= stat.st_size
 
 
 PUBLISH_TRIES = 3
@@ -340,11 +345,7 @@ class Outbox:
     @property
     def size(self) -> int:
         """Bytes of all that is in it."""
-        total = 0
-        for path in self._folder.glob("*/*"):
-            with suppress(FileNotFoundError):
-                total += path.stat().st_size
-        return total
+        return tree_size(self._folder)
 
 
 class Parcel:

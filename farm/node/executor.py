@@ -29,7 +29,7 @@ from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
 from farm.compiling.asking import MadeProgram, after_a_crash, reference_recipe
 from farm.compiling.attempt import Attempt, by_toolchain, is_same_build
-from farm.compiling.failures import Failure
+from farm.compiling.failures import FULL_DISK, Failure
 from farm.compiling.pipeline import (
     NO_DATABASES,
     Children,
@@ -79,9 +79,8 @@ LOOK_SECONDS = 60.0  # Between two checks whether storage answers other requests
 class Executor:
     """Runs attempts. One serves all slots of a worker; each attempt works in a folder of its own."""
 
-    def __init__(self, artifacts: S3Store, cache: NodeCache, settings: Settings) -> None:
+    def __init__(self, artifacts: S3Store, settings: Settings) -> None:
         self.artifacts = artifacts
-        self.cache = cache
         self.settings = settings
         self.outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
         self.work = WorkFolder(settings.data_dir.resolve() / "work")
@@ -135,7 +134,7 @@ class _StoredReferences:
             try:
                 document = json.loads(known.data)
                 file: FileReference = {"path": path.name, "digest": document["digest"], "size": document["size"]}
-                self._cache.copy(file["digest"], path)
+                self._cache.copy(file, path)
             except (ArtifactGone, ValueError, KeyError, TypeError) as error:
                 log.warning("reference is gone or damaged, making it again", key=key, error=str(error))
             else:
@@ -187,7 +186,7 @@ class _AttemptRun:
         """Object storage for what the attempt can do without."""
         self.artifacts = self.impatient.with_patience(PATIENCE, self._wait_for_storage)
         """Object storage for what the attempt needs: requests wait while it is away."""
-        self.cache = executor.cache.through(self.artifacts.get_blob)
+        self.cache = NodeCache(executor.settings, self.artifacts.get_blob)
         self.outbox = executor.outbox
         self.outbox_hours = executor.settings.outbox_hours
         self.parcel: Parcel | None = None
@@ -559,8 +558,10 @@ def _disk_failed(error: OSError) -> Outcome:
     if isinstance(error, NotPlain):
         left = f"{Path(str(error.filename)).name}: {error.strerror}"
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is not a plain file: {left}")
-    kind = FailureKind.STORAGE if error.errno in FULL else FailureKind.INTERNAL
-    return Outcome.failure(kind, f"the worker's disk: {error}")
+    kind, what = (
+        (FailureKind.STORAGE, FULL_DISK) if error.errno in FULL else (FailureKind.INTERNAL, "the worker's disk")
+    )
+    return Outcome.failure(kind, f"{what}: {error}")
 
 
 ROUNDS = 20  # Rounds of the first comparison.

@@ -39,7 +39,7 @@ from farm.matrix.cells import expand
 from farm.matrix.combinations import combine
 from farm.metrics.instruments import CONTENT_TYPE
 from farm.models.frozen import read_model
-from farm.node.disk import WorkFolder
+from farm.node.disk import WorkFolder, make_room
 from farm.node.gpus import until_forgotten
 from farm.node.survey import SlotKind
 from farm.node.survey import probe as look_for
@@ -80,13 +80,15 @@ CONTENT: CheckAnswer = {
 
 
 def lacks_room(settings: Settings) -> str:
-    """Return why attempts have no room to work in, as one sentence; empty if they have."""
+    """Make room on the disk; return why attempts have none to work in, as one sentence; empty if they have."""
+    with suppress(FileNotFoundError):  # There is no cache yet.
+        make_room(settings)
     folder = settings.data_dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     if free >= settings.min_free_bytes:
         return ""
-    needed = f"{settings.min_free_bytes / 1e9:g} GB are needed: free some space, or lower cache_bytes"
+    needed = f"{settings.min_free_bytes / 1e9:g} GB are needed, and its cache has given all: free some space"
     return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {needed}"
 
 

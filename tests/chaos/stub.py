@@ -50,7 +50,6 @@ from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import Attempt
 from farm.jobs.state import Outcome, Phase
-from farm.node.disk import NodeCache
 from farm.node.executor import Executor
 
 COMPILER = Path(__file__).with_name("compiler.py")
@@ -89,7 +88,6 @@ def publish(store: S3Store, namespace: str, sidecar: Any, whole: Any = S3Store.p
 
 
 S3Store.publish = publish  # type: ignore[method-assign]
-cache = NodeCache(farm.settings.data_dir / "cache", limit=1 << 30, download=farm.artifacts.get_blob)
-farm.__dict__["executor"] = ScriptedExecutor(farm.artifacts, cache, farm.settings)
+farm.__dict__["executor"] = ScriptedExecutor(farm.artifacts, farm.settings)
 
 from tasks.celery_app import app  # noqa: F401 - what Celery starts

@@ -542,6 +542,19 @@ def test_a_disk_that_fills_up_ends_the_attempt_as_storage(settings: Settings, sm
     assert "No space left on device" in outcome.message
 
 
+def test_a_worker_gives_its_cache_up_before_it_rests(farm_settings: Settings, store: Store, small_disk: Path) -> None:
+    """Its own cache filled the disk: who waits for the operator here waits for ever."""
+    settings = farm_settings.model_copy(update={"data_dir": small_disk, "min_free_bytes": 7 << 20})
+    cached = [small_disk / "cache" / f"{number:02}" / ("ab" * 32) for number in range(3)]
+    for age, path in enumerate(cached):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(4 << 20))
+        os.utime(path, (age, age))
+    with control_plane(farm_settings, store) as reports, running_worker(settings, store):
+        assert reports.wait(submit(store, new_cell()))["counts"]["succeeded"] == 1
+    assert [path.exists() for path in cached] == [False, True, True], "no more of it than was needed"
+
+
 def test_a_worker_on_a_full_disk_takes_nothing_until_there_is_room(
     farm_settings: Settings, store: Store, small_disk: Path
 ) -> None:
