@@ -130,6 +130,7 @@ def test_a_link_signs_in_once_and_on_this_machine_alone(farm: Farm, url: str) ->
         return httpx.get(f"{url}/ui/sign-in", params={"once": code, "next": "/ui/"}, headers=headers, timeout=60)
 
     secret = farm.settings.api_token.get_secret_value()
+    assert not farm.tokens.remembers(secret), "`farm up` asks with its token before it shows a link"
     code = link_code(secret)
     assert secret not in code
     elsewhere = follow(code, Host="farm.example")
