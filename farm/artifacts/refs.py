@@ -153,8 +153,11 @@ class Refs:
 
     def find(self, namespace: str, tag: str) -> RefView | None:
         """Return where a tag points; None if there is no such ref."""
-        found = self._artifacts.get_object(ref_key(namespace, tag))
+        found = self._stored(namespace, tag)
         return parse_ref(tag, found) if found else None
+
+    def _stored(self, namespace: str, tag: str) -> Object | None:
+        return self._artifacts.get_object(ref_key(namespace, tag))
 
     def listed(self, namespace: str, tag: str) -> RefView | None:
         """Return a ref for a list, also one that cannot be read; None if there is no such ref."""
@@ -185,14 +188,13 @@ class Refs:
 
     def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
         """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
-        ref = self._readable_ref(tag, self._artifacts.get_object(ref_key(namespace, tag)))
+        ref = self._readable_ref(tag, self._stored(namespace, tag))
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
 
     def owner(self, namespace: str, tag: str) -> str:
         """Return the namespace whose ref readers in a namespace get: its own if it has one, else `main`."""
-        is_own = namespace == MAIN or self._artifacts.get_object(ref_key(namespace, tag))
-        return namespace if is_own else MAIN
+        return namespace if namespace == MAIN or self._stored(namespace, tag) else MAIN
 
     def read_through(self, namespace: str, tag: str) -> SnapshotDocument:
         """Return what readers in a namespace get of a tag, or an empty snapshot."""
@@ -235,10 +237,9 @@ class Refs:
 
         Raises Conflict if the ref has another generation, StorageUnavailable if others never stop moving it.
         """
-        key = ref_key(namespace, tag)
 
         def attempt() -> RefView | None:
-            there = self._artifacts.get_object(key)
+            there = self._stored(namespace, tag)
             now = self._readable_ref(tag, there)
             source, before = self._readable_snapshot(now) if now else (None, None)
             cells = before["cells"] if before else {}
@@ -258,7 +259,7 @@ class Refs:
                 confirm()
             return moved and unsigned(moved)
 
-        return until_moved(key, attempt)
+        return until_moved(ref_key(namespace, tag), attempt)
 
     def _put(self, there: Object | None, commit: RefCommit) -> RefView | None:
         """Write a ref; None if another writer was faster."""
@@ -304,7 +305,7 @@ class Refs:
 
         It is committed as a move to no snapshot. Raises NotFound, Conflict if it has moved meanwhile.
         """
-        found = self._artifacts.get_object(ref_key(namespace, tag))
+        found = self._stored(namespace, tag)
         if found is None:
             raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
         now = self._readable_ref(tag, found)

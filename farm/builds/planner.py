@@ -376,21 +376,6 @@ def kept_as(submission: SubmissionDocument) -> str:
     return digest_of({name: value for name, value in submission.items() if name != "build_id"})
 
 
-def digest_of_request(submission: SubmissionDocument) -> str:
-    """Return the digest of what a submission asks for, whatever release its client is of."""
-    return digest_of(
-        {
-            "manifest": submission["manifest"],
-            "models": {name: model["digest"] for name, model in submission["models"].items()},
-            "data": {name: data["digest"] for name, data in submission["data"].items()},
-            "files": {path: file["digest"] for path, file in (submission.get("files") or {}).items()},
-            "labels": submission.get("labels") or {},
-            "gates": submission.get("gates"),
-            **{name: value for name in ("only", "fail_fast") if (value := submission.get(name))},
-        }
-    )
-
-
 def _bounded(cell: Cell, most: AttemptLimits) -> Cell:
     """Return a cell of strangers: they go ahead of nobody, and have at most the operator's limits (0: none)."""
     limits = AttemptLimits(

@@ -314,12 +314,10 @@ class BuildReader:
         row = self._live(namespace, build_id)
         if row is None:
             return None
-        planned = self.read_plan(namespace, build_id)
-        rows = {cell["identifier"]: cell for cell in self._store.builds.cells(build_id)}
-        if len(rows) < row["accepted"]:
+        planned = self._plan(namespace, build_id)
+        known, cells = self._judged(build_id, planned)
+        if known < row["accepted"]:
             return None  # The store lost them since it answered about the build.
-        cells = [judge_cell(document, rows.get(document["identifier"])) for document in planned["cells"]]
-        self._explain(cells)
         verdict = verdict_of(cells)
         build = _build_document(row, self.follower(build_id))
         build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
@@ -331,7 +329,7 @@ class BuildReader:
             "sweeps": sweeps_of(cells),
             "changes": changes_of(cells),
         }
-        if shadow := planned.get("shadow"):
+        if shadow := planned.document.get("shadow"):
             report["shadow"] = shadow
         return report
 
@@ -349,11 +347,15 @@ class BuildReader:
         """Return these cells of a build, judged, as far as the store has them."""
         if not identifiers:
             return []
-        planned = self._plan(namespace, build_id)
-        rows = self._store.builds.cells(build_id, identifiers)
-        cells = [judge_cell(planned.document["cells"][planned.place[row["identifier"]]], row) for row in rows]
+        return self._judged(build_id, self._plan(namespace, build_id), identifiers)[1]
+
+    def _judged(self, build_id: str, plan: _KnownPlan, only: Sequence[str] | None = None) -> tuple[int, JudgedCells]:
+        """Return how many cells the store has, and all of a plan, judged; or those in `only` that the store has."""
+        rows = {row["identifier"]: row for row in self._store.builds.cells(build_id, only)}
+        names = plan.place if only is None else rows
+        cells = [judge_cell(plan.document["cells"][plan.place[name]], rows.get(name)) for name in names]
         self._explain(cells)
-        return cells
+        return len(rows), cells
 
     def lines(self, namespace: str, build_id: str) -> EndedCells:
         """Return a build with its cells in short. Raises NotFound.
@@ -423,9 +425,9 @@ class BuildReader:
         report = self.live_report(namespace, build_id)
         return report["build"].get("outlook") if report else None
 
-    def pauses(self, build_id: str) -> frozenset[str]:
+    def pauses(self, namespace: str, build_id: str) -> frozenset[str]:
         """Return what is paused now: pools, and the build itself."""
-        row = self._store.builds.get(build_id)
+        row = self._live(namespace, build_id)
         return frozenset({*self._store.workers.paused_pools(), *([build_id] if row and row["paused"] else [])})
 
     def read_report(self, namespace: str, build_id: str) -> Report | None:
@@ -621,7 +623,7 @@ class BuildChanges:
     def _look(self) -> None:
         """Find the running cells of a reader who may know them already."""
         self._running = dict.fromkeys(self._reader.running(self._namespace, self._build_id), ())
-        self._pauses = self._reader.pauses(self._build_id)
+        self._pauses = self._reader.pauses(self._namespace, self._build_id)
         self._looked = True
 
     def _changed(self, events: Sequence[BuildEvent]) -> Iterator[BuildChange]:
@@ -654,7 +656,7 @@ class BuildChanges:
 
     def _paused(self) -> Iterator[BuildChange]:
         """Yield when the build ends by now if something was paused or resumed: nothing else may happen for long."""
-        before, self._pauses = self._pauses, self._reader.pauses(self._build_id)
+        before, self._pauses = self._pauses, self._reader.pauses(self._namespace, self._build_id)
         if self._pauses != before and (estimate := self._reader.current_outlook(self._namespace, self._build_id)):
             yield {"type": "cells", "cells": [], "outlook": estimate}
 

@@ -14,7 +14,7 @@ from farm.artifacts.storage import build_key, open_key, open_prefix
 from farm.builds.known_failures import AcknowledgedFailures
 from farm.builds.past_builds import Baselines, BuildIndex
 from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuccessful
-from farm.builds.planner import KnownArtifacts, Planner, digest_of_request, kept_as
+from farm.builds.planner import KnownArtifacts, Planner, kept_as
 from farm.builds.reading import BuildReader
 from farm.errors import Conflict, FarmError, FarmFault, InputsMissing, NotFound, QuotaExceeded
 from farm.jobs.order import job_key, keys_of
@@ -76,8 +76,8 @@ class Admission:
     def accept(self, document: PlanDocument, manifest: bytes) -> None:
         """Record a planned build in object storage, then accept it into the store."""
         namespace, build_id = document["build"]["namespace"], document["build"]["id"]
-        self._artifacts.put_object(build_key(namespace, build_id, "manifest.yaml"), manifest)
-        self._artifacts.put_object(build_key(namespace, build_id, "plan.json"), json.dumps(document).encode())
+        for name, data in (("manifest.yaml", manifest), ("plan.json", json.dumps(document).encode())):
+            self._artifacts.put_object(build_key(namespace, build_id, name), data)
         self._reader.keep_plan(document)
         self._artifacts.put_object(open_key(namespace, build_id), b"{}")
         for cell in document["cells"]:
@@ -470,6 +470,21 @@ class BuildService:
             self._artifacts.delete_object(f"{PAUSED_POOLS}{pool}")
         self._store.workers.pause_pool(pool, paused=paused)
         self._store.wakeups.wake_pool(pool)
+
+
+def digest_of_request(submission: SubmissionDocument) -> str:
+    """Return the digest of what a submission asks for, whatever release its client is of."""
+    return digest_of(
+        {
+            "manifest": submission["manifest"],
+            "models": {name: model["digest"] for name, model in submission["models"].items()},
+            "data": {name: data["digest"] for name, data in submission["data"].items()},
+            "files": {path: file["digest"] for path, file in (submission.get("files") or {}).items()},
+            "labels": submission.get("labels") or {},
+            "gates": submission.get("gates"),
+            **{name: value for name in ("only", "fail_fast") if (value := submission.get(name))},
+        }
+    )
 
 
 def _shown(cell: CellPlan) -> ShownCell:

@@ -196,7 +196,7 @@ class ArtifactsApi(Api):
         Raises ArtifactGone if it describes other bytes or another compile than the ref names, Untrusted if another
         cell's name is signed.
         """
-        from farm.client.fetching import require_asked, require_named, require_spec
+        from farm.client.fetching import require_same
 
         cell, sidecar = member
         try:
@@ -204,10 +204,8 @@ class ArtifactsApi(Api):
         except Untrusted as error:
             raise Untrusted(error.message.replace(cell["key"], cell["identifier"]), hint=error.hint) from None
         sidecar = signed.sidecar if signed else sidecar
-        require_named(cell, sidecar, ref)
-        if self._client.trust and self._client.trust.asks:
-            require_asked(cell, sidecar, any_name=self.any_name)
-        require_spec(cell, sidecar, ref)
+        is_judged = self._client.trust and self._client.trust.asks
+        require_same(cell, sidecar, ref, any_name=self.any_name if is_judged else None)
         return sidecar, signed
 
     # --- files --------------------------------------------------------------------------------------------------

@@ -251,15 +251,6 @@ def _require_kernels(sidecar: Sidecar, path: Path) -> None:
 _REBUILD = "tell the farm's operator, and submit the manifest again"
 
 
-def require_named(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
-    """Refuse a sidecar of other bytes than a ref's cell names. Raises ArtifactGone."""
-    if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
-        raise ArtifactGone(
-            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
-            hint="submit the manifest again: then the ref moves to the current artifact",
-        )
-
-
 def require_asked(cell: SnapshotCell, sidecar: Sidecar, *, any_name: bool) -> None:
     """Refuse a signed sidecar of another cell than the one that was asked for; with `any_name` its model may differ.
 
@@ -276,11 +267,19 @@ def require_asked(cell: SnapshotCell, sidecar: Sidecar, *, any_name: bool) -> No
     raise Untrusted(f"{'/'.join(asked)} was asked for, and {sidecar['identifier']} is signed", hint=hint)
 
 
-def require_spec(cell: SnapshotCell, sidecar: Sidecar, ref: str) -> None:
-    """Refuse the sidecar of another compile than a ref's cell names, by each field that both have. Raises ArtifactGone.
+def require_same(cell: SnapshotCell, sidecar: Sidecar, ref: str, *, any_name: bool | None = None) -> None:
+    """Refuse a sidecar of other bytes, or of another compile, than a ref's cell names: by each field that both have.
 
-    Its key must be the digest of its spec: else a program could count for what it was not made from.
+    Its key must be the digest of its spec: else a program could count for what it was not made from. If it is signed,
+    `any_name` is as in `require_asked`. Raises ArtifactGone, Untrusted.
     """
+    if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
+        raise ArtifactGone(
+            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
+            hint="submit the manifest again: then the ref moves to the current artifact",
+        )
+    if any_name is not None:
+        require_asked(cell, sidecar, any_name=any_name)
     spec: Mapping[str, Any] = sidecar["spec"]
     try:
         arch, device = spec["device"]["arch"], sidecar["device"]["arch"]

@@ -586,14 +586,6 @@ def reads(node: Any) -> set[str]:
     return names
 
 
-def output_ranks(model: Any) -> dict[str, int | None]:
-    """Return the ranks of a model's outputs by name, where known."""
-    return {
-        value.name: len(value.type.tensor_type.shape.dim) if value.type.tensor_type.HasField("shape") else None
-        for value in model.graph.output
-    }
-
-
 def random_outputs(model: Any) -> dict[str, str]:
     """Return the outputs of a model that depend on a random operator, each with the operator's name."""
 

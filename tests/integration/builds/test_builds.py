@@ -1458,9 +1458,9 @@ def test_large_plans_are_kept_until_they_are_too_many(
 def test_a_build_is_cancelled_and_paused_by_the_start_of_its_id(farm: Farm, frozen: Frozen) -> None:
     build = submit(farm, frozen)["id"]
     short = build[:-6]
-    assert farm.build_reader.pauses(build) == set()
+    assert farm.build_reader.pauses("main", build) == set()
     assert farm.builds.pause("main", short, paused=True)["id"] == build
-    assert farm.build_reader.pauses(build) == {build}
+    assert farm.build_reader.pauses("main", build) == {build}
     assert farm.builds.cancel("main", short) == {"build": build, "cancelled": 2}
 
 

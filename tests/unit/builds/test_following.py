@@ -33,7 +33,7 @@ class Played:
         items, self.items = self.items, []
         return {"items": items}
 
-    def pauses(self, build_id: str) -> frozenset[str]:
+    def pauses(self, namespace, build_id: str) -> frozenset[str]:
         return self.paused
 
     def current_outlook(self, namespace: str, build_id: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from farm.builds import planner
-from farm.builds.planner import KeptSubmissions, Planner, ReadSubmission, digest_of_request
+from farm.builds.planner import KeptSubmissions, Planner, ReadSubmission
+from farm.builds.service import digest_of_request
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.combinations import combine
 from farm.matrix.planned import SubmissionDocument
