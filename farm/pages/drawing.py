@@ -117,13 +117,13 @@ class PlotAxis(NamedTuple):
         # What is zero has no logarithm: it lies at the axis's begin, a decade below the others.
         zero = min(values) <= 0
         first, last = floor(log10(low)) - zero, ceil(log10(high * 1.01))
-        marks = [10.0**at for at in range(first, last + 1, ceil((last - first) / 6))]
+        marks = self.ticks or [10.0**at for at in range(first, last + 1, ceil((last - first) / 6))]
+        end = log10(high * 1.2) if self.ticks else last
 
         def place(value: float) -> float:
-            return 100 * (log10(value) - first) / (last - first) if value > 0 else 0.0
+            return 100 * (log10(value) - first) / (end - first) if value > 0 else 0.0
 
-        shown = self.ticks or [0.0 if zero and value == marks[0] else value for value in marks]
-        return place, [(place(value), self.unit(value)) for value in shown], words
+        return place, [(place(value), self.unit(0.0 if zero and not place(value) else value)) for value in marks], words
 
 
 def plot(label: str, found: Iterable[PlotPoint], across: PlotAxis, up: PlotAxis) -> Markup:

@@ -187,4 +187,5 @@ def test_a_sweep_has_its_curves_and_its_best_batch() -> None:
     assert throughput.count(">≈ best</text>") == 1 == latency.count(">≈ best</text>")
     assert [re.findall(">(1|8|32|64)</text>", each) for each in (throughput, latency)] == [["1", "8", "32"]] * 2
     assert "at most 5.00 ms" in latency and "at most" not in throughput
+    assert max(float(at) for at in re.findall(r'<circle [^>]*cx="([0-9.]+)%"', latency)) > 90, "no empty half"
     assert sweeps([swept(1, None), line("fp32", 0.1)], str) == []
