@@ -506,7 +506,7 @@ def write_manifests(folder: Path, builds: int, batches: int, name: str = "fleet"
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw runs against their workers if these differ, and the one with the most jobs against its jobs."""
+    """Draw runs against their workers if these differ, else the one with the most jobs against its jobs."""
     import matplotlib as mpl
     from matplotlib.figure import Figure as Picture
 
@@ -537,7 +537,9 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     with mpl.rc_context(style):
         if len({run["workers"] for run in runs}) == 1:
             panels = []
-        rows = 1 + len(panels) // 4
+        else:
+            over = []
+        rows = max(1, len(panels) // 4)
         picture = Picture(figsize=(11, 0.3 + 2.2 * rows), layout="constrained")
         axes = list(picture.subplots(rows, 4).flat)
         for panel, (title, lines) in zip(axes, panels, strict=False):

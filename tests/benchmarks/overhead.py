@@ -94,9 +94,9 @@ def main(runs: int) -> None:
         ratios = [(each - measured) / (process - measured) for each in values]
         figure(f"quickstart: {name}, against it outside measuring", ratios, "x", outside)
     two = seconds["two slots"]
-    figure("quickstart: two slots against one", [each / one for each in two], "x", 0.75)
+    figure("quickstart: two slots against one", [each / one for each in two], "x", 0.95)
     ratios = [(each - measured) / (one - measured) for each in two]
-    figure("quickstart: two slots against one, outside measuring", ratios, "x", 0.5)
+    figure("quickstart: two slots against one, outside measuring", ratios, "x", 0.8)
 
 
 if __name__ == "__main__":
