@@ -17,7 +17,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
 from farm.jobs.state import State
-from farm.store.link import Link
+from farm.store.link import Link, Records
 from farm.units import in_seconds, lots
 
 LOT = 500  # Cells per script call, so that no call blocks the server for long.
@@ -34,11 +34,8 @@ CellRows = list[CellRow]
 Names = list[str]
 
 
-class BuildRecords:
+class BuildRecords(Records):
     """Builds, from their first lot of cells until their reports are written and they expire."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def create(self, build: PlannedBuild, cells: Iterable[NewCell]) -> int:
         """Add a build and its cells; return how many of its cells the store has. Repeating changes nothing.

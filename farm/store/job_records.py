@@ -15,7 +15,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
 from farm.jobs.state import AttemptLimits, Outcome
-from farm.store.link import Link
+from farm.store.link import Records
 from farm.units import in_seconds, lots
 
 LOT = 500  # Jobs that are asked about at once.
@@ -113,11 +113,8 @@ class Renewal:
         }
 
 
-class JobRecords:
+class JobRecords(Records):
     """Jobs, from their first cell until some time after their end."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     # --- a worker's calls ---------------------------------------------------------------------------------------
 
@@ -364,11 +361,8 @@ def _attempts(row: Mapping[str, str]) -> Iterator[AttemptView]:
 LONGEST_WAIT = 2.0  # Most seconds that one call blocks: less than the socket's timeout.
 
 
-class Wakeups:
+class Wakeups(Records):
     """Pools with jobs to hand out, and builds that ended or have to be stopped. Each wake-up goes to one process."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def next_pool(self, seconds: float) -> str | None:
         """Wait for a pool that may have jobs to hand out."""

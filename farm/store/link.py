@@ -366,6 +366,13 @@ class Link:
             raise StoreUnavailable(f"Redis at {self.address} refuses: {why}", hint=hint) from error
 
 
+class Records:
+    """Some records of the job store, on a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+
 @contextmanager
 def _counting_errors() -> Iterator[None]:
     try:

@@ -19,7 +19,7 @@ from farm.jobs.state import POLICIES
 from farm.settings import Settings
 from farm.store.build_records import BuildRecords, EventStreams
 from farm.store.job_records import JobRecords, Wakeups, facts_of, indexed
-from farm.store.link import Link, key
+from farm.store.link import Link, Records, key
 from farm.units import lots
 
 WorkerViews = list[WorkerView]
@@ -45,11 +45,8 @@ class Beat:
     failed: int = 0
 
 
-class WorkerRecords:
+class WorkerRecords(Records):
     """The registry of workers and pools."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def register(self, worker: NewWorker, *, ttl: float, resting: str = "", fenced: str = "") -> None:
         """Register a worker.
@@ -234,11 +231,8 @@ def _takes_jobs(worker: WorkerView) -> bool:
 KEPT = 200  # Compiles of one sort that are remembered.
 
 
-class History:
+class History(Records):
     """Past durations by sort (`farm.jobs.estimate.comparable`), for each namespace."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def remember(self, namespace: str, artifacts: Iterable[ArtifactFacts]) -> None:
         """Record the durations of artifacts, by their facts. Repeating changes nothing."""
@@ -343,11 +337,8 @@ class IndexRecords:
         return count
 
 
-class SignedRefs:
+class SignedRefs(Records):
     """The newest version that was signed of each ref, by `NAMESPACE/TAG`: object storage may answer with older ones."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def remember(self, path: str, version: int) -> None:
         """Record a version that was written. A newer one stays."""
@@ -365,11 +356,8 @@ class SignedRefs:
 AUDITED = 100  # Records that are asked about at once.
 
 
-class AuditRecords:
+class AuditRecords(Records):
     """Finds records that contradict each other; that happens only if a script has a bug."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def builds(self) -> Iterator[tuple[str, str, str]]:
         """Yield namespace, build and one sentence for each contradiction about a build."""
@@ -413,11 +401,8 @@ class AuditRecords:
 EVENTS_KEPT = 50_000  # About the number of events that the stream of a build keeps.
 
 
-class Leader:
+class Leader(Records):
     """The leader's lease, which saves the control planes double work. Two leaders do no harm."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def lead(self, process: str, seconds: float) -> bool:
         """Take or renew the lease for `seconds`; return whether `process` has it."""
@@ -428,11 +413,8 @@ class Leader:
         self._link.run("resign", process=process)
 
 
-class ControlPlanes:
+class ControlPlanes(Records):
     """What the control planes say of themselves, so that each one's pages know of all."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
 
     def report(self, name: str, away: str) -> None:
         """Note that a control plane is there, and what it cannot reach (empty: nothing)."""

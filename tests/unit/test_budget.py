@@ -44,7 +44,7 @@ LINES = {
     "results": 2133,
     "runner": 6771,
     "serving": 441,
-    "store": 1866,
+    "store": 1846,
     "targets": 1150,
     "tasks": 178,
     "tuning": 2495,
