@@ -104,8 +104,7 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
     cells of it that passed.
     """
     refs = Refs(farm.artifacts)
-    namespace = refs.owner(caller.namespace, tag)
-    found = refs.find(namespace, tag)
+    namespace, found = refs.found(caller.namespace, tag)
     if found is None and BUILD.fullmatch(tag):
         cells = farm.build_finisher.snapshot(caller.namespace, tag)
         named = entries(caller.namespace, cells)

@@ -192,6 +192,11 @@ class Refs:
         _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
         return snapshot or {"schema": 1, "cells": {}}
 
+    def found(self, namespace: str, tag: str) -> tuple[str, RefView | None]:
+        """Return the namespace whose ref readers in a namespace get, as `owner`, and where it points, as `find`."""
+        own = None if namespace == MAIN else self.find(namespace, tag)
+        return (namespace, own) if own else (MAIN, self.find(MAIN, tag))
+
     def owner(self, namespace: str, tag: str) -> str:
         """Return the namespace whose ref readers in a namespace get: its own if it has one, else `main`."""
         return namespace if namespace == MAIN or self._stored(namespace, tag) else MAIN

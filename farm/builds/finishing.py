@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
@@ -19,7 +20,7 @@ from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, PlanDocument
 from farm.metrics.instruments import BUILDS_ENDED, CELLS_ENDED
 from farm.results import ref_rules
-from farm.results.ref_rules import LATEST, has_passed, is_proven, named_cell, submitted
+from farm.results.ref_rules import LATEST, has_passed, is_proven
 from farm.results.report import JudgedCell, Report
 from farm.results.tradeoff import draw
 from farm.results.verdict import changes_of, judge_instead, verdict_of
@@ -144,13 +145,9 @@ class BuildFinisher:
         }
         refused = self._refused.hold(namespace, build_id, list(faster.values())) if faster else ()
         proven = {name: cell for name, cell in faster.items() if has_passed(cell, refused)}
-        named = [
-            named_cell(planned["build"]["name"], submitted(planned["build"]), cell, facts)
-            for cell in (by_name | proven).values()
-            if (facts := cell["facts"])
-        ]
-        new, is_given_up = ref_rules.entries(namespace, named), ref_rules.given_up(planned, passed)
-        self._refs.move(namespace, LATEST, lambda there: ref_rules.entered(there, new, is_given_up))
+        new = ref_rules.entries_of(planned["build"], (by_name | proven).values())
+        entered = partial(ref_rules.entered, new=new, is_given_up=ref_rules.given_up(planned, passed))
+        self._refs.move(namespace, LATEST, entered)
         if missing := [cell for cell in behind if cell["key"] not in known]:
             self._follow_up(planned, missing)
 
@@ -178,13 +175,13 @@ class BuildFinisher:
     def _replace_slower(self, namespace: str, build_id: str, passed: Sequence[JudgedCell]) -> None:
         """Replace programs in `latest` by a follow-up's programs that were shown to be faster."""
         build = self._reader.read_plan(namespace, build_id)["build"]
-        faster, slower = list[SnapshotCell](), dict[str, str]()
+        faster, slower = list[JudgedCell](), dict[str, str]()
         for cell in passed:
             if (facts := cell["facts"]) and (against := facts.get("against")) and is_proven(facts, against["key"]):
-                faster.append(named_cell(build["name"], submitted(build), cell, facts))
+                faster.append(cell)
                 slower[cell["identifier"]] = against["key"]
         if faster and self._refs.find(namespace, LATEST):  # Without one it would be empty, and hide that of `main`.
-            new = ref_rules.entries(namespace, faster)
+            new = ref_rules.entries_of(build, faster)
             self._refs.move(namespace, LATEST, lambda there: ref_rules.replaced(there, new, slower))
 
     def _draw(self, namespace: str, report: Report) -> None:

@@ -41,7 +41,7 @@ from farm.runner.documents import CheckAnswer
 from farm.settings import Settings
 from farm.spec import Device, SpecDocument, comparable, digest_of
 from farm.store import Store
-from farm.targets.pools import Pool, in_use
+from farm.targets.pools import Pool, Target, in_use
 
 SIZE_LIMIT = 16 << 30  # Bytes of one model at most, with its external data.
 MAX_PARTS = 1000  # Files of external data of one model.
@@ -329,24 +329,24 @@ class Planner:
         If several toolchains of a target are in use, it is the one whose programs `prod`
         (else `latest`) gives to readers: a new toolchain on some workers changes no build until it is promoted.
         """
-        groups: dict[tuple[str, Device], set[str]] = {}
+        groups: dict[tuple[Target, Device], set[str]] = {}
         for pool in pools:
-            groups.setdefault((str(pool.target), pool.device), set()).add(pool.toolchain)
+            groups.setdefault((pool.target, pool.device), set()).add(pool.toolchain)
         open_ones = {place: toolchains for place, toolchains in groups.items() if len(toolchains) > 1}
-        chosen: dict[tuple[str, Device], str] = {}
+        chosen: dict[tuple[Target, Device], str] = {}
         for tag in (PROD, LATEST) if open_ones else ():
             named = sorted(self._given(namespace, tag).values(), key=readers_order)
             for place, toolchains in open_ones.items():
                 fitting = [
                     cell["toolchain"]
                     for cell in named
-                    if cell["target"] == place[0]
+                    if cell["target"] == str(place[0])
                     and cell["toolchain"] in toolchains
                     and cell["device"].partition(":")[0] == place[1].arch.partition(":")[0]
                 ]
                 if fitting:
                     chosen.setdefault(place, fitting[-1])
-        return [pool for pool in pools if chosen.get((str(pool.target), pool.device), pool.toolchain) == pool.toolchain]
+        return [pool for pool in pools if chosen.get((pool.target, pool.device), pool.toolchain) == pool.toolchain]
 
     def _given(self, namespace: str, tag: str) -> Mapping[str, SnapshotCell]:
         """Return what readers get of a tag, by identifier."""

@@ -489,7 +489,7 @@ class BuildReader:
                 (WAITS_FOR_STORAGE, WAITS_FOR_TURN, PAUSED)
             ):
                 cell["waiting"] = f"on {cell['worker']}: {cell['detail']}"
-        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued])
+        explained = self._store.jobs.explain([cell["job"] or "" for cell in queued]) if queued else []
         for cell, facts in zip(queued, explained, strict=True):
             cell["waiting"] = self._waiting(cell, facts)
 

@@ -160,9 +160,9 @@ def fetch(
             python=python,
         )
     _say_fetched(found)
-    if not output.as_json() and sample and not found.sample:
+    if sample and not found.sample and not output.as_json():
         output.note("the artifact has no sample: it was not verified")
-    if not output.as_json() and with_kernels and not found.kernels:
+    if with_kernels and not found.kernels and not output.as_json():
         output.note("the artifact has no kernel binaries: its first run used none of MIOpen's")
 
 

@@ -393,13 +393,14 @@ class ChildProcess:
         """Return how the child ended; `left` is what was removed from its folders."""
         conversation, place = self._conversation, self._conversation.place
         ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
-        if by is EndedBy.ITSELF and ended["killed"] == "guard":
-            by = EndedBy.UNGUARDED
+        if by is EndedBy.ITSELF and (left or ended["killed"] == "guard"):
+            by = EndedBy.UNGUARDED if ended["killed"] == "guard" else EndedBy.STRAY_FILES
         return ChildEnd(
-            by=EndedBy.STRAY_FILES if left and by is EndedBy.ITSELF else by,
+            by=by,
             left=left,
             limits=self._limits,
             result=self._result,
+            ok=self._result is not None and by is EndedBy.ITSELF and not self._stuck,
             wrong=self._wrong,
             error=conversation.error,
             exit_code=ended["exit"],

@@ -77,6 +77,8 @@ class ChildEnd:
     by: EndedBy
     limits: ChildLimits
     result: Any = None
+    ok: bool = False
+    """Whether it answered, and is gone."""
     wrong: str = ""
     """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is not a message."""
     error: ChildError | None = None
@@ -99,11 +101,6 @@ class ChildEnd:
     """Entries that were removed from its folders, because they were not regular files; such a child has failed."""
     stuck: tuple[int, ...] = ()
     """Process ids of what could not be killed, and is still there."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether it answered, and is gone."""
-        return self.result is not None and self.by is EndedBy.ITSELF and not self.stuck
 
 
 class Failure(NamedTuple):

@@ -17,7 +17,6 @@ from farm.manifest.values import Entry
 from farm.matrix.combinations import Combination, Combinations, Complaints, Lookup, Path, Recipe, Shape
 from farm.models.frozen import FrozenData, FrozenModel, lowered
 from farm.models.shapes import Input, Span, plain_size
-from farm.runner.documents import DeviceDocument
 from farm.spec import (
     SCHEMA,
     FileReference,
@@ -85,12 +84,12 @@ def resolve(
     recipe = lookup.recipe(combination, kind, settings)
     modes = settings.tuning.mode, settings.tuning.background
     tunings = [_tuning(settings.tuning, compiler, kind, choice, mode) for mode in modes]
-    bound = any(compiler.family_bound(recipe.options, tuning["mode"]) for tuning in tunings)
-    pools = known.serving(combination, family_bound=bound) if known else []
+    bound = [compiler.family_bound(recipe.options, tuning["mode"]) for tuning in tunings]
+    pools = known.serving(combination, family_bound=any(bound)) if known else []
     for pool in pools[:1]:
         check_pool(lookup, combination, pool, settings, {**recipe.options, **recipe.quantization})
     check_background(lookup, combination, settings)
-    work = _work(combination, settings, recipe, pools, model, tunings) if pools and model else None
+    work = _work(combination, settings, recipe, pools, model, tunings, bound) if pools and model else None
     return Resolved(
         data=recipe.data,
         limits={
@@ -132,13 +131,11 @@ def _work(
     pools: list[Pool],
     model: FrozenModel,
     tunings: Sequence[KeyedTuning],
+    bound: Sequence[bool],
 ) -> Work:
-    """Return the work of a combination with what it is tuned by, now and in the background."""
+    """Return the work of a combination with what it is tuned by, now and later, and whether that binds to a CPU."""
     compiler, choice, pool, (tuning, later) = combination.compiler, combination.choice, pools[0], tunings
-
-    def device(mode: str) -> DeviceDocument:
-        return choice.device(pool, family_bound=compiler.family_bound(recipe.options, mode)).as_dict()
-
+    device, device_later = (choice.device(pool, family_bound=each).as_dict() for each in bound)
     keyed = KeyedModel(digest=model["digest"], format=model["format"])
     names = [output["name"] for output in model["outputs"]]
     ordered = OrderedModel(format=model["format"], files=list(model["files"]), names=names)
@@ -152,7 +149,7 @@ def _work(
     if tuning["mode"] != OFF and settings.tuning.budget:
         extras["budget"] = settings.tuning.budget
     if later["mode"] != OFF:
-        extras["background"] = LaterTuning(tuning=later, device=device(later["mode"]))
+        extras["background"] = LaterTuning(tuning=later, device=device_later)
     if recipe.env_files:
         extras["env"] = recipe.env_files
     if pool.untuned:
@@ -173,7 +170,7 @@ def _work(
             "recipe": pool.recipe,
             "libraries": {name: pool.libraries[name] for name in libraries},
         },
-        "device": device(tuning["mode"]),
+        "device": device,
         "toolchain": pool.toolchain,
         "precision": combination.precision,
         "inputs": {},

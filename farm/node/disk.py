@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -335,7 +335,7 @@ class Outbox:
             if lock is None:
                 continue
             document = _read(folder)
-            with Parcel(folder, lock, document or {}, self._sign) as parcel:
+            with closing(Parcel(folder, lock, document or {}, self._sign)) as parcel:
                 if not document:
                     parcel.drop()
                 elif document.keys() >= _FIELDS:
@@ -359,10 +359,8 @@ class Parcel:
         self.settled = (folder / "settled").exists()
         """Whether it outlives a loss of power."""
 
-    def __enter__(self) -> Parcel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of its lock."""
         os.close(self._lock)
 
     @property

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -27,7 +27,7 @@ from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import readable, reference_key
-from farm.compiling.asking import MadeProgram, after_a_crash, reference_recipe
+from farm.compiling.asking import MadeProgram, ReferenceRecipe, after_a_crash, reference_recipe
 from farm.compiling.attempt import Attempt, by_toolchain, is_same_build
 from farm.compiling.failures import FULL_DISK, Failure
 from farm.compiling.pipeline import (
@@ -126,11 +126,15 @@ class _StoredReferences:
         self.file: FileReference | None = None
         """Where object storage has the reference outputs of this attempt."""
 
+    def _recipe(self, used: str) -> tuple[ReferenceRecipe, str]:
+        """Return what decides a reference's outputs, and the key of their record."""
+        recipe = reference_recipe(self._attempt.order, used)
+        return recipe, reference_key(self._attempt.namespace, digest_of(recipe))
+
     def bring(self, used: str, path: Path) -> bool:
         """Write to `path` what a reference made for another attempt; return whether there was something."""
-        key = digest_of(reference_recipe(self._attempt.order, used))
-        known = self._patient.get_object(reference_key(self._attempt.namespace, key))
-        if known:
+        _, key = self._recipe(used)
+        if known := self._patient.get_object(key):
             try:
                 document = json.loads(known.data)
                 file: FileReference = {"path": path.name, "digest": document["digest"], "size": document["size"]}
@@ -157,14 +161,12 @@ class _StoredReferences:
 
     def _upload(self, used: str, path: Path) -> None:
         """Upload reference outputs. If that fails, another attempt makes them again."""
-        recipe = reference_recipe(self._attempt.order, used)
+        recipe, key = self._recipe(used)
         try:
             copy, digest, size = self._cache.add(path, self._children.largest, within=self._children.folder)
             self._impatient.put_blob_file(copy, digest=digest)
             kept = {"digest": digest, "size": size, "recipe": recipe}
-            self._impatient.put_object(
-                reference_key(self._attempt.namespace, digest_of(recipe)), json.dumps(kept).encode()
-            )
+            self._impatient.put_object(key, json.dumps(kept).encode())
         except (StorageUnavailable, UsageError, OSError) as error:
             log.warning("reference not kept", error=str(error))
         else:
@@ -430,7 +432,7 @@ class _AttemptRun:
         }
         if self.children.cancelled.is_set():
             raise StepEnded(None)
-        with self._parcel(sidecar) as parcel:
+        with closing(self._parcel(sidecar)) as parcel:
             self.parcel, published, stopped = parcel, False, False
             try:
                 if self.order.get("limit") is None:

@@ -83,6 +83,13 @@ def named_cells(report: Report) -> list[SnapshotCell]:
     ]
 
 
+def entries_of(build: PlannedBuild, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:
+    """Return the cells of a planned build that have a program as the entries of a snapshot."""
+    moment = submitted(build)
+    named = (named_cell(build["name"], moment, cell, cell["facts"]) for cell in cells if cell["facts"])
+    return entries(build["namespace"], named)
+
+
 def entries(namespace: str, cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
     """Return cells as the entries of a snapshot, by their names there."""
     return {

@@ -1,6 +1,6 @@
 """A build's report: its cells, judged, its verdict and its sweeps. What the API answers and `report.json` holds."""
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, NotRequired

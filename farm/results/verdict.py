@@ -504,7 +504,7 @@ def change_of(cell: JudgedCell) -> CellChange:
     """Return what happened to a cell since the build before; `open` if that is not known."""
     past = cell.get("before")
     now = look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"])
-    after = CellEnd(cell["identifier"], now, cell["kind"] or "", rules=json.dumps(rules_of(cell)))
+    after = CellEnd(cell["identifier"], now, cell["kind"] or "", rules=json.dumps(rules_of(cell)) if past else "{}")
     if past and past["state"] == UNKNOWN:
         return CellChange("open")
     look: Look = "failed" if past and past["state"] == State.FAILED else "compiled"
@@ -516,11 +516,12 @@ def _undecided(cell: JudgedCell) -> Iterator[str]:
     past = cell.get("before")
     if cell["state"] == State.FAILED and past and past["state"] == UNKNOWN:
         yield f"{cell['kind']}: {cell['message']}; it is not known if it failed before: {past['kind']}"
-    yield from sentences(cell.get("compared") or [], *OPEN)
+    if rows := cell.get("compared"):
+        yield from sentences(rows, *OPEN)
 
 
 def _said(cells: Sequence[JudgedCell], outcome: Outcome) -> list[Remark]:
-    found = [(cell, sentences(cell.get("compared") or [], outcome)) for cell in cells]
+    found = [(cell, sentences(rows, outcome)) for cell in cells if (rows := cell.get("compared"))]
     return [_remark(cell, "; ".join(said)) for cell, said in found if said]
 
 

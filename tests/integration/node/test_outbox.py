@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,7 +286,7 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     outage.end()
     (tmp_path / "log").write_text("log")
     first = replace(attempt, job_id="", token="1-other", key="0" * 64)
-    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
+    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).close()
     refusing(farm, monkeypatch, first.key)
     assert look(farm) == ""
     job = job_of(farm, attempt)
@@ -445,7 +445,7 @@ def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
     """Its process was killed in an ordinary upload, so it was not written through to the disk yet."""
     attempt = claimed(farm, tmp_path)
     (tmp_path / "log").write_text("log")
-    box.put(attempt, {}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).__exit__()
+    box.put(attempt, {}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).close()
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits"
     (tmp_path / "boot").write_text("the second")
@@ -468,7 +468,7 @@ def test_an_object_storage_that_refuses_is_no_outage_that_jobs_wait_for(farm: Fa
 def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
     attempt = claimed(farm, tmp_path)
     (tmp_path / "program").write_bytes(b"x" * 1000)
-    with box.put(attempt, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000):
+    with closing(box.put(attempt, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000)):
         assert look(farm) == ""
         farm.settings = farm.settings.model_copy(update={"outbox_bytes": 1000})
         assert look(farm).startswith("its outbox is full: ")
@@ -502,7 +502,7 @@ def test_who_looks_for_what_is_left_does_not_disturb_who_begins_a_parcel(
             assert not list(box.left())
 
     monkeypatch.setattr(Path, "mkdir", looked_at)
-    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000).__exit__()
+    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000).close()
     assert [parcel.job for parcel in box.left()] == ["j"]
 
 
