@@ -6,9 +6,10 @@
 --   worker:<worker>, node:<node>, job:<job> with :cells, build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
 --   per_slot: most unclaimed jobs in the broker for each live slot
--- answer: flat list of job, attempt
+-- answer: flat list of job, attempt; the pool is woken again if it may get more
 
-local FIRSTS = 3  -- so many builds in a row have their first turn while others wait
+local FIRSTS = 3     -- so many builds in a row have their first turn while others wait
+local AT_ONCE = 100  -- so many jobs in one call: a thousand kept every other caller waiting for a tenth of a second
 
 if call("SISMEMBER", FARM .. "paused", pool) == 1 then return {} end
 local most = live_slots(pool) * tonumber(per_slot)
@@ -53,6 +54,10 @@ for _, level in ipairs(levels_of(pool)) do
     local build = next_build(level)
     if not build then break end
     if not again and room <= 0 then return chosen end
+    if #chosen == 2 * AT_ONCE then
+      wake(pool)
+      return chosen
+    end
     local id = take_turn(pool, level, build)
     local job = id and read(id)
     if job and job.where == "waiting" then

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from farm.control.loops import fail_unserved, hand_out, settle_left, wake_pools
+from farm.control.loops import dispatch_next, fail_unserved, hand_out, settle_left, wake_pools
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key
@@ -125,6 +125,16 @@ def test_a_small_build_behind_a_huge_one_starts_within_two_job_lengths(store: St
         lengths += 1
         begun = begin()
     assert lengths <= 2
+
+
+def test_a_large_pool_gets_its_jobs_in_parts_so_that_others_are_served_between_them(store: Store) -> None:
+    lots: list[list[tuple[str, int]]] = []
+    join_pool(store, slots=400)
+    submit(store, *[new_cell(f"{number:064x}") for number in range(500)])
+    while dispatch_next(store, lambda _, lot: lots.append(lot), 0.2):
+        pass
+    assert [len(lot) for lot in lots] == [100, 100, 100], "until more than half of the slots have one"
+    assert len({job for lot in lots for job, _ in lot}) == 300
 
 
 def test_a_build_that_had_no_turn_yet_goes_before_those_that_had(store: Store) -> None:
