@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import WORKERS_WRITE, build_key
 from farm.errors import Untrusted
-from farm.jobs.order import WorkOrder
+from farm.jobs.state import WorkOrder
 from farm.spec import canonical_json
 from farm.wire.asked import BUILD_ID, TAG
 

@@ -28,8 +28,7 @@ from farm.builds.plan import FIRST, is_measured
 from farm.builds.planner import KnownArtifacts
 from farm.errors import ArtifactGone, FarmFault, NotFound, UsageError, suggestion
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import State
+from farm.jobs.state import State, WorkOrder
 from farm.logging import get_logger
 from farm.matrix.planned import UNKNOWN, Baseline, CellGates, CellPlan, PastState, Values
 from farm.results.gates import MEASURES, runs_alike, turns_with, values_of

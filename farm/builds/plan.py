@@ -15,9 +15,8 @@ from farm.artifacts.refs import SnapshotCell
 from farm.errors import UsageError
 from farm.jobs.estimate import Compile, Estimate, OutlookDocument, RangeDocument
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import LaterTuning, WorkOrder, job_key
 from farm.jobs.rows import PlannedBuild, PoolView
-from farm.jobs.state import State
+from farm.jobs.state import LaterTuning, State, WorkOrder, job_key
 from farm.matrix.cells import Cell
 from farm.matrix.planned import CellGates, CellPlan, PlanDocument, ShownCell
 from farm.results.gates import judge_fallback
@@ -288,7 +287,7 @@ def plan_retry(
     again, and cells that succeeded (then or since) are hits.
 
     `planned` is that build's plan, `cells` those of it to take. `known` has the facts of what is published by now, by
-    the cells' identifiers; `running` are the job keys (`farm.jobs.order.job_key`) of unfinished jobs; `live_workers`
+    the cells' identifiers; `running` are the job keys (`farm.jobs.state.job_key`) of unfinished jobs; `live_workers`
     counts workers by pool. `build_id` is the id of the new build.
 
     Raises UsageError for a cell that was a hit when it was planned, and whose artifact is gone.

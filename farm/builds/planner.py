@@ -27,9 +27,8 @@ from farm.compiling.failures import ChildLimits, classify
 from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import keys_of
 from farm.jobs.rows import PoolView
-from farm.jobs.state import AttemptLimits, Fault
+from farm.jobs.state import AttemptLimits, Fault, keys_of
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand

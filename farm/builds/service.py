@@ -17,8 +17,8 @@ from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuc
 from farm.builds.planner import KnownArtifacts, Planner, kept_as
 from farm.builds.reading import BuildReader
 from farm.errors import Conflict, FarmError, FarmFault, InputsMissing, NotFound, QuotaExceeded
-from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import CancelledCells, ConcurrencyGroup, NewCell, OpenMark, PlannedBuild
+from farm.jobs.state import job_key, keys_of
 from farm.logging import get_logger
 from farm.manifest.entries import Manifest
 from farm.matrix.combinations import fits_any

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from farm.artifacts.refs import ShownRef, SnapshotCell
     from farm.client.client import FarmClient
     from farm.client.packs import Pack
-    from farm.jobs.order import WorkOrder
     from farm.jobs.rows import ReproductionDocument
+    from farm.jobs.state import WorkOrder
 
 
 Bring = Callable[[FileReference, Path], None]  # Writes a blob to a place whose folder exists, checked byte by byte.
@@ -429,8 +429,8 @@ def _are_statements(path: Path) -> bool:
 
 def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionDocument:
     """Return a stored work order, if it is the one of a sidecar. Raises UsageError if it is none, ArtifactGone."""
-    from farm.jobs.order import keys_of
     from farm.jobs.rows import ReproductionDocument
+    from farm.jobs.state import keys_of
 
     found = read(data, ReproductionDocument, source)
     order = found["order"]

@@ -31,8 +31,7 @@ from typing import (
 
 from typing_extensions import TypedDict
 
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import FailureKind
+from farm.jobs.state import FailureKind, WorkOrder
 from farm.runner import documents
 from farm.runner.documents import (
     BenchProgram,

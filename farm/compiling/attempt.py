@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import farm
 from farm.compiling.alone import Clock, lock_folder, open_lock
-from farm.jobs.order import WorkOrder
 from farm.jobs.rows import FailureDocument, ReproductionDocument
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, WorkOrder
 from farm.spec import FileReference
 from farm.targets.compilers import Maker
 from farm.wire.program import GpuFields

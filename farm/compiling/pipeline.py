@@ -27,8 +27,7 @@ from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.files import tree_size
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits, FailureKind, Phase
+from farm.jobs.state import AttemptLimits, FailureKind, Phase, WorkOrder
 from farm.runner.documents import (
     BenchAnswer,
     CompileAnswer,

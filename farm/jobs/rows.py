@@ -8,8 +8,7 @@ from typing import Annotated, Generic, NotRequired, TypeVar
 from typing_extensions import TypedDict
 
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, WorkOrder
 from farm.runner.documents import DeviceDocument
 from farm.runner.protocol import Default
 from farm.spec import FileReference

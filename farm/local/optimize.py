@@ -24,8 +24,7 @@ from farm.client.transfers import default_cache
 from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
 from farm.errors import ManifestError, UsageError, suggestion
 from farm.files import replacing, take
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits, FailureKind
+from farm.jobs.state import AttemptLimits, FailureKind, WorkOrder
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest.entries import Conversion, InputEntry, Limits, Manifest, ModelEntry, Tuning, Verify
 from farm.manifest.parsing import unwritten

@@ -19,7 +19,7 @@ from farm.models.shapes import Extent
 from farm.spec import JsonSchema
 
 if TYPE_CHECKING:
-    from farm.jobs.order import DebugWish
+    from farm.jobs.state import DebugWish
 
 
 class InputEntry(values.Entry):

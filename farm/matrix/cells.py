@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
-from farm.jobs.order import LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
 from farm.manifest.entries import Budgets, CellSettings, Gates, IncludeEntry, Manifest, OverrideEntry, Tuning, Verify
 from farm.manifest.values import Entry
 from farm.matrix.combinations import Combination, Combinations, Complaints, Lookup, Path, Recipe, Shape
@@ -223,7 +222,7 @@ class Cell:
     """One compile that a build asks for.
 
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the
-    named dimensions, `job` is what cells that share a job have in common (`farm.jobs.order.job_key`), `order` is what a
+    named dimensions, `job` is what cells that share a job have in common (`farm.jobs.state.job_key`), `order` is what a
     worker gets, `emulated` the parts of its precision that its device has no units for, `gates` what the build judges
     by, `expected` the manifest's entry if this cell must fail, `sweep` what is sought among its siblings of other
     batches, `line` its place, `warnings` what to know before it is compiled.

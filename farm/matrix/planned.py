@@ -10,9 +10,8 @@ from typing_extensions import TypedDict, TypeVar
 
 from farm.jobs.estimate import Estimate, OutlookDocument
 from farm.jobs.facts import ArtifactFacts, TurnsFacts
-from farm.jobs.order import WorkOrder
 from farm.jobs.rows import PlannedBuild
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, WorkOrder
 from farm.models.frozen import FrozenData, FrozenModel, is_what_it_says
 from farm.runner.protocol import Default
 from farm.spec import PlainSize

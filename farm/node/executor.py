@@ -46,8 +46,7 @@ from farm.compiling.templates import Templates
 from farm.errors import ArtifactGone, FarmFault, StorageAway, StorageUnavailable, Untrusted, UsageError
 from farm.extension import publishing
 from farm.files import NotPlain, open_plain
-from farm.jobs.order import keys_of
-from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase
+from farm.jobs.state import AttemptEnd, FailureKind, Outcome, Phase, keys_of
 from farm.logging import get_logger
 from farm.node.disk import NodeCache, Outbox, Parcel, WorkFolder
 from farm.node.gpus import conditions

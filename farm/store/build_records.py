@@ -14,9 +14,8 @@ from typing import Any, cast
 
 from farm.errors import Conflict, NotFound
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import job_key
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
-from farm.jobs.state import State
+from farm.jobs.state import State, job_key
 from farm.store.link import Link, Records
 from farm.units import in_seconds, lots
 

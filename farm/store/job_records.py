@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 from farm.jobs.facts import ArtifactFacts
-from farm.jobs.order import WorkOrder
 from farm.jobs.rows import AttemptView, JobView, WaitReasons
-from farm.jobs.state import AttemptLimits, Outcome
+from farm.jobs.state import AttemptLimits, Outcome, WorkOrder
 from farm.store.link import Records
 from farm.units import in_seconds, lots
 
@@ -220,7 +219,7 @@ class JobRecords(Records):
         return dict(zip(names, counts, strict=True))
 
     def unfinished(self, namespace: str, job_keys: Sequence[str]) -> set[str]:
-        """Return the job keys (`farm.jobs.order.job_key`) with a queued or running job."""
+        """Return the job keys (`farm.jobs.state.job_key`) with a queued or running job."""
         found: set[str] = set()
         for lot in lots(job_keys, LOT):
             jobs = self._link.ask("MGET", *[("active", namespace, job_key) for job_key in lot])

@@ -20,7 +20,7 @@ from farm.spec import SUFFIXES, OptionValue
 from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
 
 if TYPE_CHECKING:
-    from farm.jobs.order import DebugWish
+    from farm.jobs.state import DebugWish
 
 Maker = Literal["amd", "nvidia"]  # The maker of a GPU: children see it by that maker's driver.
 NATIVE = "native"  # The precision that converts nothing: for models exported as fp16, bf16 or with QDQ nodes.

@@ -27,7 +27,7 @@ from typing import Any
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import ListedObject, at_once, blob_key, readable, until_moved
 from farm.errors import ArtifactGone, Conflict, UsageError
-from farm.jobs.order import WorkOrder
+from farm.jobs.state import WorkOrder
 from farm.logging import get_logger
 from farm.spec import Device
 from farm.targets.pools import stem_of

@@ -10,8 +10,7 @@ from typing_extensions import TypedDict
 
 from farm.artifacts.refs import SnapshotCell
 from farm.errors import ExitCode
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits, FailureKind, State
+from farm.jobs.state import AttemptLimits, FailureKind, State, WorkOrder
 from farm.matrix.planned import CellGates, CellPlan, NotShadowed, ShadowNotes
 from farm.results.gates import GateRow, sentence
 from farm.results.report import JudgedCell, Report

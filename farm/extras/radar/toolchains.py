@@ -21,8 +21,8 @@ from farm.builds.plan import is_unfinished, plan_digest
 from farm.client.fetching import read_work_order
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded, UsageError
 from farm.extras.radar.radar import KnownWork, RadarDocument, lacking, pool_for, radar_of, shadow_cell
-from farm.jobs.order import job_key, keys_of
 from farm.jobs.rows import PoolView, ToolchainLine
+from farm.jobs.state import job_key, keys_of
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, NotShadowed, PlanDocument, ShadowedCell, ShadowNotes
 from farm.results import ref_rules

@@ -29,8 +29,7 @@ from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, S
 from farm.errors import UsageError
 from farm.files import hash_file
 from farm.inert import inert, inert_json
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits, Phase
+from farm.jobs.state import AttemptLimits, Phase, WorkOrder
 from farm.spec import FileReference, cache_key
 from farm.targets.compilers import Compiler, child_modules, compilers
 

@@ -280,7 +280,7 @@ local function set_priority(job, cells)
   if offered then offer(job, cells) end
 end
 
--- Whether all that a job does is to measure a program that is there (`farm.jobs.order.job_key`).
+-- Whether all that a job does is to measure a program that is there (`farm.jobs.state.job_key`).
 local function is_measurement(job)
   return job.job_key:find(":against:", 1, true) ~= nil
 end

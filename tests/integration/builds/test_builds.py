@@ -31,8 +31,7 @@ from farm.compiling.attempt import Attempt
 from farm.control import loops
 from farm.control.loops import settle_left
 from farm.errors import ArtifactGone, Conflict, InputsMissing, ManifestError, NotFound, StoreUnavailable, UsageError
-from farm.jobs.order import keys_of
-from farm.jobs.state import WAITS_FOR_STORAGE, AttemptLimits, FailureKind, Outcome
+from farm.jobs.state import WAITS_FOR_STORAGE, AttemptLimits, FailureKind, Outcome, keys_of
 from farm.results.speed import Comparison
 from farm.spec import comparable, cut_short
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farm.builds.plan import input_files, make_plan
 from farm.errors import ManifestError
-from farm.jobs.order import keys_of
+from farm.jobs.state import keys_of
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, check, expand
 from farm.matrix.combinations import _compiled, combine, fits_any

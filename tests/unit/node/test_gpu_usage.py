@@ -20,7 +20,7 @@ from farm.settings import load_settings
 from tests.support.recorded import unpack
 
 if TYPE_CHECKING:
-    from farm.jobs.order import WorkOrder
+    from farm.jobs.state import WorkOrder
 
 GPU = Gpu(index=0, uuid="GPU-1", arch="gfx942", compute_units=304, bdf="0000:0c:00.0")
 

@@ -18,8 +18,7 @@ from farm.client.client import FarmClient
 from farm.compiling.attempt import Attempt
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.extension import publishing
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits, Outcome
+from farm.jobs.state import AttemptLimits, Outcome, WorkOrder
 from farm.node.survey import Findings
 from farm.spec import Device
 from farm.targets.compilers import MIGRAPHX

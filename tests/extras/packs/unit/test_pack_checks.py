@@ -19,8 +19,7 @@ from farm.extras.packs.fetch import CacheFile, write_pack
 from farm.extras.signing.signing_keys import clock
 from farm.extras.signing.trust import Standing, load_policy
 from farm.extras.signing.verifying import Trust, verify_file
-from farm.jobs.order import WorkOrder
-from farm.jobs.state import AttemptLimits
+from farm.jobs.state import AttemptLimits, WorkOrder
 from farm.spec import cache_key
 from tests.support.gpu_programs import code_object
 from tests.support.gpu_programs import pack as pack_mxr
