@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -67,7 +67,8 @@ def _add_properties(element: ET.Element, found: Sequence[tuple[str, object]]) ->
     properties = ET.SubElement(element, "properties")
     for name, value in found:
         if value is not None:
-            ET.SubElement(properties, "property", name=name, value=_text(value))
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            ET.SubElement(properties, "property", name=name, value=text)
 
 
 def _body(cell: JudgedCell) -> str:
@@ -97,10 +98,6 @@ def _properties(cell: JudgedCell) -> list[tuple[str, object]]:
             ("node", facts.get("node") or None),
         ]
     return found
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _outcome(cell: JudgedCell) -> tuple[str, str, str] | None:
@@ -299,12 +296,18 @@ def _in_command(text: str, *, property: bool = False) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if property else text
 
 
-_NUMBERS = {
-    "farm_cell_latency_seconds": ("latency", "Median time of a run."),
-    "farm_cell_shared": ("shared", "1 if it was not measured alone: its time is rough."),
-    "farm_cell_size_bytes": ("size", "Size of the program."),
-    "farm_cell_error": ("error", "Largest relative error of an output."),
-    "farm_cell_compile_seconds": ("compile_seconds", "Time of the compile."),
+_NUMBERS: Mapping[str, tuple[str, Callable[[ArtifactFacts], float | None]]] = {
+    "farm_cell_latency_seconds": ("Median time of a run.", lambda facts: facts.get("latency")),
+    "farm_cell_shared": (
+        "1 if it was not measured alone: its time is rough.",
+        lambda facts: float(facts["shared"]) if facts.get("latency") else None,
+    ),
+    "farm_cell_size_bytes": ("Size of the program.", lambda facts: facts["program"]["size"]),
+    "farm_cell_error": (
+        "Largest relative error of an output.",
+        lambda facts: max((facts.get("errors") or {}).values(), default=None),
+    ),
+    "farm_cell_compile_seconds": ("Time of the compile.", lambda facts: facts.get("compile_seconds")),
 }
 
 
@@ -315,28 +318,17 @@ def open_metrics(cells: Sequence[JudgedCell]) -> str:
     """
     lines: list[str] = []
     found = [
-        (cell["identifier"], _numbers(cell["facts"]))
+        (cell["identifier"], cell["facts"])
         for cell in sorted(cells, key=lambda cell: cell["state"] == State.SUCCEEDED)
         if cell["facts"]
     ]
-    for name, (number, what) in _NUMBERS.items():
+    for name, (what, number) in _NUMBERS.items():
         lines += [f"# TYPE {name} gauge", f"# HELP {name} {what}"]
-        for identifier, numbers in found:
-            if (value := numbers[number]) is not None:
+        for identifier, facts in found:
+            if (value := number(facts)) is not None:
                 cell = re.sub(r"[^ -~]", "?", identifier).replace("\\", r"\\").replace('"', r"\"")
                 lines.append(f'{name}{{cell="{cell}"}} {value:.9g}')
     return "\n".join([*lines, "# EOF"]) + "\n"
-
-
-def _numbers(facts: ArtifactFacts) -> dict[str, float | None]:
-    errors = (facts.get("errors") or {}).values()
-    return {
-        "latency": facts.get("latency"),
-        "shared": float(facts["shared"]) if facts.get("latency") else None,
-        "size": facts["program"]["size"],
-        "error": max(errors, default=None),
-        "compile_seconds": facts.get("compile_seconds"),
-    }
 
 
 RULE = "manifest"

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,44 +23,27 @@ FOLDER = Path("farm-report")  # Where GitLab and Jenkins find the files of a bui
 _ANNOTATE_SECONDS = 60.0
 
 
-class CiServer(StrEnum):
-    """The CI servers that are recognised, and none of them."""
-
-    GITHUB = "github"
-    GITLAB = "gitlab"
-    BUILDKITE = "buildkite"
-    JENKINS = "jenkins"
-    NONE = ""
-
-
-_COMMITS = {
-    CiServer.GITHUB: "GITHUB_SHA",
-    CiServer.GITLAB: "CI_COMMIT_SHA",
-    CiServer.BUILDKITE: "BUILDKITE_COMMIT",
-    CiServer.JENKINS: "GIT_COMMIT",
+SERVERS = {
+    "github": ("GITHUB_ACTIONS", "GITHUB_SHA", ""),
+    "gitlab": ("GITLAB_CI", "CI_COMMIT_SHA", "CI_JOB_URL"),
+    "buildkite": ("BUILDKITE", "BUILDKITE_COMMIT", "BUILDKITE_BUILD_URL"),
+    "jenkins": ("JENKINS_URL", "GIT_COMMIT", "BUILD_URL"),
 }
-_PAGES = {CiServer.GITLAB: "CI_JOB_URL", CiServer.BUILDKITE: "BUILDKITE_BUILD_URL", CiServer.JENKINS: "BUILD_URL"}
+"""The variables of each CI server: the one by which it is recognised, the commit, and the pipeline's page."""
 
 
-def detect(environ: Mapping[str, str]) -> CiServer:
-    """Return the CI server that runs this process."""
-    if environ.get("GITHUB_ACTIONS") == "true":
-        return CiServer.GITHUB
-    if environ.get("GITLAB_CI"):
-        return CiServer.GITLAB
-    if environ.get("BUILDKITE") == "true":
-        return CiServer.BUILDKITE
-    return CiServer.JENKINS if environ.get("JENKINS_URL") else CiServer.NONE
+def detect(environ: Mapping[str, str]) -> str:
+    """Return the name of the CI server that runs this process; empty if none does."""
+    return next((name for name, (sign, *_) in SERVERS.items() if environ.get(sign, "false") not in ("", "false")), "")
 
 
 def labels(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that a build gets by itself: the `commit` of the pipeline, and its page (`ci`)."""
     server = detect(environ)
-    if server is CiServer.NONE:
+    if not server:
         return {}
-    commit = environ.get(_COMMITS[server], "")
-    page = environ.get(_PAGES.get(server, ""), "")
-    if server is CiServer.GITHUB and environ.get("GITHUB_RUN_ID"):
+    commit, page = (environ.get(name, "") for name in SERVERS[server][1:])
+    if server == "github" and environ.get("GITHUB_RUN_ID"):
         where = [environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY")]
         page = "/".join([*where, "actions/runs", environ["GITHUB_RUN_ID"]])
     return {name: value[:256] for name, value in (("commit", commit), ("ci", page)) if value}
@@ -75,11 +57,11 @@ def publish(
     Raises FarmError, OSError, SubprocessError.
     """
     match detect(environ):
-        case CiServer.GITHUB:
+        case "github":
             _github(report, manifest, link, environ, quiet=quiet)
-        case CiServer.GITLAB | CiServer.JENKINS as server:
-            _files(report, link, gitlab=server is CiServer.GITLAB)
-        case CiServer.BUILDKITE:
+        case "gitlab" | "jenkins" as server:
+            _files(report, link, gitlab=server == "gitlab")
+        case "buildkite":
             _buildkite(report, link, environ)
 
 

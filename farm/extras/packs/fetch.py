@@ -163,8 +163,7 @@ def write_pack(
     described, sidecar = text(sidecar), of_cell(sidecar, identifier or sidecar["identifier"])
     require_fit(layout, sidecar)
     if not force:
-        _require_own(folder)
-        _require_one_model(folder, layout, sidecar)
+        _require_own(folder, f"{PurePosixPath(model_path(layout, sidecar)).parent.parent}/")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
         made = Path(scratch) / "pack"
@@ -279,8 +278,11 @@ def _files(made: Path) -> Iterator[FileReference]:
         yield FileReference(path=path.relative_to(made).as_posix(), digest=digest, size=size)
 
 
-def _require_own(folder: Path) -> None:
-    """Refuse a folder that holds something else than an earlier pack. Raises UsageError."""
+def _require_own(folder: Path, models: str) -> None:
+    """Refuse a folder that holds something else than an earlier pack, or a Triton repository of another model.
+
+    That one would go: an index is of one program. Raises UsageError.
+    """
     if not os.path.lexists(folder):
         return
     if folder.is_dir() and all(entry.name.startswith(SCRATCH) for entry in folder.iterdir()):
@@ -291,13 +293,8 @@ def _require_own(folder: Path) -> None:
         raise UsageError(
             f"{folder} holds something else than a pack", hint="choose another folder, or --force"
         ) from None
-
-
-def _require_one_model(folder: Path, layout: Layout, sidecar: Sidecar) -> None:
-    """Refuse a Triton repository of another model, which would go: an index is of one program. Raises UsageError."""
-    own = f"{PurePosixPath(model_path(layout, sidecar)).parent.parent}/"
-    there = [name for name in _named_before(folder) if name.startswith("models/") and not name.startswith(own)]
-    if layout is Layout.TRITON and there:
+    there = [name for name in _named_before(folder) if name.startswith("models/") and not name.startswith(models)]
+    if models.startswith("models/") and there:
         hint = "choose another folder (`tritonserver` takes several --model-repository), or --force to replace it"
         raise UsageError(f"{folder} is the repository of another model, {there[0].split('/')[1]}", hint=hint)
 
@@ -322,7 +319,10 @@ def _place(made: Path, folder: Path, *, force: bool) -> None:
             raise UsageError(f"{folder / foreign[0]} exists, and no fetch has written it", hint=hint)
     for name in before.keys() - wanted.keys():
         if not _in_the_way(folder, name, (before[name],)):
-            _remove(folder, name)
+            (folder / name).unlink(missing_ok=True)
+            for parent in PurePosixPath(name).parents[:-1]:  # With the folders that it leaves empty.
+                with suppress(OSError):
+                    (folder / parent).rmdir()
     if cached:
         remove_tree(folder / _CACHE)
     for name in sorted(wanted, key=lambda name: (name == PACK, name)):
@@ -335,14 +335,6 @@ def _in_the_way(folder: Path, name: str, ours: Sequence[str | None]) -> bool:
         return file_digest(folder / name, within=folder) not in ours and name not in (PACK, STATEMENTS)
     except OSError as error:
         return error.errno != errno.ENOENT
-
-
-def _remove(folder: Path, name: str) -> None:
-    """Remove a file, and the folders that it leaves empty."""
-    (folder / name).unlink(missing_ok=True)
-    for parent in PurePosixPath(name).parents[:-1]:
-        with suppress(OSError):
-            (folder / parent).rmdir()
 
 
 def _put(source: Path, folder: Path, name: str) -> None:

@@ -174,14 +174,11 @@ def _tensor(port: Port) -> str:
         raise UsageError(
             f"Triton has no type {port['dtype']} ({port['name']})", hint="fetch with `--layout onnxruntime`"
         )
-    sizes, scalar = _list(port["shape"] or [1]), "" if port["shape"] else " reshape: { shape: [] }"
+    sizes = f"[{', '.join(map(str, port['shape'] or [1]))}]"
+    scalar = "" if port["shape"] else " reshape: { shape: [] }"
     return (
         f"{{ name: {json.dumps(port['name'])} data_type: TYPE_{_TRITON_TYPES[port['dtype']]} dims: {sizes}{scalar} }}"
     )
-
-
-def _list(sizes: Sequence[int | str]) -> str:
-    return f"[{', '.join(map(str, sizes))}]"
 
 
 def _on_nvidia(sidecar: Sidecar) -> bool:

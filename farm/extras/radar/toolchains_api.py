@@ -237,19 +237,18 @@ def bisect(
     lines = ToolchainsApi.of(client).all(ref)
     searches = [_search(cell, named[cell]["target"], named[cell]["toolchain"], lines, good, bad) for cell in cells]
     against = _first_good(client, ref, searches, named) if gates else {}
-    while wanted := _wanted(searches):
-        builds = {
-            (version, base): ToolchainsApi.of(client).shadow(
+    while wanted := _wanted(searches, against):
+        builds = [
+            ToolchainsApi.of(client).shadow(
                 ref, version, cells=[search.identifier for search in asking], gates=gates, against=base, defaults=False
             )["id"]
-            for version, group in wanted.items()
-            for base, asking in _by_baseline(group, against).items()
-        }
-        for build in builds.values():
+            for (version, base), asking in wanted.items()
+        ]
+        for build in builds:
             _wait(client, build)
-        for (version, base), build in builds.items():
+        for build, ((version, _), asking) in zip(builds, wanted.items(), strict=True):
             radar = ToolchainsApi.of(client).radar(build)
-            for search in _by_baseline(wanted[version], against)[base]:
+            for search in asking:
                 _take(search, version, radar)
                 on_step(search.identifier, search.tried[-1])
     return [search.found() for search in searches]
@@ -321,20 +320,13 @@ def _first_good(
     return found
 
 
-def _wanted(searches: Sequence[Bisection]) -> dict[str, list[Bisection]]:
-    """Return which toolchains are to be tried next, with the searches that ask for each."""
-    wanted: dict[str, list[Bisection]] = {}
+def _wanted(searches: Sequence[Bisection], against: Mapping[str, str]) -> dict[tuple[str, str], list[Bisection]]:
+    """Return which toolchains are to be tried next, compared with which build, with the searches that ask for each."""
+    wanted: dict[tuple[str, str], list[Bisection]] = {}
     for search in searches:
         if (version := search.next()) is not None:
-            wanted.setdefault(version, []).append(search)
+            wanted.setdefault((version, against.get(search.identifier, "")), []).append(search)
     return wanted
-
-
-def _by_baseline(searches: Sequence[Bisection], against: Mapping[str, str]) -> dict[str, list[Bisection]]:
-    found: dict[str, list[Bisection]] = {}
-    for search in searches:
-        found.setdefault(against.get(search.identifier, ""), []).append(search)
-    return found
 
 
 def _take(search: Bisection, version: str, radar: RadarDocument) -> None:

@@ -177,18 +177,19 @@ def rerun(folder: Path, machine: StepSettings, *, gpu: str = "", unlimited: bool
     for use, place in _placed(document, folder / "inputs", work / "inputs"):
         places.setdefault(use, place)
     limits = document.get("limits") or AttemptLimits(time=0.0, memory=0)
+    compiler, _, device = str(order["target"]).partition("/")
+    maker = compilers()[compiler].maker(device)
     children = Children(
         work,
         machine,
         AttemptLimits(time=0.0, memory=0) if unlimited else limits,
         _say_phase,
         threading.Event(),
-        _slot(gpu, str(order["target"])),
+        Slot(gpu or "0", maker=maker) if maker else Slot(gpu),
         after_a_crash(document.get("previous", ())),
     )
     steps = Steps(order, children)
     steps.env_files = {name: str(places[name]) for name in order.get("env", {})}
-    compiler, _, device = str(order["target"]).partition("/")
     found = {
         "key": cache_key(spec),
         "expected_key": document["key"],
@@ -211,13 +212,6 @@ def rerun(folder: Path, machine: StepSettings, *, gpu: str = "", unlimited: bool
         found["ended"] = failure._asdict() if failure else {"kind": "cancelled", "message": "", "detail": ""}
     _put(work / "result.json", found)
     return found
-
-
-def _slot(gpu: str, target: str) -> Slot:
-    """Return the slot of the children: the named GPU, else the first GPU of the target's maker."""
-    compiler, _, device = target.partition("/")
-    maker = compilers()[compiler].maker(device)
-    return Slot(gpu or "0", maker=maker) if maker else Slot(gpu)
 
 
 def _placed(document: Mapping[str, Any], inputs: Path, copies: Path) -> Iterator[tuple[str, Path]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from farm.extension import Extension, Loop, late
+from farm.extension import Extension, late
 
 if TYPE_CHECKING:
     from farm.app import Farm
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from farm.artifacts.storage import Sign
     from farm.results.report import Report
     from farm.settings import Settings
-    from farm.wire.program import Sidecar
 
 
 def _start(farm: Farm) -> None:
@@ -55,29 +54,16 @@ def _check(farm: Farm, namespace: str, tag: str, cells: Sequence[SnapshotCell]) 
     return farm.part(Promotions.of).check(namespace, tag, cells)
 
 
-def _signed(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
-    """Say whose keys signed an artifact, as the statements have it. A page checks none of them."""
-    from farm.extras.signing.notary import said_of
-
-    return [("signed", said_of(farm, namespace, made))]
-
-
-def _loops(farm: Farm) -> Sequence[Loop]:
-    from farm.extras.signing.signed_refs import Renewals
-
-    return [Loop("signed refs", Renewals(farm).step, 30.0)]
-
-
 extension = Extension(
     name="signing",
     settings=["signing_key", "timestamp_key", "trust_policy", "builder_id"],
     routes=["farm.extras.signing.role_routes:router"],
-    loops=_loops,
+    loops=late("farm.extras.signing.signed_refs:loops"),
     on_start=_start,
     on_published=_sign_publications,
     on_judged=_sign_gates,
     on_named=_check,
     on_commit=late("farm.extras.signing.signed_refs:commit"),
     on_committed=late("farm.extras.signing.signed_refs:remember"),
-    artifact_facts=_signed,
+    artifact_facts=late("farm.extras.signing.notary:facts_of"),
 )

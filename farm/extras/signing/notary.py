@@ -82,7 +82,7 @@ def attest_build(farm: Farm, report: Report) -> None:
     at_once(sign, [cell for cell in report["cells"] if has_passed(cell)])
 
 
-def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
+def facts_of(farm: Farm, namespace: str, made: Sidecar) -> list[tuple[str, str]]:
     """Return in a line who signed an artifact, as its statements say; `farm verify` names what is wrong with them."""
     found = []
     namespaces = dict.fromkeys((made["namespace"], namespace))
@@ -93,9 +93,9 @@ def said_of(farm: Farm, namespace: str, made: Sidecar) -> str:
             when = f" on {statement.signed_on:%Y-%m-%d %H:%M} UTC" if statement.signed_on else ""
             found.append(f"{(statement.kind or statement.predicate_type)[:100]} by key `{bundle.keyid}`{when}")
     if not found:
-        return "nobody signed it: the digests prove which bytes these are, not who made them"
+        return [("signed", "nobody signed it: the digests prove which bytes these are, not who made them")]
     check = f"`farm verify {made['blobs']['program']['path']}` checks them by your trust policy"
-    return f"{'; '.join(found)}. That is what the statements say; {check}"
+    return [("signed", f"{'; '.join(found)}. That is what the statements say; {check}")]
 
 
 def add(artifacts: S3Store, namespace: str, key: str, new: Sequence[bytes]) -> None:

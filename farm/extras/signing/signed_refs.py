@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from farm.artifacts import refs
 from farm.artifacts.storage import MAIN
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, NotAllowed, NotFound, Untrusted, UsageError
+from farm.extension import Loop
 from farm.extras.signing.signing_keys import clock, signers_of
 from farm.logging import get_logger
 from farm.results.ref_rules import PROD
@@ -355,6 +356,11 @@ def commit(farm: Farm, move: refs.RefCommit) -> refs.RefView | None:
     if move.before and not is_own(farm, roles, move.namespace, move.before):
         return None
     return Sealer(roles, signers_of(farm.settings)).seal(move, clock())
+
+
+def loops(farm: Farm) -> list[Loop]:
+    """Return the loop that keeps refs signed."""
+    return [Loop("signed refs", Renewals(farm).step, 30.0)]
 
 
 class Renewals:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm import errors
 from farm.artifacts.tokens import ADMINISTRATOR, Role
+from farm.extension import Loop
 from farm.extras.triggers.stored_manifests import (
     ManifestHead,
     PendingRun,
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+FIRE_SECONDS = 10.0  # Seconds between two looks at the triggers: each reads the heads of all stored manifests.
 AGAIN = 60.0  # Seconds until a build that the farm could not accept for now is tried again.
+
+
+def loops(farm: Farm) -> list[Loop]:
+    """Return the loop that fires triggers: one of its own, because to accept a large build takes long."""
+    return [Loop("triggers", TriggerRounds(farm).go, FIRE_SECONDS)]
 
 
 class TriggerRounds:

@@ -20,6 +20,7 @@ import httpcore
 from standardwebhooks import Webhook as Signer
 
 from farm.errors import FarmError, FarmFault, NotFound
+from farm.extension import Loop
 from farm.extras.webhooks.hooks import AttemptToDeliver, Delivery, Webhook, Webhooks, signing_secrets
 from farm.logging import get_logger
 from farm.wire.addresses import address_of, is_public
@@ -159,8 +160,14 @@ PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86
 """Seconds between the attempts of one message, as Standard Webhooks suggests: three days in all."""
 
 LEASE = 3 * SECONDS  # Seconds for which a message belongs to the control plane that sends it.
+DELIVER_SECONDS = 5.0  # Seconds between two looks for messages: each is a listing.
 AT_ONCE = 8  # Messages that are sent at once, so that a slow receiver does not hold up the others.
 GONE = 410  # The answer of a receiver that wants to hear nothing any more.
+
+
+def loops(farm: Farm) -> list[Loop]:
+    """Return the loop that sends messages: one of its own, because it waits for the servers of others."""
+    return [Loop("webhooks", DeliveryRounds(farm).go, DELIVER_SECONDS)]
 
 
 class DeliveryRounds:

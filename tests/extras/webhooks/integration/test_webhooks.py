@@ -28,7 +28,7 @@ from farm.client.client import FarmClient, Frozen
 from farm.control import loops
 from farm.control.loops import settle_left
 from farm.errors import Conflict, NotFound, UsageError
-from farm.extras import triggers, webhooks
+from farm.extras.triggers import firing
 from farm.extras.triggers.stored_manifests import StoredManifests
 from farm.extras.webhooks import hooks, sending
 from farm.extras.webhooks.hooks import Webhooks
@@ -275,7 +275,7 @@ def test_the_control_plane_builds_and_tells_by_itself(
     s3_client: Any, s3_settings: dict[str, str],
 ) -> None:  # fmt: skip
     """From an object that changes to the message that its build has ended; the test is only the worker."""
-    for module, name in ((triggers, "FIRE_SECONDS"), (webhooks, "DELIVER_SECONDS"), (loops, "SWEEP_SECONDS")):
+    for module, name in ((firing, "FIRE_SECONDS"), (sending, "DELIVER_SECONDS"), (loops, "SWEEP_SECONDS")):
         monkeypatch.setattr(module, name, 0.05)
     bucket = s3_settings["s3_bucket"]
     secret = client.webhooks.create("ci", receiver.url)
