@@ -157,7 +157,8 @@ class RefusedPrograms:
         there = self._read(namespace)
         refused = {key: refusal for key, cell in _by_key(cells) if (refusal := _refusal(cell, build_id))}
         passed = [(key, cell) for key, cell in _by_key(cells) if has_passed(cell)]
-        known = self._known(namespace) if any(key in there for key, _ in passed) else frozenset()
+        entries = self._acknowledged.list(namespace) if any(key in there for key, _ in passed) else []
+        known = {(entry["cell"], entry["kind"]) for entry in entries if entry["until"] >= str(today())}
         ended = {
             key
             for key, cell in passed
@@ -185,10 +186,6 @@ class RefusedPrograms:
         if self._read(namespace).keys() & set(keys):
             log.info("refused programs were chosen", namespace=namespace)
             self._change(namespace, lambda now: {key: each for key, each in now.items() if key not in keys})
-
-    def _known(self, namespace: str) -> frozenset[tuple[str, str]]:
-        entries = self._acknowledged.list(namespace)
-        return frozenset((entry["cell"], entry["kind"]) for entry in entries if entry["until"] >= str(today()))
 
     def _read(self, namespace: str) -> Refusals:
         found = self._artifacts.get_object(_refused_key(namespace))

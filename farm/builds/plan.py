@@ -462,7 +462,9 @@ def outlook(
     to_come.sort(key=lambda each: (not each.runs, -each.seconds))  # What runs has its slot already.
     on_gpu = [each.seconds for each in to_come if _on_gpu(each.pool)]
     known_pools = {pool["name"]: pool for pool in pools}
-    slots = {name: _slots(known_pools.get(name), parallel) for name in {cell["pool"] for cell in live}}
+    taking = {name: 0 if pool.get("paused") else pool["slots"] for name, pool in known_pools.items()}
+    wanted = {cell["pool"]: taking.get(cell["pool"], 0) for cell in live}
+    slots = {name: min(count, parallel or count) for name, count in wanted.items()}
     unserved = sorted(name for name, count in slots.items() if not count)
     ends = [0.0]
     if to_come and not unserved and not paused:
@@ -502,12 +504,6 @@ def _seconds(cell: EstimatedCell, name: Literal["elapsed", "spent"]) -> float:
     """Return seconds of a cell that was submitted; a planned one has none."""
     seconds = cell.get(name)
     return seconds if isinstance(seconds, float | int) else 0.0
-
-
-def _slots(pool: PoolView | None, parallel: int | None) -> int:
-    """Return the number of slots that take its jobs now."""
-    slots = pool["slots"] if pool and not pool.get("paused") else 0
-    return min(slots, parallel or slots)
 
 
 def _end(lengths: Sequence[float], slots: int, others: int = 0) -> float:

@@ -617,8 +617,15 @@ class BuildChanges:
                 if last["type"] == "build" and last.get("state") == "reported":
                     yield {"type": "build", "id": last["id"], "state": "reported"}
             self._position = last["id"]
-        yield from self._progress()
-        yield from self._paused()
+        # A phase has an event, but not what happens within it.
+        before = dict(self._running)
+        cells = [cell for cell in self._cells(list(before)) if _progress_of(cell) != before[cell["identifier"]]]
+        for some in lots(cells, AT_ONCE):
+            yield {"type": "cells", "cells": some}
+        # Nothing else may happen for long when something was paused or resumed.
+        pauses, self._pauses = self._pauses, self._reader.pauses(self._namespace, self._build_id)
+        if self._pauses != pauses and (estimate := self._reader.current_outlook(self._namespace, self._build_id)):
+            yield {"type": "cells", "cells": [], "outlook": estimate}
 
     def _look(self) -> None:
         """Find the running cells of a reader who may know them already."""
@@ -646,19 +653,6 @@ class BuildChanges:
         if event["type"] == "accepted":
             return self._reader.accepted(self._namespace, self._build_id, event["accepted"], event["cells"])
         return ()
-
-    def _progress(self) -> Iterator[BuildChange]:
-        """Yield the running cells that came further: a phase has an event, but not what happens within it."""
-        before = dict(self._running)
-        cells = [cell for cell in self._cells(list(before)) if _progress_of(cell) != before[cell["identifier"]]]
-        for lot in lots(cells, AT_ONCE):
-            yield {"type": "cells", "cells": lot}
-
-    def _paused(self) -> Iterator[BuildChange]:
-        """Yield when the build ends by now if something was paused or resumed: nothing else may happen for long."""
-        before, self._pauses = self._pauses, self._reader.pauses(self._namespace, self._build_id)
-        if self._pauses != before and (estimate := self._reader.current_outlook(self._namespace, self._build_id)):
-            yield {"type": "cells", "cells": [], "outlook": estimate}
 
     def _cells(self, names: Sequence[str]) -> list[JudgedCell]:
         cells = self._reader.some_cells(self._namespace, self._build_id, names)

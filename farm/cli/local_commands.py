@@ -315,22 +315,6 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
 PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
-class ComparedDocument(MeasuredDocument):
-    """What was measured of the other program, and how the first one compares with it."""
-
-    comparison: ComparisonDocument
-
-
-class BenchDocument(MeasuredDocument):
-    """What was measured of an artifact, alone or against another program, and what was seen of the GPU meanwhile."""
-
-    identifier: str
-    key: str
-    toolchain: str
-    gpu: Usage
-    against: ComparedDocument | None
-
-
 class BenchedProgram(NamedTuple):
     """A program on this machine with its sidecar; `stored` if it came from a farm."""
 
@@ -365,7 +349,7 @@ def bench(
 
     if model and against not in ("onnxruntime", "torch"):
         raise UsageError("--model is the original model", hint="add --against onnxruntime, or torch")
-    documents: list[BenchDocument] = []
+    documents: list[dict[str, Any]] = []
     drawn: list[list[Measured]] = []
     with here() as (settings, work, say_phase):
         findings = survey(settings)
@@ -374,28 +358,18 @@ def bench(
             for turns in zip(*map(at_points, contestants), strict=True):
                 measured, usage = _measure(turns, seconds, settings, findings, work / str(len(drawn)), say_phase)
                 drawn.append(measured)
-                documents.append(_document(one, measured, usage))
+                first, *others = measured
+                document = {name: one.sidecar[name] for name in ("identifier", "key", "toolchain")}
+                documents.append({**document, **first.as_dict(), "gpu": usage, "against": None})
+                for other in others:
+                    compared_with = compare(first.rounds, other.rounds).as_dict()
+                    documents[-1]["against"] = {**other.as_dict(), "comparison": compared_with}
     if picture:
         with output.writing(picture):
             _draw(picture, drawn)
     drawn_to = [str(picture)] if picture else []
     said = [*(line for document in documents for line in _lines(document)), *drawn_to]
     output.result({"artifacts": documents, "picture": next(iter(drawn_to), None)}, said)
-
-
-def _document(one: BenchedProgram, measured: Sequence[Measured], usage: Usage) -> BenchDocument:
-    first, *others = measured
-    document: BenchDocument = {
-        "identifier": one.sidecar["identifier"],
-        "key": one.sidecar["key"],
-        "toolchain": one.sidecar["toolchain"],
-        **first.as_dict(),
-        "gpu": usage,
-        "against": None,
-    }
-    for other in others:
-        document["against"] = {**other.as_dict(), "comparison": compare(first.rounds, other.rounds).as_dict()}
-    return document
 
 
 # --- which ------------------------------------------------------------------------------------------------------------
@@ -493,17 +467,13 @@ def _contestants(one: BenchedProgram, against: str, model: Path | None, settings
         return [ours, original_of(one.sidecar, _original(one, model, settings), one.program)]
     identifier = str(one.sidecar["identifier"])
     name = f"{identifier}{against}" if against.startswith("@") else against
-    [other] = _same_shape(one, _artifacts(name, settings), name)
-    return [ours, program_of(other.sidecar, other.program, f"{other.sidecar['identifier']} ({against})")]
-
-
-def _same_shape(one: BenchedProgram, others: Sequence[BenchedProgram], name: str) -> list[BenchedProgram]:
     wanted = one.sidecar["spec"]["inputs"]
-    fitting = [other for other in others if other.sidecar["spec"]["inputs"] == wanted]
+    fitting = [other for other in _artifacts(name, settings) if other.sidecar["spec"]["inputs"] == wanted]
     if len(fitting) != 1:
         hint = "programs are compared on the same inputs: name a program of the same model and shape"
-        raise UsageError(f"{name} has no program with the inputs of {one.sidecar['identifier']}", hint=hint)
-    return fitting
+        raise UsageError(f"{name} has no program with the inputs of {identifier}", hint=hint)
+    other = fitting[0]
+    return [ours, program_of(other.sidecar, other.program, f"{other.sidecar['identifier']} ({against})")]
 
 
 def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:
@@ -589,7 +559,7 @@ def _measure(
 # --- how it looks -----------------------------------------------------------------------------------------------------
 
 
-def _lines(document: BenchDocument) -> list[str]:
+def _lines(document: Any) -> list[str]:
     rows = [("target", f"{document['target']}, {document['toolchain']}"), *_figures(document)]
     if document["gpu"]["busy"] is not None:
         rows.append(("GPU", f"{document['gpu']['busy']:.0%} busy"))

@@ -124,7 +124,7 @@ def choose(
         cell
         for cell in (of_model if shape or packed else may_run(of_model))
         if (cell["target"] in targets or cell["identifier"].split("/")[1:2] == [target])
-        and _plain(cell["precision"]) == _plain(precision)
+        and cell["precision"].replace("+", "-") == precision.replace("+", "-")
         and shape in (None, cell["shape"], *([cell["shape"].removesuffix(PACK)] if packed else []))
         and begins(cell["toolchain"], toolchain)
         and (toolchain or not cell.get("superseded"))
@@ -183,10 +183,6 @@ def require_one(cells: Sequence[SnapshotCell], what: Literal["shape", "device", 
         all_of_them = ", or --family for all" if what == "shape" else ""
         hint = f"add {option}, one of {', '.join(found)}{all_of_them}"
         raise UsageError(f"{cells[0]['model']} exists for {len(found)} {what}s", hint=hint)
-
-
-def _plain(precision: str) -> str:
-    return precision.replace("+", "-")
 
 
 def write_artifact(
@@ -531,8 +527,11 @@ def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
     before = _blobs_in(document)
     for kind, blob in _blobs_of(sidecar).items():
         path = places[kind]
-        if os.path.lexists(path) and _digest(path) not in (blob["digest"], before.get(kind)):
-            raise _in_the_way(path)
+        if os.path.lexists(path):
+            # Which the cache may know by another name.
+            digest = hash_file(path)[0] if stat.S_ISREG(path.lstat().st_mode) else ""
+            if digest not in (blob["digest"], before.get(kind)):
+                raise _in_the_way(path)
 
 
 def _blobs_in(document: Path) -> dict[str, str]:
@@ -550,11 +549,6 @@ def _is_document(path: Path, field: str) -> bool:
         return not os.path.lexists(path) or field in json.loads(read_plain(path, LARGEST_SIDECAR))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _digest(path: Path) -> str:
-    """Return the digest of a regular file, which the cache may know by another name; nothing for anything else."""
-    return hash_file(path)[0] if stat.S_ISREG(path.lstat().st_mode) else ""
 
 
 def _in_the_way(path: Path) -> UsageError:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -223,11 +223,13 @@ class _ManifestReader:
         seen = (path or described.generator, len(symbolic), ports)
         try:
             if seen not in self.frozen_before:
-                self.frozen_before[seen] = (
-                    self.from_file(path, model, symbolic, seen[1:])
-                    if path
-                    else self.generated(described.generator, symbolic, model)
-                )
+                if path:
+                    data_folder = self.cache / "data"
+                    freeze = partial(freeze_data, path, model, symbolic, data_folder)
+                    found = self.known.data(path, None if self.quick else data_folder, seen[1:], freeze)
+                else:
+                    found = self.generated(described.generator, symbolic, model)
+                self.frozen_before[seen] = found
         except UsageError as error:
             self.complain(error, place)
             return
@@ -239,14 +241,6 @@ class _ManifestReader:
         if self.found.data.setdefault(key, frozen) != frozen:
             self.found.data[own_key] = frozen
         self.found.files[frozen["digest"]] = file
-
-    def from_file(
-        self, path: Path, model: FrozenModel, symbolic: Mapping[str, TensorInfo], asked: object
-    ) -> tuple[FrozenData, Path]:
-        """Freeze what a file or a folder holds."""
-        place = self.cache / "data"
-        kept = None if self.quick else place
-        return self.known.data(path, kept, asked, lambda: freeze_data(path, model, symbolic, place))
 
     def expected(
         self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, TensorInfo]

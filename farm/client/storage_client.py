@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
@@ -121,10 +121,16 @@ class _StorageTransport(Transport):
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
+        from farm.artifacts.sidecar import validate
+
         absent = f"no artifact has the key {key} in {self._here}"
         for namespace in readable(self._namespace):
             with suppress(NotFound):
-                return _sidecar(self._document(sidecar_key(namespace, key), absent), key)
+                found = self._document(sidecar_key(namespace, key), absent)
+                try:
+                    return validate(found)
+                except UsageError as error:
+                    raise ArtifactGone(f"the artifact {key}: {error.message}") from None
         raise NotFound(absent, hint="`farm submit` compiles it")
 
     def statements(self, key: str) -> SignedSidecar:
@@ -172,15 +178,6 @@ class _StorageTransport(Transport):
 
         retry(once)
         return bytes(data)
-
-
-def _sidecar(found: Mapping[str, Any], key: str) -> Sidecar:
-    from farm.artifacts.sidecar import validate
-
-    try:
-        return validate(found)
-    except UsageError as error:
-        raise ArtifactGone(f"the artifact {key}: {error.message}") from None
 
 
 def _parsed(content: bytes, what: str) -> Any:

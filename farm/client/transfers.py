@@ -50,7 +50,8 @@ def adopt(made: Path, place: Path, whole: Path) -> None:
 
 def note_use(cache: Path, files: Iterable[Path]) -> None:
     """Record that files are used now: those in the cache stay for a day."""
-    for entry in {_entry(cache, file) for file in files if file.is_relative_to(cache)}:
+    within = [file.relative_to(cache).parts[:2] for file in files if file.is_relative_to(cache)]
+    for entry in {cache.joinpath(*parts) for parts in within}:
         with suppress(OSError):  # A cache that is only read keeps its times.
             os.utime(entry)
 
@@ -60,31 +61,20 @@ def trim(cache: Path, limit: int = LIMIT) -> None:
     entries = []
     for entry in cache.glob("*/*"):
         with suppress(FileNotFoundError):  # Another command was faster to remove it.
-            entries.append((entry, entry.stat().st_mtime, _size(entry)))
+            status = entry.stat()
+            entries.append((entry, status.st_mtime, tree_size(entry) if entry.is_dir() else status.st_size))
     excess = sum(size for _, _, size in entries) - limit
     for entry, used, size in sorted(entries, key=lambda found: found[1]):
         if excess <= 0 or used > time.time() - IN_USE:
             return
         with suppress(FileNotFoundError):
             if entry.stat().st_mtime == used:  # Else another command has just found it.
-                _remove(entry)
                 excess -= size
-
-
-def _entry(cache: Path, file: Path) -> Path:
-    return cache.joinpath(*file.relative_to(cache).parts[:2])
-
-
-def _size(entry: Path) -> int:
-    return tree_size(entry) if entry.is_dir() else entry.stat().st_size
-
-
-def _remove(entry: Path) -> None:
-    """Take an entry away as a whole, under another name first: half a folder must not be found."""
-    going = entry.with_name(f"{entry.name}.part")
-    with suppress(OSError):  # Another command removes it too, or it is not ours to remove.
-        entry.rename(going)
-        remove_tree(going)
+                # As a whole, under another name first: half a folder must not be found.
+                going = entry.with_name(f"{entry.name}.part")
+                with suppress(OSError):  # Another command removes it too, or it is not ours to remove.
+                    entry.rename(going)
+                    remove_tree(going)
 
 
 class KeptAnswers:

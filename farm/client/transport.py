@@ -436,7 +436,9 @@ def _checked(response: httpx.Response) -> httpx.Response:
             f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
             hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
         )
-    kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2]) or _by_status(response.status_code)
+    kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2])
+    if kind is None:
+        kind = _BY_STATUS.get(response.status_code, FarmFault if response.status_code >= 500 else UsageError)
     hint = str(document.get("hint", ""))
     try:
         if kind is errors.ManifestError:
@@ -460,11 +462,7 @@ def _tree(kind: type[FarmError]) -> dict[str, type[FarmError]]:
 
 
 _KINDS = _tree(FarmError)
-
-
-def _by_status(status: int) -> type[FarmError]:
-    known = {401: errors.NotAllowed, 403: errors.NotAllowed, 404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
-    return known.get(status) or (FarmFault if status >= 500 else UsageError)
+_BY_STATUS = {401: errors.NotAllowed, 403: errors.NotAllowed, 404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

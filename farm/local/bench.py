@@ -14,7 +14,7 @@ from typing import Any
 
 from farm.compiling.asking import ONE_SAMPLE
 from farm.compiling.attempt import Installation
-from farm.compiling.pipeline import Children, StepSettings
+from farm.compiling.pipeline import Children
 from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, DataRecipe, Request
@@ -181,7 +181,11 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
     """
     alone = [_ask([contestant], children, first=FIRST_RUNS, rounds=0, seconds=0.0) for contestant in contestants]
     slowest = max(answer["programs"][0]["first"][-1] for answer in alone)
-    if _one_process(contestants, children.settings):
+    migraphx = [each for each in contestants if each.compiler == "migraphx"]
+    mixed = 0 < len(migraphx) < len(contestants) and bool(children.settings.migraphx_python)
+    apart = len(contestants) > 1 and any(each.python is not None for each in contestants)
+    # One process can hold them all: the same interpreter, and the same environment for MIGraphX.
+    if not (mixed or apart) and all(each.environment == migraphx[0].environment for each in migraphx):
         count = _rounds(slowest, seconds, ROUNDS)
         answer = _ask(contestants, children, first=2, rounds=count, seconds=seconds)
         rounds = [list(program["rounds"]) for program in answer["programs"]]
@@ -219,14 +223,6 @@ def _ask(
     own = None if leading.python is None else Installation(leading.python)
     answer: BenchAnswer = children.ask(request, read=read, environment=leading.environment, installation=own)
     return answer
-
-
-def _one_process(contestants: Sequence[Contestant], machine: StepSettings) -> bool:
-    """Whether one process can hold them all: the same interpreter, and the same environment for MIGraphX."""
-    migraphx = [each for each in contestants if each.compiler == "migraphx"]
-    mixed = 0 < len(migraphx) < len(contestants) and bool(machine.migraphx_python)
-    apart = len(contestants) > 1 and any(each.python is not None for each in contestants)
-    return not (mixed or apart) and all(each.environment == migraphx[0].environment for each in migraphx)
 
 
 def _rounds(run: float, seconds: float, most: int) -> int:

@@ -32,7 +32,7 @@ from farm.manifest.values import Data, Source
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
 from farm.models.frozen import FrozenModel, lowered, read_model
-from farm.models.shapes import BATCH, Dimension
+from farm.models.shapes import BATCH
 from farm.node.gpus import Usage, conditions, watch
 from farm.node.survey import Findings, one_slot, survey
 from farm.results.gates import Judgement, judge, judge_unverified, tolerance_of
@@ -49,7 +49,6 @@ from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pydantic_core import ErrorDetails
 
     Array = NDArray[Any]
 
@@ -131,20 +130,14 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
         found = read_inputs(matrix, Path(), cache=cache, pythons=settings.converters).required()
         [cell] = expand(matrix, found.models, found.data, [pool])
     except ManifestError as error:
-        raise _without_places(error) from None
+        # Without their places, which are in a manifest that nobody wrote.
+        said = [each.message + (f" ({each.hint})" if each.hint else "") for each in error.problems]
+        raise UsageError("\n".join(said)) from None
     except ValidationError as error:
-        raise UsageError("\n".join(_sentence(details) for details in error.errors(include_url=False))) from None
+        wrong = error.errors(include_url=False)
+        said = [f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}" for each in wrong]
+        raise UsageError("\n".join(said)) from None
     return Planned(cell, model, found, findings, pool, why)
-
-
-def _sentence(details: ErrorDetails) -> str:
-    return f"{'.'.join(map(str, details['loc']))}: {details['msg'].removeprefix('Value error, ')}"
-
-
-def _without_places(error: ManifestError) -> UsageError:
-    """Return the problems without their places, which are in a manifest that nobody wrote."""
-    lines = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in error.problems]
-    return UsageError("\n".join(lines))
 
 
 def _format(path: Path) -> Literal["onnx", "tf", "saved-model", "torch"]:
@@ -247,7 +240,10 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> Man
     if wanted.samples:
         settings["samples"] = Data(path=str(wanted.samples.resolve()))
     elif arrays:
-        settings["samples"] = Data(path=str(_written(arrays, work / "inputs.npz")))
+        from farm.runner.samples import write_npz
+
+        write_npz(str(work / "inputs.npz"), dict(arrays))
+        settings["samples"] = Data(path=str(work / "inputs.npz"))
     if wanted.tolerance is not None:
         settings["verify"] = Verify(tolerance={"*": {"*": wanted.tolerance}})
     if wanted.memory_limit:
@@ -339,7 +335,10 @@ def _of_model(tensor: TensorInfo, first: set[str]) -> list[int | str]:
     if tensor["shape"] is None:
         hint = f"--input {tensor['name']}=batch,3,224,224 (or whatever it is)"
         raise UsageError(f"input {tensor['name']}: the model does not give its shape", hint=hint)
-    shape = [_named(size, axis, first) for axis, size in enumerate(tensor["shape"])]
+    shape = [
+        size if isinstance(size, int) else BATCH if axis == 0 or size in first else None
+        for axis, size in enumerate(tensor["shape"])
+    ]
     if None in shape:
         shown = ",".join("SIZE" if size is None else str(size) for size in shape)
         said = ",".join("?" if size is None else str(size) for size in tensor["shape"])
@@ -347,12 +346,6 @@ def _of_model(tensor: TensorInfo, first: set[str]) -> list[int | str]:
             f"input {tensor['name']} is [{said}]: it needs sizes", hint=f"--input {tensor['name']}={shown}"
         )
     return [size for size in shape if size is not None]
-
-
-def _named(size: Dimension, axis: int, first: set[str]) -> int | str | None:
-    if isinstance(size, int):
-        return size
-    return BATCH if axis == 0 or size in first else None
 
 
 def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Array]:
@@ -382,13 +375,6 @@ def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Array]:
     if missing:
         raise UsageError(f"--input-file: none for input {missing[0]}", hint=f"add --input-file {missing[0]}=FILE.npy")
     return arrays
-
-
-def _written(arrays: Mapping[str, Array], path: Path) -> Path:
-    from farm.runner.samples import write_npz
-
-    write_npz(str(path), dict(arrays))
-    return path
 
 
 SAVED_MODELS = Path("saved_models")  # The default folder of programs.

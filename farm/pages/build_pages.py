@@ -401,17 +401,13 @@ def now(visit: Here) -> Response:
 
 
 def _lines(visit: Visit, known: Sequence[BuildView]) -> Iterator[NameLine]:
-    ended: dict[str, list[BuildView]] = {}
-    for build in known:
-        if build["state"] == "reported" and not is_aside(build):
-            ended.setdefault(build["name"], []).append(build)
     began = time.monotonic()
-    for build in _newest(known)[:NAMES]:
+    for build, *earlier in _ended(known)[:NAMES]:
         changes = None
         if time.monotonic() - began < PATIENCE:
             with suppress(StillReading, NotFound):
                 changes = visit.builds.changes(visit.namespace, visit.builds.view(visit.namespace, build["id"]))
-        yield NameLine(build, changes, ended[build["name"]][:DOTS][::-1])
+        yield NameLine(build, changes, [build, *earlier][:DOTS][::-1])
 
 
 def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
@@ -433,13 +429,13 @@ def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
     ]
 
 
-def _newest(builds: Iterable[BuildView]) -> list[BuildView]:
-    """Return the newest build of each name that ended; `builds` has the newest first."""
-    newest: dict[str, BuildView] = {}
+def _ended(builds: Iterable[BuildView]) -> list[list[BuildView]]:
+    """Return the builds of each name that ended; as in `builds`, the newest come first."""
+    ended: dict[str, list[BuildView]] = {}
     for build in builds:
         if build["state"] == "reported" and not is_aside(build):
-            newest.setdefault(build["name"], build)
-    return list(newest.values())
+            ended.setdefault(build["name"], []).append(build)
+    return list(ended.values())
 
 
 def stuck_pools(pools: Iterable[PoolView]) -> list[PoolView]:
@@ -452,7 +448,7 @@ def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
     home = f"{BASE}/ns/{visit.namespace}"
     if stuck := stuck_pools(visit.farm.store.workers.pools()):
         return News("failed", f"No worker takes jobs of {stuck[0]['name']} now:", f"{home}/workers", "why")
-    newest = _newest(builds)
+    newest = [of_name[0] for of_name in _ended(builds)]
     red = [(build, verdict) for build in newest if (verdict := build["verdict"]) and verdict["exit_code"]]
     if red:
         build, verdict = red[0]
@@ -522,7 +518,10 @@ def workers(visit: Here, text: Text = "") -> Response:
     live = visit.farm.store.workers.list("" if visit.caller.role is Role.ADMIN else visit.namespace)
     pools = sorted(visit.farm.store.workers.pools(), key=lambda pool: (not pool["waiting"], pool["name"]))
     builds = [build for build in visit.farm.build_reader.list(visit.namespace, 1000) if build["state"] == "open"]
-    views = list(_views(visit, builds[:10]))
+    views = []
+    for build in builds[:10]:
+        with suppress(StillReading):  # Its own page says why it waits.
+            views.append(visit.builds.view(visit.namespace, build["id"]))
     takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
     return visit.page(
         "workers",
@@ -587,12 +586,6 @@ def storage(visit: Here, garbage: Text = "") -> Response:
         ),
         garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True) if is_admin and garbage else None,
     )
-
-
-def _views(visit: Visit, builds: Sequence[BuildView]) -> Iterator[build_view.ShownBuild]:
-    for build in builds:
-        with suppress(StillReading):  # Its own page says why it waits.
-            yield visit.builds.view(visit.namespace, build["id"])
 
 
 def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from operator import attrgetter
 from statistics import median
 from typing import Literal, NamedTuple
@@ -541,7 +541,8 @@ class CellPast:
             return "No build of this time had this cell"
         newest = self.points[-1]
         if newest.look == "failed":
-            since = self._failed_since()
+            failed = [*takewhile(lambda point: point.look in ("failed", "expected"), reversed(self.points))]
+            since = failed[-1]
             return f"Fails with {newest.kind}" + (f" since {since.build}" if since.build != newest.build else "")
         if not self.drawn:
             return "It was never measured alone"
@@ -594,14 +595,6 @@ class CellPast:
         if self.points[-1].look == "failed" or (self.drawn and self.drawn[-1].moved == "slower"):
             return "failed"
         return self.points[-1].look
-
-    def _failed_since(self) -> PastPoint:
-        since = self.points[-1]
-        for point in reversed(self.points):
-            if point.look not in ("failed", "expected"):
-                break
-            since = point
-        return since
 
 
 def past_of(rows: Iterable[PastCell]) -> CellPast:

@@ -307,7 +307,8 @@ def stages(page: LogPage) -> list[LogStage]:
 
 def first_error(lines: Sequence[str], known: str = "") -> int:
     """Return the number of the line where it went wrong, 0 if none looks so."""
-    plain = list(enumerate(_all_plain(lines), 1))
+    # All at once: a line at a time takes a second for half a million of them.
+    plain = list(enumerate(_plain("\n".join(lines)).split("\n")[: len(lines)], 1))
     wanted = next((line.strip() for line in known.splitlines() if len(line.strip()) > 8), "")
     named = (number for number, line in plain if wanted and wanted in line)
     shown = ((number, line[:LONGEST]) for number, line in plain)
@@ -317,11 +318,6 @@ def first_error(lines: Sequence[str], known: str = "") -> int:
 
 def _plain(text: str) -> str:
     return _STYLE.sub("", text)
-
-
-def _all_plain(lines: Sequence[str]) -> list[str]:
-    # All at once: a line at a time takes a second for half a million of them.
-    return _plain("\n".join(lines)).split("\n")[: len(lines)]
 
 
 def _styled(lines: Sequence[str], wanted: set[int]) -> Iterator[tuple[int, Markup]]:

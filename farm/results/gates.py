@@ -274,7 +274,9 @@ def _limited(
         return _in_turns(row, facts, baseline, hit=hit)
     if measure.how == "exact":
         return _apart(row, values, baseline["values"])
-    row = _apart(row, values, _on_this_node(baseline, values), baseline.get("unread", ""))
+    node = values.get("node", "")
+    here = baseline["values"] if baseline["values"].get("node") == node else baseline["by_node"].get(node)
+    row = _apart(row, values, here, baseline.get("unread", ""))
     return {**row, "why": "; ".join(filter(None, (row["why"], _of_a_hit(facts) if hit else "")))}
 
 
@@ -290,11 +292,6 @@ def turns_with(baseline: Baseline, facts: ArtifactFacts) -> Against | None:
     """
     known = (facts.get("turns"), baseline.get("turns"), facts.get("against"))
     return next((each for each in known if each and each["key"] == baseline["key"]), None)
-
-
-def _on_this_node(baseline: Baseline, values: Values) -> Values | None:
-    node = values.get("node", "")
-    return baseline["values"] if baseline["values"].get("node") == node else baseline["by_node"].get(node)
 
 
 def _apart(row: GateRow, values: Values, theirs: Values | None, unread: str = "") -> GateRow:

@@ -185,7 +185,10 @@ def rolled_back(there: Cells, toolchain: str, moment: float) -> Cells:
         raise LookupError(toolchain)
     back = {_place(there[name]): name for (since, *_), name in lost if toolchain or since == lost[-1][0][0]}
     changed = _taken(there, [there[name] for name in back.values()], moment)
-    return {**changed, **{name: _without_mark(there[name]) for name in back.values()}}
+    for name in back.values():
+        changed[name] = there[name].copy()
+        changed[name].pop("superseded", None)
+    return changed
 
 
 def brought(before: Cells, after: Cells) -> list[SnapshotCell]:
@@ -239,9 +242,3 @@ def _taken(there: Cells, by: Iterable[SnapshotCell], moment: float) -> dict[str,
         name: {**cell, "superseded": moment} if _place(cell) in places and not cell.get("superseded") else cell
         for name, cell in there.items()
     }
-
-
-def _without_mark(cell: SnapshotCell) -> SnapshotCell:
-    current = cell.copy()
-    current.pop("superseded", None)
-    return current

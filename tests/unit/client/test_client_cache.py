@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,12 @@ def test_what_another_command_has_found_since_the_first_look_stays(
     found = keep(tmp_path / "data" / "found.npz", 400, days=10)
     unused = keep(tmp_path / "data" / "unused.npz", 400, days=9)
 
-    def looked_at(entry: Path) -> int:
-        if entry == unused:
-            note_use(tmp_path, [found])
-        return 400
+    def looked_at(folder: Path, pattern: str) -> Iterator[Path]:
+        yield found
+        note_use(tmp_path, [found])
+        yield unused
 
-    monkeypatch.setattr("farm.client.transfers._size", looked_at)
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([found, unused]))
+    monkeypatch.setattr(Path, "glob", looked_at)
     trim(tmp_path, limit=500)
     assert found.exists() and not unused.exists()
 
