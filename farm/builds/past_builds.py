@@ -516,7 +516,8 @@ class Baselines:
         )
         entries = {cell["identifier"]: named[cell["gates"]["baseline"]].get(cell["identifier"]) for cell in limited}
         facts = self._known.facts(namespace, [entry["key"] for entry in entries.values() if entry])
-        reach = self._reach(namespace, {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)})
+        manifests = {manifest, *(entry.get("manifest", "") for entry in entries.values() if entry)}
+        reach = _known(lambda: self._index.catch_up(namespace, manifests), Reach(inf, 0.0))
         before = self._before(namespace, manifest, [cell["identifier"] for cell in cells], reach)
         once = [cell for cell in limited if any(MEASURES[name].how == "once" for name in cell["gates"]["limits"])]
         stand_ins = {
@@ -530,7 +531,9 @@ class Baselines:
             if (entry := entries[cell["identifier"]]) and (found := facts.get(entry["key"]))
         }
         # What is not read yet may be nearer in time.
-        by_node = _known(lambda: self._index.by_node(namespace, stand_ins)) if reach.is_whole else {}
+        by_node = dict[str, dict[str, Values]]()
+        if reach.is_whole:
+            by_node = _known(lambda: self._index.by_node(namespace, stand_ins), by_node)
         for cell in cells:
             cell["before"] = past_state = before.get(cell["identifier"])
             if past_state and past_state["state"] == State.FAILED and cell["reason"] == FIRST:
@@ -587,19 +590,12 @@ class Baselines:
         hint = suggestion(tag, self._refs.readable(namespace))
         raise NotFound(f"the tag {tag} does not exist in namespace {namespace}", hint=hint)
 
-    def _reach(self, namespace: str, manifests: Collection[str]) -> Reach:
-        try:
-            return self._index.catch_up(namespace, manifests)
-        except FarmFault as error:
-            log.warning("what was before is not known", error=error.message)
-            return Reach(inf, 0.0)
-
     def _before(
         self, namespace: str, manifest: str, identifiers: Sequence[str], reach: Reach
     ) -> Mapping[str, PastState]:
         """Return how cells ended before; a cell whose past is not read yet is neither new nor fixed."""
         unknown: PastState = {"state": UNKNOWN, "kind": str(reach), "build": ""}
-        known = _known(lambda: self._index.last(namespace, manifest, identifiers, reach.since))
+        known = _known(lambda: self._index.last(namespace, manifest, identifiers, reach.since), dict[str, PastCell]())
         found: dict[str, PastState] = {
             name: {
                 "state": past["state"],
@@ -618,16 +614,16 @@ class Baselines:
             for cell in cells
             if cell["facts"] and (baseline := cell.get("baseline")) and baseline["key"]
         }
-        return _known(lambda: self._index.turns(namespace, pairs)) if pairs else {}
+        return _known(lambda: self._index.turns(namespace, pairs), {}) if pairs else {}
 
 
-def _known(question: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
-    """Return what the index answers; nothing if it cannot be used."""
+def _known(question: Callable[[], T], unknown: T) -> T:
+    """Return what the index answers; else `unknown`, if it cannot be used."""
     try:
         return question()
     except FarmFault as error:
         log.warning("what was before is not known", error=error.message)
-        return {}
+        return unknown
 
 
 def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:

@@ -96,7 +96,10 @@ class BucketModels:
             path.parent.mkdir()
             self._artifacts.sources.get(bucket, key, version, path, limit=SIZE_LIMIT)
             left = SIZE_LIMIT - path.stat().st_size
-            for location in self._external(path, format, outputs):
+            locations = _checked_in_child(path, format, outputs, alone=True)["external_files"]
+            if len(locations) > MAX_PARTS:
+                raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")
+            for location in locations:
                 file, part = path.parent / location, f"{prefix}{slash}{location}"
                 parts[part] = self._artifacts.sources.version(bucket, part)
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -106,14 +109,6 @@ class BucketModels:
             for reference in model["files"]:
                 self._artifacts.put_blob_file(path.parent / reference["path"], digest=reference["digest"])
             return model, parts
-
-    @staticmethod
-    def _external(path: Path, format: str, outputs: Sequence[str]) -> Sequence[str]:
-        """Return the paths of external data that a model names."""
-        locations = _checked_in_child(path, format, outputs, alone=True)["external_files"]
-        if len(locations) > MAX_PARTS:
-            raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")
-        return locations
 
 
 def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> CheckAnswer:
@@ -262,9 +257,13 @@ class Planner:
         whole = self._known.whole(namespace, {cell.job: keys_of(cell.order, cell.key) for cell in cells})
         missing = list(dict.fromkeys(cell.job for cell in cells if cell.job not in whole))
         last = self._given(namespace, LATEST) if missing else {}
-        compiles = {
-            cell.identifier: _compile(cell, last.get(cell.identifier)) for cell in cells if cell.job not in whole
-        }
+        compiles = {}  # What the durations of compiles are estimated from.
+        for cell in cells:
+            if cell.job not in whole:
+                spec, size = cell.order["spec"], sum(file["size"] for file in cell.order["model"]["files"])
+                before = last.get(cell.identifier)
+                seconds = before.get("seconds", 0.0) if before else 0.0
+                compiles[cell.identifier] = Compile(spec["model"]["digest"], size, seconds, comparable(spec))
         plan = make_plan(
             cells,
             known=whole,
@@ -385,10 +384,3 @@ def _bounded(cell: Cell, most: AttemptLimits) -> Cell:
         return cell
     why = f"only builds of {MAIN} go ahead of others, and have more than the farm's own limits"
     return replace(cell, priority=min(cell.priority, 0), limits=limits, warnings=(*cell.warnings, why))
-
-
-def _compile(cell: Cell, before: SnapshotCell | None) -> Compile:
-    """Return what the duration of a cell's compile is estimated from; `before` is the cell as it last passed."""
-    spec, size = cell.order["spec"], sum(file["size"] for file in cell.order["model"]["files"])
-    seconds = before.get("seconds", 0.0) if before else 0.0
-    return Compile(spec["model"]["digest"], size, seconds, comparable(spec))
