@@ -33,12 +33,6 @@ build's turn comes within two job lengths (docs/decisions/0026). With none, slot
 """
 
 
-def dispatch_next(store: Store, send: Send, seconds: float) -> int:
-    """Wait up to `seconds` for a pool that may have jobs to hand out; hand them out and return their number."""
-    pool = store.wakeups.next_pool(seconds)
-    return hand_out(store, send, pool) if pool else 0
-
-
 def hand_out(store: Store, send: Send, pool: str) -> int:
     """Hand a pool's next jobs to the broker; return their number. None if no live worker serves it.
 
@@ -62,13 +56,6 @@ def wake_pools(store: Store) -> None:
 log = get_logger(__name__)
 
 FinishBuild = Callable[[str], None]  # Writes the report of an ended build, and marks it reported. Repeatable.
-
-
-def settle_next(store: Store, finish: FinishBuild, seconds: float) -> None:
-    """Wait up to `seconds` for a build that ended or has to be stopped, and handle it."""
-    build_id = store.wakeups.next_build(seconds)
-    if build_id:
-        settle(store, finish, build_id)
 
 
 def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
@@ -381,7 +368,15 @@ def job_loops(
     builds that it lost.
     """
     reaping = min(SWEEP_SECONDS / 2, settings.lease_seconds / 12)
-    settle = Loop("settle", partial(settle_next, store, finish, WAIT_SECONDS), 0.0, leader_only=False)
+
+    def dispatch_next() -> None:
+        if pool := store.wakeups.next_pool(WAIT_SECONDS):  # That may have jobs to hand out.
+            hand_out(store, send, pool)
+
+    def settle_next() -> None:
+        if build_id := store.wakeups.next_build(WAIT_SECONDS):  # That ended or has to be stopped.
+            settle(store, finish, build_id)
+
     sweep = partial(
         _each,
         partial(wake_pools, store),
@@ -391,8 +386,8 @@ def job_loops(
     # Separate from the sweep, because these also need object storage.
     repair = partial(_each, Resumer(store, resume).check, partial(settle_left, store, finish))
     return [
-        Loop("dispatch", partial(dispatch_next, store, send, WAIT_SECONDS), 0.0, leader_only=False),
-        *[settle] * SETTLERS,
+        Loop("dispatch", dispatch_next, 0.0, leader_only=False),
+        *[Loop("settle", settle_next, 0.0, leader_only=False)] * SETTLERS,
         Loop("reap", partial(reap, store, _own_name()), reaping, leader_only=False),
         Loop("sweep", sweep, SWEEP_SECONDS),
         Loop("repair", repair, SWEEP_SECONDS),

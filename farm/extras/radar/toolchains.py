@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field, with_config
@@ -20,8 +21,9 @@ from farm.builds.past_builds import Baselines
 from farm.builds.plan import is_unfinished, plan_digest
 from farm.client.fetching import read_work_order
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded, UsageError
+from farm.extension import Loop
 from farm.extras.radar.radar import KnownWork, RadarDocument, lacking, pool_for, radar_of, shadow_cell
-from farm.jobs.rows import PoolView, ToolchainLine
+from farm.jobs.rows import ToolchainLine
 from farm.jobs.state import job_key, keys_of
 from farm.logging import get_logger
 from farm.matrix.planned import CellPlan, NotShadowed, PlanDocument, ShadowedCell, ShadowNotes
@@ -37,7 +39,16 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+RADAR_SECONDS = 30.0  # Seconds between two looks for toolchains that have appeared.
 REPRODUCTION_LIMIT = 8 << 20  # Most bytes of a reproduction that are read.
+
+
+def loops(farm: Farm) -> list[Loop]:
+    """Return the loop that looks for new toolchains, if the farm has a radar: one of its own, it plans whole builds."""
+    if not farm.settings.radar:
+        return []
+    step = partial(farm.part(Toolchains).follow, farm.settings.radar)
+    return [Loop("radar", step, RADAR_SECONDS, first=RADAR_SECONDS)]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -163,7 +174,13 @@ class Toolchains:
         there = [(Pool.from_dict(pool["pool"]), pool["live_workers"]) for pool in pools]
         cells, left_out, before = self._cells(namespace, wish, chosen, there)
         if not cells:
-            raise self._nothing(wish, left_out, pools)
+            known = sorted({pool["pool"]["toolchain"] for pool in pools}, key=version_of)
+            what = f"the toolchain {wish['toolchain']}" if wish["toolchain"] else "a newer toolchain with a worker"
+            why = f": {left_out[0]['identifier']}: {left_out[0]['text']}" if left_out else ""
+            raise NotFound(
+                f"no cell of {wish['ref']} can be compiled by {what}{why}",
+                hint=f"known are {', '.join(known) or 'none'}",
+            )
         keys = {cell["identifier"]: keys_of(order, cell["key"]) for cell in cells if (order := cell["order"])}
         facts = self._known.whole(namespace, keys)
         live = {pool["name"]: pool["live_workers"] for pool in pools}
@@ -271,14 +288,6 @@ class Toolchains:
             judged["gate"] if judged else {"tolerance": {}, "weak": "warn", "on_fail": "fail", "unverifiable": "warn"}
         )
         return KnownWork(document["order"], document["limits"], gates, 0, judged["line"] if judged else 0)
-
-    def _nothing(self, wish: ShadowBuild, left_out: Sequence[NotShadowed], pools: Iterable[PoolView]) -> NotFound:
-        known = sorted({pool["pool"]["toolchain"] for pool in pools}, key=version_of)
-        what = f"the toolchain {wish['toolchain']}" if wish["toolchain"] else "a newer toolchain with a worker"
-        why = f": {left_out[0]['identifier']}: {left_out[0]['text']}" if left_out else ""
-        return NotFound(
-            f"no cell of {wish['ref']} can be compiled by {what}{why}", hint=f"known are {', '.join(known) or 'none'}"
-        )
 
     def radar(self, namespace: str, build_id: str) -> RadarDocument:
         """Return what a shadow build found. Raises NotFound for another build."""
