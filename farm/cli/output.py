@@ -205,8 +205,6 @@ News = Union["FarmError", "BuildChange", None]  # A change, an error, or None: t
 class Lines:
     """One plain line on standard error for every change of a cell's state; no ANSI, nothing redrawn."""
 
-    period: float | None = None
-
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
 

@@ -240,16 +240,19 @@ class FarmClient:
 
     def _create(self, frozen: Frozen, kept: str) -> SubmittedBuild:
         """Create the build of a submission that the farm has kept under this name; else send the submission."""
-        from farm.results.report import BuildView
-
         if kept:
             with contextlib.suppress(errors.NotPlanned):
-                path, params = _path(frozen.build_id), {"kept": kept}
-                found = self.transport.post(path, BuildView, params=params, timeout=300.0)
+                found = self._told("POST", _path(frozen.build_id), params={"kept": kept}, timeout=300.0)
                 return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
         headers = {"Idempotency-Key": frozen.build_id}
-        found = self.transport.post("/v1/builds", BuildView, frozen.submission, timeout=300.0, headers=headers)
+        found = self._told("POST", "/v1/builds", json=frozen.submission, timeout=300.0, headers=headers)
         return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
+
+    def _told(self, method: str, path: str, **options: Any) -> BuildView:
+        """Return the build that a request is answered with."""
+        from farm.results.report import BuildView
+
+        return self.transport.ask(method, path, BuildView, **options)
 
     def _asked_for(self, build_id: str, found: BuildView) -> BuildView:
         """Return a build that was answered, if it is the one of this whole id. Raises UsageError for another."""
@@ -270,9 +273,7 @@ class FarmClient:
 
     def build(self, build_id: str) -> BuildView:
         """Return a build by id, unique start of an id, or `@latest`. Raises NotFound."""
-        from farm.results.report import BuildView
-
-        return self._asked_for(build_id, self.transport.get(_path(build_id), BuildView))
+        return self._asked_for(build_id, self._told("GET", _path(build_id)))
 
     def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
@@ -368,22 +369,16 @@ class FarmClient:
 
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
-        from farm.results.report import BuildView
-
         body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
-        return SubmittedBuild(self, self.transport.post(f"{_path(build_id)}/retry", BuildView, body, timeout=300.0))
+        return SubmittedBuild(self, self._told("POST", f"{_path(build_id)}/retry", json=body, timeout=300.0))
 
     def pause(self, build_id: str) -> BuildView:
         """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
-        from farm.results.report import BuildView
-
-        return self.transport.post(f"{_path(build_id)}/pause", BuildView)
+        return self._told("POST", f"{_path(build_id)}/pause")
 
     def resume(self, build_id: str) -> BuildView:
         """Hand out the jobs of a paused build again, and return it. Raises Conflict if it has ended."""
-        from farm.results.report import BuildView
-
-        return self.transport.post(f"{_path(build_id)}/resume", BuildView)
+        return self._told("POST", f"{_path(build_id)}/resume")
 
     def watch(self, build_id: str, *, after: str | None = None) -> Iterator[BuildEvent]:
         """Yield a build's events until its report is written, from the first one or from the one after `after`.
