@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from farm.errors import UsageError
 from farm.settings import Settings, load_settings
@@ -30,8 +31,43 @@ P = TypeVar("P")
 _current: Farm | None = None
 
 
+def _made(name: str, others: str) -> cached_property[Any]:
+    """Return a part that the class or function `module:name` makes of `others`, named in a row, at its first use."""
+    return cached_property(lambda farm: resolve_name(name)(*(getattr(farm, each) for each in others.split())))
+
+
 class Farm:
     """The parts of one process. Each is made at its first use, so a process pays only for what it uses."""
+
+    tokens: cached_property[Tokens] = _made("farm.artifacts.tokens:Tokens", "artifacts")
+    """The tokens of the API's callers."""
+    celery: cached_property[Celery] = _made("farm.store.broker:make_celery", "settings")
+    """The Celery application that carries messages to workers."""
+    builds: cached_property[BuildService] = _made(
+        "farm.builds.service:BuildService",
+        "store artifacts settings build_reader known build_index acknowledged admission",
+    )
+    """Accepts builds and changes to them."""
+    admission: cached_property[Admission] = _made(
+        "farm.builds.service:Admission", "store artifacts settings build_reader known"
+    )
+    """Accepts planned builds, and restores those that the store has lost."""
+    acknowledged: cached_property[AcknowledgedFailures] = _made(
+        "farm.builds.known_failures:AcknowledgedFailures", "artifacts"
+    )
+    """What is known about failing cells."""
+    refused: cached_property[RefusedPrograms] = _made(
+        "farm.builds.known_failures:RefusedPrograms", "artifacts acknowledged"
+    )
+    """What gates refused."""
+    build_reader: cached_property[BuildReader] = _made(
+        "farm.builds.reading:BuildReader", "store artifacts jobs build_index"
+    )
+    """Reads builds and their reports."""
+    known: cached_property[KnownArtifacts] = _made("farm.builds.planner:KnownArtifacts", "store artifacts")
+    """What is known about programs that are there."""
+    jobs: cached_property[JobViews] = _made("farm.builds.reading:JobViews", "store artifacts")
+    """Reads jobs."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -102,64 +138,6 @@ class Farm:
         )
 
     @cached_property
-    def tokens(self) -> Tokens:
-        """The tokens of the API's callers."""
-        from farm.artifacts.tokens import Tokens
-
-        return Tokens(self.artifacts)
-
-    @cached_property
-    def celery(self) -> Celery:
-        """The Celery application that carries messages to workers."""
-        from farm.store.broker import make_celery
-
-        return make_celery(self.settings)
-
-    @cached_property
-    def builds(self) -> BuildService:
-        """Accepts builds and changes to them."""
-        from farm.builds.service import BuildService
-
-        return BuildService(
-            self.store,
-            self.artifacts,
-            self.settings,
-            reader=self.build_reader,
-            known=self.known,
-            index=self.build_index,
-            acknowledged=self.acknowledged,
-            admission=self.admission,
-        )
-
-    @cached_property
-    def admission(self) -> Admission:
-        """Accepts planned builds, and restores those that the store has lost."""
-        from farm.builds.service import Admission
-
-        return Admission(self.store, self.artifacts, self.settings, reader=self.build_reader, known=self.known)
-
-    @cached_property
-    def acknowledged(self) -> AcknowledgedFailures:
-        """What is known about failing cells."""
-        from farm.builds.known_failures import AcknowledgedFailures
-
-        return AcknowledgedFailures(self.artifacts)
-
-    @cached_property
-    def refused(self) -> RefusedPrograms:
-        """What gates refused."""
-        from farm.builds.known_failures import RefusedPrograms
-
-        return RefusedPrograms(self.artifacts, self.acknowledged)
-
-    @cached_property
-    def build_reader(self) -> BuildReader:
-        """Reads builds and their reports."""
-        from farm.builds.reading import BuildReader
-
-        return BuildReader(self.store, self.artifacts, self.jobs, self.build_index)
-
-    @cached_property
     def build_finisher(self) -> BuildFinisher:
         """Finishes the builds that have ended."""
         from farm.builds.finishing import BuildFinisher
@@ -183,20 +161,6 @@ class Farm:
         from farm.builds.past_builds import BuildIndex
 
         return BuildIndex(self.settings.data_dir / "builds.sqlite3", self.store, self.artifacts)
-
-    @cached_property
-    def known(self) -> KnownArtifacts:
-        """What is known about programs that are there."""
-        from farm.builds.planner import KnownArtifacts
-
-        return KnownArtifacts(self.store, self.artifacts)
-
-    @cached_property
-    def jobs(self) -> JobViews:
-        """Reads jobs."""
-        from farm.builds.reading import JobViews
-
-        return JobViews(self.store, self.artifacts)
 
     @cached_property
     def executor(self) -> Executor:

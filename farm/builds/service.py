@@ -39,7 +39,7 @@ class Admission:
     """Accepts planned builds, and restores those that the store has lost."""
 
     def __init__(
-        self, store: Store, artifacts: S3Store, settings: Settings, *, reader: BuildReader, known: KnownArtifacts
+        self, store: Store, artifacts: S3Store, settings: Settings, reader: BuildReader, known: KnownArtifacts
     ) -> None:
         self._store = store
         self._artifacts = artifacts
@@ -220,7 +220,6 @@ class BuildService:
         store: Store,
         artifacts: S3Store,
         settings: Settings,
-        *,
         reader: BuildReader,
         known: KnownArtifacts,
         index: BuildIndex,

@@ -17,12 +17,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm import entry_points, errors
 from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
-from farm.client.transport import BUILD, Api, Topic, Transport, build_named
+from farm.client.transport import BUILD, Api, Transport, build_named, topic
 from farm.files import read_private
 from farm.units import counted
 from farm.wire.checking import read, unexpected
@@ -138,14 +139,14 @@ class FarmClient:
     `jobs`, `workers`, `pools`, `tokens`, `tuning` and `upkeep`. Extensions add topics, such as `webhooks`.
     """
 
-    refs: Topic[RefsApi] = Topic("artifact_apis", "RefsApi")
-    artifacts: Topic[ArtifactsApi] = Topic("artifact_apis", "ArtifactsApi")
-    jobs: Topic[JobsApi] = Topic("apis", "JobsApi")
-    workers: Topic[WorkersApi] = Topic("apis", "WorkersApi")
-    pools: Topic[PoolsApi] = Topic("apis", "PoolsApi")
-    tokens: Topic[TokensApi] = Topic("apis", "TokensApi")
-    tuning: Topic[TuningApi] = Topic("apis", "TuningApi")
-    upkeep: Topic[UpkeepApi] = Topic("apis", "UpkeepApi")
+    refs: cached_property[RefsApi] = topic("artifact_apis", "RefsApi")
+    artifacts: cached_property[ArtifactsApi] = topic("artifact_apis", "ArtifactsApi")
+    jobs: cached_property[JobsApi] = topic("apis", "JobsApi")
+    workers: cached_property[WorkersApi] = topic("apis", "WorkersApi")
+    pools: cached_property[PoolsApi] = topic("apis", "PoolsApi")
+    tokens: cached_property[TokensApi] = topic("apis", "TokensApi")
+    tuning: cached_property[TuningApi] = topic("apis", "TuningApi")
+    upkeep: cached_property[UpkeepApi] = topic("apis", "UpkeepApi")
 
     def __init__(
         self,

@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from farm import __version__, errors
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
@@ -541,22 +541,6 @@ class Api:
         return cls(client, client.transport)
 
 
-A = TypeVar("A", bound=Api)
-
-
-class Topic(Generic[A]):
-    """The attribute of a client that is its `Api` of one topic; `module` of `farm.client` has that class."""
-
-    def __init__(self, module: str, kind: str) -> None:
-        self._module, self._kind = module, kind
-
-    def __set_name__(self, client: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, client: FarmClient | None, _: type) -> A:
-        """Make the API; the attribute is the API from then on."""
-        if client is None:  # It is asked of the class, such as for help.
-            return self  # type: ignore[return-value]
-        kind: type[A] = getattr(import_module(f"farm.client.{self._module}"), self._kind)
-        made: A = client.__dict__.setdefault(self._name, kind(client, client.transport))
-        return made
+def topic(module: str, kind: str) -> cached_property[Any]:
+    """Return the attribute of a client that is its `Api` of one topic; `module` of `farm.client` has that class."""
+    return cached_property(lambda client: getattr(import_module(f"farm.client.{module}"), kind).of(client))
