@@ -277,6 +277,7 @@ def test_an_open_build_goes_on_by_itself_to_its_verdict(new_page: NewPage, farm:
     farm.store.jobs.renew(claimed.token, job, phase="compiling")
     expect(page.locator("#running-now tr")).to_have_count(2)
     expect(page.locator("#running-now")).to_contain_text("compiling")
+    expect(page.locator("#running-now td[data-title=Phase]")).to_have_count(2)
     for each, token in ((job, claimed), (other, more)):
         farm.store.jobs.finish(each, token.token, passed(farm, token.order, token.key))
     expect(page.locator("#matrix td.compiled")).to_have_count(2)

@@ -87,6 +87,7 @@
       return row;
     });
     document.getElementById("running-now").replaceChildren(...rows);
+    dress();
   }
 
   async function fetched() {
