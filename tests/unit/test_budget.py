@@ -25,7 +25,7 @@ LINES = {
     "extras/ci": 519,
     "extras/convert": 503,
     "extras/nvidia": 915,
-    "extras/packs": 947,
+    "extras/packs": 937,
     "extras/radar": 1271,
     "extras/reproduce": 299,
     "extras/signing": 2022,

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -259,17 +260,16 @@ def small_files(layout: Layout, sidecar: Sidecar, cached: CacheFile | None = Non
         name = _triton_name(sidecar)
         start = layouts.text("start_with_cache.sh", version=cached.version) if cached else layouts.plain_start(sidecar)
         texts = {f"models/{name}/config.pbtxt": layouts.triton_config(sidecar, name), "start.sh": start}
-    elif own_program:
-        texts = _scripts(layouts.for_own_program(sidecar))
-    elif cached:
-        texts = _scripts(layouts.for_cache(sidecar, cached.name, cached.version))
     else:
-        texts, made = _scripts(layouts.for_plugin(sidecar)), {layouts.MODEL: layouts.wrapper(sidecar)}
+        named = partial(layouts.text, identifier=sidecar["identifier"])
+        if own_program:
+            use = layouts.for_own_program(sidecar)
+        elif cached:
+            use = named("use_cache.py.txt", name=cached.name, version=cached.version)
+        else:
+            use, made = named("use_plugin.py.txt"), {layouts.MODEL: layouts.wrapper(sidecar)}
+        texts = {"use.py": use, "use.sh": layouts.text("use.sh")}
     return made | {path: text.encode() for path, text in texts.items()}
-
-
-def _scripts(use: str) -> dict[str, str]:
-    return {"use.py": use, "use.sh": layouts.text("use.sh")}
 
 
 def _files(made: Path) -> Iterator[FileReference]:

@@ -82,16 +82,6 @@ def text(file: str, **words: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), (_TEXTS / file).read_text())
 
 
-def for_plugin(sidecar: Sidecar) -> str:
-    """Return `use.py` for the wrapper."""
-    return text("use_plugin.py.txt", identifier=sidecar["identifier"])
-
-
-def for_cache(sidecar: Sidecar, name: str, version: str) -> str:
-    """Return `use.py` for a cache that holds the program under the `name` for which ONNX Runtime `version` looks."""
-    return text("use_cache.py.txt", identifier=sidecar["identifier"], name=name, version=version)
-
-
 def for_own_program(sidecar: Sidecar) -> str:
     """Return `use.py` for a program of ONNX Runtime's own."""
     how = serving_of(sidecar)

@@ -20,7 +20,7 @@ from farm.client.packs import Layout, Pack
 from farm.errors import UsageError
 from farm.extras import packs
 from farm.extras.packs import layouts
-from farm.extras.packs.fetch import ask_provider, fixed_model, write_pack
+from farm.extras.packs.fetch import CacheFile, ask_provider, fixed_model, small_files, write_pack
 from farm.extras.packs.layouts import require_fit, wrapper
 from farm.wire.program import Sidecar
 from tests.support.provider import has_compiler, interpreter_with_provider
@@ -336,10 +336,13 @@ def test_without_a_provider_the_way_to_one_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [layouts.for_plugin(sidecar_of()), layouts.for_cache(sidecar_of(), "20f00-a.mxr", "1.27.1"),
-     layouts.for_own_program(own_program())],
-)  # fmt: skip
-def test_what_starts_a_pack_is_python(text: str) -> None:
+    [
+        small_files(Layout.ONNXRUNTIME, sidecar_of())["use.py"],
+        small_files(Layout.ONNXRUNTIME_CACHE, sidecar_of(), CacheFile("20f00-a.mxr", "1.27.1"))["use.py"],
+        small_files(Layout.ONNXRUNTIME, own_program())["use.py"],
+    ],
+)
+def test_what_starts_a_pack_is_python(text: bytes) -> None:
     compile(text, "use.py", "exec")
 
 
