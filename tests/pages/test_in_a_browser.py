@@ -273,11 +273,17 @@ def test_an_open_build_goes_on_by_itself_to_its_verdict(new_page: NewPage, farm:
     page = new_page(f"/ui/ns/main/builds/{build_id}")
     expect(page.locator("#matrix td.queued")).to_have_count(6)
     expect(page.locator("#connection")).to_contain_text("Live")
+    page.evaluate(
+        """() => { window.bare = 0; const rows = document.getElementById("running-now");
+             new MutationObserver(() => { bare += rows.querySelectorAll("td:not([data-title])").length })
+               .observe(rows, {childList: true}) }"""
+    )
     (job, claimed), (other, more) = claim(farm, POOL, 2)
     farm.store.jobs.renew(claimed.token, job, phase="compiling")
     expect(page.locator("#running-now tr")).to_have_count(2)
     expect(page.locator("#running-now")).to_contain_text("compiling")
     expect(page.locator("#running-now td[data-title=Phase]")).to_have_count(2)
+    assert page.evaluate("bare") == 0, "a phone shows titles in place of columns"
     for each, token in ((job, claimed), (other, more)):
         farm.store.jobs.finish(each, token.token, passed(farm, token.order, token.key))
     expect(page.locator("#matrix td.compiled")).to_have_count(2)
