@@ -48,7 +48,7 @@ def artifact(
     key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
 ) -> schemas.Document:
     """Return the sidecar of a complete artifact. 410 if the artifact is damaged."""
-    return dict(_found(key, caller, farm))
+    return dict(_found(key, caller, farm)[0])
 
 
 @router.get("/artifacts/{key}/statements", response_model=schemas.Document)
@@ -59,13 +59,10 @@ def statements(
 
     Each statement is a Sigstore bundle. The farm does not judge them: readers do, by their trust policies.
     """
-    found = _found(key, caller, farm)
-    there = farm.artifacts.get_object(sidecar_key(found["namespace"], key))
-    if there is None:
-        raise ArtifactGone(f"the sidecar of {key} is gone", hint=_AGAIN)
+    found, text = _found(key, caller, farm)
     namespaces = dict.fromkeys((found["namespace"], caller.namespace))
     return {
-        "sidecar": there.data.decode(),
+        "sidecar": text.decode(),
         "statements": [each.decode() for each in farm.artifacts.statements(namespaces, key)],
     }
 
@@ -73,10 +70,9 @@ def statements(
 _AGAIN = "`farm submit` compiles it"
 
 
-def _found(key: str, caller: Token, farm: Farm) -> Sidecar:
-    """Return the sidecar of a complete artifact. Raises NotFound, ArtifactGone for one that is damaged."""
-    found = farm.artifacts.lookup(readable(caller.namespace), key)
-    if found:
+def _found(key: str, caller: Token, farm: Farm) -> tuple[Sidecar, bytes]:
+    """Return a complete artifact as `S3Store.stored`. Raises NotFound, ArtifactGone for one that is damaged."""
+    if found := farm.artifacts.stored(readable(caller.namespace), key):
         return found
     if any(farm.artifacts.get_object(sidecar_key(namespace, key)) for namespace in readable(caller.namespace)):
         message = f"the artifact {key} is damaged: its sidecar is unreadable or a blob is missing"

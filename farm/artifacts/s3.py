@@ -217,10 +217,15 @@ class S3Store(Bucket):
 
         It is readable, and its blobs all exist, in the right size.
         """
+        found = self.stored(namespaces, key)
+        return found[0] if found else None
+
+    def stored(self, namespaces: Sequence[str], key: str) -> tuple[Sidecar, bytes] | None:
+        """Return what `lookup` does, also as it is stored, byte by byte."""
         for namespace in namespaces:
             found = self.get_object(storage.sidecar_key(namespace, key))
             if found and (sidecar := self._whole(namespace, key, found)):
-                return sidecar
+                return sidecar, found.data
         return None
 
     def statements(self, namespaces: Iterable[str], key: str) -> list[bytes]:

@@ -96,13 +96,15 @@ def resolve(
             "memory": limits["memory"] if settings.limits.memory is None else settings.limits.memory,
         },
         priority=settings.priority,
-        gates=_gates(lookup, combination, settings, model),
+        gates=_gates(lookup, combination, kind, settings, model),
         line=manifest.written.place(combination.places["cell"])[0],
         work=work and work._replace(warnings=(*_untuned(settings.tuning, kind, choice), *work.warnings)),
     )
 
 
-def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, model: FrozenModel | None) -> CellGates:
+def _gates(
+    lookup: Lookup, combination: Combination, kind: DeviceKind, settings: CellSettings, model: FrozenModel | None
+) -> CellGates:
     """Return the gates of the build: the tolerance of each output (`*`: of all others) and its consequences.
 
     Limits and budgets are added if there are any.
@@ -118,7 +120,7 @@ def _gates(lookup: Lookup, combination: Combination, settings: CellSettings, mod
     told = tolerances(verify, combination.precision, outputs)
     weak, on_fail, unknown = verify.weak, verify.on_fail, verify.unverifiable
     gates: CellGates = {"tolerance": told, "weak": weak, "on_fail": on_fail, "unverifiable": unknown}
-    if combination.choice.served.maker:
+    if kind.maker:
         gates["fallback"] = verify.fallback
     return {**gates, **gates_of(settings.gates, settings.budgets)}
 

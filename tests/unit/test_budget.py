@@ -15,8 +15,8 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1752,
-    "artifacts": 2297,
+    "api": 1748,
+    "artifacts": 2302,
     "builds": 3203,
     "cli": 4889,
     "client": 4742,
@@ -36,7 +36,7 @@ LINES = {
     "local": 1695,
     "loose": 1773,
     "manifest": 2063,
-    "matrix": 1538,
+    "matrix": 1540,
     "metrics": 212,
     "models": 760,
     "node": 3723,
