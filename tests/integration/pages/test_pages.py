@@ -1049,6 +1049,18 @@ def test_a_timeline_says_what_failed_and_what_waited(
     assert waits.count("n1-cpu") == 3 and "net/onnxruntime-cpu/fp32/b1 attempt 2" in waits
     assert "<g>" not in page and "Drawn without phases." in page
 
+    def job(name: str, started_at: float, ended_at: float, **phases: float) -> Any:
+        attempt = {"number": 1, "worker": "w", "end": "succeeded", "kind": None, "message": "", "phases": phases}
+        attempt |= {"started_at": started_at, "ended_at": ended_at}
+        return {"id": name, "order": {"identifier": name}, "created_at": 1.0, "state": "", "attempts": [attempt]}
+
+    jobs = [job("j-b", 4.6, 10.0, compiling=5.4), job("j-a", 1.0, 10.0, compiling=3.0, uploading=0.5)]
+    monkeypatch.setattr(job_pages, "_timeline", lambda *_: job_view.timeline(jobs, 99.0))
+    page = browser.get(path).text
+    longest = words(page[page.index("The longest attempts") : page.index("The longest waits")])
+    first = "j-a w 0 s 9.00 s compiling 3.00 s uploading 500 ms rest 5.50 s j-b"
+    assert first in longest, "what it took is all that its phases took, also after the next one had its slot"
+
 
 def test_a_log_opens_at_its_first_error_with_its_colours(farm: Farm, browser: httpx.Client) -> None:
     accept(farm, "nightly", [Cell("net")])
