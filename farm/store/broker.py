@@ -129,8 +129,8 @@ def _reaching(app: Celery) -> Iterator[None]:
         yield
     except (OperationalError, *app.pool.connection.connection_errors, *app.pool.connection.channel_errors) as error:
         cause = error.__cause__ if isinstance(error, OperationalError) else error
-        if isinstance(cause, redis.AuthenticationError):
-            raise refused("the broker", _address(app), cause) from None
+        if ours := refused("the broker", _address(app), cause):
+            raise ours from None
         if isinstance(cause, app.pool.connection.channel_errors):
             said, hint = f"refuses: {cause}", "it is full, or a replica: `farm doctor` says which one"
         else:

@@ -34,7 +34,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelManagedConnection
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection
 
 from farm.errors import StoreUnavailable, UsageError
 from farm.metrics.instruments import STORE_ERRORS, STORE_SECONDS, timed
@@ -119,10 +119,16 @@ def place_of(url: str) -> str:
     return spelt(parts.hostname or "", parts.port or 6379)
 
 
-def refused(server: str, address: str, error: AuthenticationError) -> StoreUnavailable:
-    """Return the error for a server that is there and refuses the user or password."""
-    hint = "the operator's turn: write into redis_url (FARM_REDIS_URL) a user and password that the server knows"
-    return StoreUnavailable(f"{server} at {address} refuses the user or password: {error}", hint=hint)
+def refused(server: str, address: str, error: BaseException | None) -> StoreUnavailable | None:
+    """Return our error if a server, or a Sentinel before it, is there and refuses the user or password."""
+    turn = "the operator's turn: write into redis_url (FARM_REDIS_URL)"
+    if isinstance(error, AuthenticationError):
+        hint = f"{turn} a user and password that the server knows"
+        return StoreUnavailable(f"{server} at {address} refuses the user or password: {error}", hint=hint)
+    if isinstance(error, MasterNotFoundError) and "AuthenticationError" in str(error):  # It quotes each Sentinel.
+        hint = f"{turn} `sentinel_username` and `sentinel_password` as the Sentinels know them"
+        return StoreUnavailable(f"a Sentinel at {address} refuses the user or password", hint=hint)
+    return None
 
 
 def spelt(host: str, port: int) -> str:
@@ -346,15 +352,13 @@ class Link:
         try:
             with timed(STORE_SECONDS, operation) if operation else nullcontext(), _counting_errors():
                 yield
-        except AuthenticationError as error:
-            raise refused("Redis", self.address, error) from None
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT:g} s",
                 hint="it hangs, or the network is down: check its log",
             ) from error
         except (ConnectionError, BusyLoadingError) as error:
-            raise StoreUnavailable(
+            raise refused("Redis", self.address, error) or StoreUnavailable(
                 f"Redis at {self.address} cannot be reached: {type(error).__name__}",
                 hint="start it, or set FARM_REDIS_URL to its address",
             ) from error

@@ -44,7 +44,7 @@ LINES = {
     "results": 2135,
     "runner": 6771,
     "serving": 441,
-    "store": 1844,
+    "store": 1848,
     "targets": 1150,
     "tasks": 178,
     "tuning": 2495,

@@ -5,8 +5,10 @@ import os
 import re
 import secrets
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -624,6 +626,35 @@ def test_a_wrong_password_is_said_and_not_shown(redis_url: str, raw: redis.Redis
             ask()
         assert "redis_url" in raised.value.hint
         assert "s3cret" not in str(raised.value)
+
+
+def test_a_password_that_a_sentinel_refuses_is_said_and_not_shown(redis_url: str, tmp_path: Path) -> None:
+    (port,) = servers.free_ports(1)
+    known = redis.connection.parse_url(redis_url)
+    lines = [f"port {port}", "requirepass ask", f"sentinel monitor farm 127.0.0.1 {known['port']} 1"]
+    (tmp_path / "sentinel.conf").write_text("\n".join([*lines, f"sentinel auth-pass farm {known['password']}"]))
+    with subprocess.Popen(
+        [servers.valkey_binary(), tmp_path / "sentinel.conf", "--sentinel"], stdout=subprocess.DEVNULL
+    ) as sentinel:
+        try:
+            place = f"127.0.0.1:{port}/0?master=farm"
+            mine = f":{known['password']}@"
+            right = Store.connect(load_settings({}, redis_url=f"sentinel://{mine}{place}&sentinel_password=ask"))
+            wait_until(lambda: answers(right), message="the Sentinel")
+            settings = load_settings({}, redis_url=f"sentinel://{mine}{place}&sentinel_password=s3cret")
+            for ask in (Store.connect(settings).now, lambda: broker.queued(broker.make_celery(settings), "pool")):
+                with pytest.raises(StoreUnavailable, match=r"a Sentinel at .* refuses the user or password") as raised:
+                    ask()
+                assert "sentinel_password" in raised.value.hint
+                assert "s3cret" not in str(raised.value)
+        finally:
+            sentinel.terminate()
+
+
+def answers(store: Store) -> bool:
+    with suppress(StoreUnavailable):
+        return bool(store.now())
+    return False
 
 
 def test_a_full_server_is_unavailable_and_loses_nothing(store: Store, raw: redis.Redis) -> None:
