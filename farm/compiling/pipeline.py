@@ -116,6 +116,8 @@ class Children:
     def __post_init__(self) -> None:
         self.within = self.within or self.folder
         self.log_path = self.folder / "log.txt"
+        self.largest = self.settings.disk_limit or LARGEST
+        """Bytes of a file that a child may have made."""
         self.phases: dict[str, float] = {}
         self.started_at = datetime.now(UTC)
         self.log_path.touch()
@@ -132,11 +134,6 @@ class Children:
     def seconds(self) -> float:
         """Seconds since it all began, without those in which its children were paused."""
         return round(time.monotonic() - self.began - self.clock.lost, 3)
-
-    @property
-    def largest(self) -> int:
-        """Bytes of a file that a child may have made."""
-        return self.settings.disk_limit or LARGEST
 
     @property
     def peak_memory(self) -> int:

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3203,
     "cli": 4889,
     "client": 4742,
-    "compiling": 3116,
+    "compiling": 3113,
     "control": 618,
     "extras/ci": 519,
     "extras/convert": 503,
