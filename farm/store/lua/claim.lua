@@ -27,7 +27,8 @@ end
 
 local function is_split()
   local locks = call("HGET", WORKER .. worker, "locks") or ""
-  local known = call("HGETALL", WORKER .. "locks:" .. (locks:match("^%S+") or ""))
+  local kernel = locks:match("^%S+")
+  local known = kernel and call("HGETALL", WORKER .. "locks:" .. kernel) or {}
   for i = 1, #known, 2 do
     if known[i + 1] ~= locks and call("EXISTS", WORKER .. known[i]) == 1 then return 1 end
   end
