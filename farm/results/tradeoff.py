@@ -76,7 +76,7 @@ def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
     _, target, precision, shape = identifier.split("/", 3)
     times = facts.get("latency"), facts.get("p99"), facts.get("throughput")
     known = (*times, error_of(facts), facts["program"]["size"], marks_of(facts))
-    return Contender(identifier, target.replace("-", "/", 1), precision, shape, passed, *known)
+    return Contender(identifier, target, precision, shape, passed, *known)
 
 
 def marks_of(facts: ArtifactFacts) -> list[str]:

@@ -31,7 +31,7 @@ def said(*cells: tuple[str, bool, Any]) -> list[str]:
     return lines("b-1", "net", found, advise(found))[len(cells) + 2 :]
 
 
-PLACE = "onnxruntime/cpu b1"
+PLACE = "onnxruntime-cpu b1"
 
 
 def test_the_front_has_what_nothing_else_beats_in_both() -> None:
@@ -63,7 +63,7 @@ def test_the_fastest_that_passed_is_recommended_for_each_shape() -> None:
         program("fp32", 0.08, 1e-7, shape="b8"),
     ) == [
         f"{PLACE}: ship int8: 2.50x fp32, error 2.0e-02, 1 kB; the fastest of those that passed",
-        "onnxruntime/cpu b8: ship fp32: error 1.0e-07, 1 kB; the only one that passed and is sure",
+        "onnxruntime-cpu b8: ship fp32: error 1.0e-07, 1 kB; the only one that passed and is sure",
     ]  # fmt: skip
 
 
