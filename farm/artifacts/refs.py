@@ -186,12 +186,6 @@ class Refs:
             ) from None
         return snapshot
 
-    def read_or_empty(self, namespace: str, tag: str) -> SnapshotDocument:
-        """Return the first readable snapshot: the one that a tag points to, the previous one, or an empty one."""
-        ref = self._readable_ref(tag, self._stored(namespace, tag))
-        _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
-        return snapshot or {"schema": 1, "cells": {}}
-
     def found(self, namespace: str, tag: str) -> tuple[str, RefView | None]:
         """Return the namespace whose ref readers in a namespace get, as `owner`, and where it points, as `find`."""
         own = None if namespace == MAIN else self.find(namespace, tag)
@@ -202,8 +196,10 @@ class Refs:
         return namespace if namespace == MAIN or self._stored(namespace, tag) else MAIN
 
     def read_through(self, namespace: str, tag: str) -> SnapshotDocument:
-        """Return what readers in a namespace get of a tag, or an empty snapshot."""
-        return self.read_or_empty(self.owner(namespace, tag), tag)
+        """Return what readers in a namespace get of a tag: the newest readable snapshot, or an empty one."""
+        ref = self._readable_ref(tag, self._stored(self.owner(namespace, tag), tag))
+        _, snapshot = self._readable_snapshot(ref) if ref else (None, None)
+        return snapshot or {"schema": 1, "cells": {}}
 
     @staticmethod
     def _readable_ref(tag: str, found: Object | None) -> RefView | None:

@@ -37,32 +37,27 @@ def of_cell(sidecar: Sidecar, identifier: str) -> Sidecar:
 
 def read(data: bytes) -> Sidecar:
     """Parse a sidecar. Raises ValueError for one that is cut or not valid: its artifact is broken."""
-    try:
-        return _checked(from_json(data))
-    except ValidationError as error:
-        raise ValueError(_wrong(error)) from None
-    except UsageError as error:
-        raise ValueError(error.message) from None
+    return _checked(from_json(data))
 
 
 def validate(document: Mapping[str, Any]) -> Sidecar:
     """Check a sidecar before it is published. Raises UsageError that names every wrong field."""
     try:
         return _checked(document)
-    except ValidationError as error:
-        raise UsageError(f"not a valid sidecar: {_wrong(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"not a valid sidecar: {error}") from None
 
 
 def _checked(document: object) -> Sidecar:
-    found = _READER.validate_python([document])[0]
+    try:
+        found = _READER.validate_python([document])[0]
+    except ValidationError as error:
+        fields = (f"{'.'.join(map(str, each['loc'][1:])) or 'sidecar'}: {each['msg']}" for each in error.errors())
+        raise ValueError("; ".join(fields)) from None
     path = found["blobs"]["program"]["path"]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", path):
-        raise UsageError(f"not a valid sidecar: blobs.program.path: {path!r} is not the name of a program")
+        raise ValueError(f"blobs.program.path: {path!r} is not the name of a program")
     return found
-
-
-def _wrong(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, each['loc'][1:])) or 'sidecar'}: {each['msg']}" for each in error.errors())
 
 
 def text(sidecar: Sidecar) -> bytes:

@@ -115,7 +115,14 @@ def run_child(
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
         with limited(limits.memory, limits.processes) as group, log_path.open("ab") as log:
-            sealed = _sealed(seal, scratch, request)
+            sealed: SealPaths | None = (
+                None
+                if seal is None
+                else {
+                    "read": [*(_granted(path, seal.within) for path in seal.read), *_libraries(request)],
+                    "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
+                }
+            )
             whole: ChildRequest = {
                 **request,
                 "modules": _modules(),
@@ -160,15 +167,6 @@ def run_child(
         return child.outcome(by, left, tail)
     finally:
         remove_tree(scratch)
-
-
-def _sealed(seal: Seal | None, scratch: Path, request: ChildRequest) -> SealPaths | None:
-    if seal is None:
-        return None
-    return {
-        "read": [*(_granted(path, seal.within) for path in seal.read), *_libraries(request)],
-        "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
-    }
 
 
 def _libraries(request: ChildRequest) -> list[str]:

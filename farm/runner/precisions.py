@@ -118,18 +118,16 @@ def sums_saturate(options: Options, device: RuntimeDevice) -> bool:
 def _reader(runs: Sequence[Arrays], messages: Messages) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
+    left = enumerate(runs)
+
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         """Hands out one run after the other and says how far it is."""
 
-        def __init__(self) -> None:
-            self.next = 0
-
         def get_next(self) -> Arrays | None:
-            if self.next == len(runs):
-                return None
-            messages.phase("quantizing", 0.1 + 0.8 * self.next / len(runs), "calibration")
-            self.next += 1
-            return runs[self.next - 1]
+            for index, run in left:
+                messages.phase("quantizing", 0.1 + 0.8 * index / len(runs), "calibration")
+                return run
+            return None
 
     return Reader()
 

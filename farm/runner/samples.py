@@ -120,9 +120,36 @@ def make_samples(
 
     Raises RequestFailed (`bad_calibration`) that names the array and what is wrong with it; `what` names the data.
     """
-    if "path" in source:
-        return _from_file(source, inputs, batch, what, output_ranks or {}, limit)
-    return _generated(source, inputs, batch)
+    if "path" not in source:
+        return _generated(source, inputs, batch)
+    arrays = _read(source["path"], what)
+    ranges = source.get("ranges") or {}
+    counts: dict[str, int] = {}
+    axes: dict[str, int] = {}
+    for name, spec in inputs.items():
+        arrays[name] = _of_input(name, spec, arrays, ranges.get(name) or {}, batch, what)
+        axes[name], counts[name] = _stacking(name, arrays[name].shape, spec, what)
+    if empty := [name for name, count in counts.items() if not count]:
+        raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
+    if len(set(counts.values()) - {1}) > 1:
+        named = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {named}")
+    total = max(counts.values(), default=1)
+    sizes = {static_shape(inputs[name])[axis] for name, axis in axes.items() if axis != LEADING}
+    if len(sizes) > 1:
+        raise RequestFailed("bad_calibration", f"{what}: inputs have different batches: {sorted(sizes)}")
+    size = sizes.pop() if sizes else 1
+    for name, axis in axes.items():
+        if axis != LEADING:
+            inputs[name]["batch_axis"] = axis
+    number = -(-(min(total, limit) if limit else total) // size)
+
+    def make(index: int) -> Arrays:
+        return {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
+
+    known = {name: rank for name, rank in (output_ranks or {}).items() if name in arrays and name not in inputs}
+    expected = _expected(known, arrays, total, size, number, what)
+    return Samples(number, make, expected if known else [], size)
 
 
 # --- generated -------------------------------------------------------------------------------------------------
@@ -175,44 +202,6 @@ def fill(shape: tuple[int, ...], dtype_name: str, declared: DeclaredValues, rand
 
 
 # --- given -----------------------------------------------------------------------------------------------------
-
-
-def _from_file(
-    source: DataRecipe,
-    inputs: Mapping[str, InputSpec],
-    batch: int | None,
-    what: str,
-    output_ranks: Mapping[str, int | None],
-    limit: int,
-) -> Samples:
-    arrays = _read(source["path"], what)
-    ranges = source.get("ranges") or {}
-    counts: dict[str, int] = {}
-    axes: dict[str, int] = {}
-    for name, spec in inputs.items():
-        arrays[name] = _of_input(name, spec, arrays, ranges.get(name) or {}, batch, what)
-        axes[name], counts[name] = _stacking(name, arrays[name].shape, spec, what)
-    if empty := [name for name, count in counts.items() if not count]:
-        raise RequestFailed("bad_calibration", f"{what}: array '{empty[0]}' holds no sample")
-    if len(set(counts.values()) - {1}) > 1:
-        named = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        raise RequestFailed("bad_calibration", f"{what}: arrays hold different numbers of samples: {named}")
-    total = max(counts.values(), default=1)
-    sizes = {static_shape(inputs[name])[axis] for name, axis in axes.items() if axis != LEADING}
-    if len(sizes) > 1:
-        raise RequestFailed("bad_calibration", f"{what}: inputs have different batches: {sorted(sizes)}")
-    size = sizes.pop() if sizes else 1
-    for name, axis in axes.items():
-        if axis != LEADING:
-            inputs[name]["batch_axis"] = axis
-    number = -(-(min(total, limit) if limit else total) // size)
-
-    def make(index: int) -> Arrays:
-        return {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
-
-    known = {name: rank for name, rank in output_ranks.items() if name in arrays and name not in inputs}
-    expected = _expected(known, arrays, total, size, number, what)
-    return Samples(number, make, expected if known else [], size)
 
 
 def _of_input(

@@ -256,7 +256,12 @@ class Search:
         finally:
             ended.set()
             thread.join()
-            self._finish()
+            try:
+                self._collector.finish(self.work)
+            except FarmFault as error:
+                self._unsaved = True
+                log.warning("the tuning database is away, trying again at the end", error=error.message)
+            self.rows = sorted(filter(None, self._collector.seen))
 
     def tune(self, model: Path, inputs: Sequence[Path]) -> None:
         """Tune each slice of a model that is not known; `inputs` are what its compile reads. Raises StepEnded."""
@@ -322,14 +327,6 @@ class Search:
         """Write all that is known into another folder, whatever a child that was ended left of ours."""
         with self._lock:
             self._collector.copy(folder)
-
-    def _finish(self) -> None:
-        try:
-            self._collector.finish(self.work)
-        except FarmFault as error:
-            self._unsaved = True
-            log.warning("the tuning database is away, trying again at the end", error=error.message)
-        self.rows = sorted(filter(None, self._collector.seen))
 
     def save(self) -> None:
         """Commit the records that could not be committed at the end of the tuning. Call it when the attempt is done.

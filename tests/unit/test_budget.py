@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 420
+RECORD_TYPES = 410
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
@@ -47,7 +47,7 @@ LINES = {
     "store": 1848,
     "targets": 1150,
     "tasks": 178,
-    "tuning": 2495,
+    "tuning": 2492,
     "wire": 393,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""

@@ -134,7 +134,7 @@ def test_a_name_is_promoted_and_rolled_back_by_its_snapshot(refs: Refs) -> None:
     assert moved["previous"] == good["snapshot"]
     point(refs, "prod", "prod", previous=True)
     assert names(refs.read("main", "prod")) == {"a"}
-    assert refs.source("main", "prod").keys() == refs.read_or_empty("main", "prod")["cells"].keys()
+    assert refs.source("main", "prod").keys() == refs.read_through("main", "prod")["cells"].keys()
     assert names(refs.read("main", "latest")) == {"a", "b"}
     assert list(refs.list("main")) == ["latest", "prod"]
     refs.delete("main", "prod")
@@ -216,7 +216,7 @@ def test_a_lost_snapshot_is_an_error_for_readers_and_the_one_before_it_for_who_m
 def test_a_lost_snapshot_comes_back_where_nothing_new_is_named(refs: Refs, store: S3Store) -> None:
     ref = add(refs, "main", "latest", [make_cell("a")])
     store.delete_object(blob_key(ref["snapshot"]))
-    assert refs.read_or_empty("main", "latest")["cells"] == {}
+    assert refs.read_through("main", "latest")["cells"] == {}
     add(refs, "main", "latest", [make_cell("a")])
     assert names(refs.read("main", "latest")) == {"a"}
 

@@ -1206,7 +1206,7 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     assert "tuning" not in words(lineage(other))
     assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]
     refs = Refs(farm.artifacts)
-    cells = refs.read_or_empty("main", "latest")["cells"]
+    cells = refs.read_through("main", "latest")["cells"]
     others = {name: cell for name, cell in cells.items() if cell["key"] == other}
     superseded: Cells = {name: {**cell, "superseded": 1.0} for name, cell in cells.items()}
     moves = {"latest": {}, "only": others, "v10": cells, "v2": superseded}

@@ -206,7 +206,7 @@ def put(farm: Farm, tag: str, data: bytes, namespace: str = "main") -> None:
 
 def only(farm: Farm, tag: str, model: str) -> None:
     """Let the farm itself move a ref: it then names one model."""
-    latest = farm.refs.read_or_empty("main", "latest")["cells"]
+    latest = farm.refs.read_through("main", "latest")["cells"]
     farm.refs.move("main", tag, lambda _: {name: cell for name, cell in latest.items() if cell["model"] == model})
 
 
