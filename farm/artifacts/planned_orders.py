@@ -64,9 +64,6 @@ def _list_key(namespace: str, build_id: str) -> str:
 
 
 def _digest(namespace: str, key: str, order: WorkOrder) -> bytes:
-    """Return the digest of all that decides what an order makes, and where it is published.
-
-    `hit` does not: a program that was published after the plan is only measured.
-    """
+    """Return the digest of all that decides what an order makes, and where: `hit` only says that it is measured."""
     content = {name: value for name, value in order.items() if name != "hit"}
     return hashlib.sha256(canonical_json([namespace, key, content]).encode()).digest()

@@ -168,10 +168,7 @@ class Refs:
         return {**unsigned(ref), "namespace": namespace} if ref else None
 
     def read(self, namespace: str, tag: str) -> SnapshotDocument | None:
-        """Return the snapshot that a tag points to; None if there is no such ref.
-
-        Raises ArtifactGone when the snapshot is missing or damaged.
-        """
+        """Return the snapshot that a tag points to; None without such a ref. Raises ArtifactGone if it is damaged."""
         ref = self.find(namespace, tag)
         return self.snapshot(ref["snapshot"]) if ref else None
 

@@ -213,10 +213,7 @@ class S3Store(Bucket):
         return storage.until_moved(self.place(key), attempt)
 
     def lookup(self, namespaces: Sequence[str], key: str) -> Sidecar | None:
-        """Return the sidecar of the first complete artifact of a cache key, in the order of the namespaces.
-
-        It is readable, and its blobs all exist, in the right size.
-        """
+        """Return the sidecar of a key's first artifact that is whole: readable, with all blobs in the right size."""
         found = self.stored(namespaces, key)
         return found[0] if found else None
 

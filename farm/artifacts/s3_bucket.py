@@ -218,10 +218,7 @@ class Bucket:
                 yield ListedObject(item["Key"], item["Size"], item["ETag"], item["LastModified"])
 
     def list_folders(self, prefix: str) -> list[str]:
-        """Return the names right under a prefix with something below them: `ns/` gives the namespaces.
-
-        Some servers also name folders that were emptied.
-        """
+        """Return the names right under a prefix that have, or had, something below: `ns/` gives the namespaces."""
         folders = (item["Prefix"] for page in self._pages(prefix, "/") for item in page.get("CommonPrefixes", ()))
         return [folder.removeprefix(prefix).removesuffix("/") for folder in folders]
 

@@ -45,10 +45,7 @@ WORKERS_WRITE = frozenset({"artifacts", "references", "statements", "tuning"})
 
 
 def folder_name(name: str) -> str:
-    """Return the name of a namespace or a stored manifest, which is a folder of its own.
-
-    Raises UsageError for one that the rights of workers would take for a folder of theirs.
-    """
+    """Return the name of a namespace or a manifest. Raises UsageError for that of a folder in which workers write."""
     if name in WORKERS_WRITE:
         raise UsageError(f"{name} is the name of a folder of the farm in object storage", hint="choose another name")
     return name

@@ -351,10 +351,7 @@ class WrongAnswer(Exception):
 
 
 def read_answer(request: ChildRequest, result: Mapping[str, object], kind: Hashable = None) -> Any:
-    """Return what a child answered to a request, checked: a document of the request's action. Raises WrongAnswer.
-
-    `kind` is the type of the answer to an extension's action.
-    """
+    """Return a child's answer, checked: a document of the action, or of an extension's `kind`. Raises WrongAnswer."""
     kind = kind or ANSWERS.get(request["action"])
     if kind is None:
         return dict(result)

@@ -534,10 +534,7 @@ _MOST_PASSES = 1000  # MIGraphX has about a hundred.
 
 
 def pass_seconds(log: Path, start: int) -> dict[str, float]:
-    """Return how long each of MIGraphX's passes took in all, as it wrote to its log, longest first.
-
-    The log is the child's: only so many of its names are taken.
-    """
+    """Return how long each of MIGraphX's passes took, longest first, by a child's log: it may name only so many."""
     seconds: dict[str, float] = {}
     with log.open("rb") as lines:
         lines.seek(start)
@@ -555,10 +552,7 @@ def is_shared(found: Conditions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """The files that a cell is made from, where its children can read them.
-
-    `reference` has the reference outputs if they were made before.
-    """
+    """The files of a cell where its children read them; `reference` has outputs that were made before."""
 
     model: Path
     calibration: Path | None = None

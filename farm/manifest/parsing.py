@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 
 def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
-    """Read a manifest from a file; patterns of file names start at `folder`, by default that of the file.
-
-    Raises ManifestError with all problems of the manifest, also if there is no such file.
-    """
+    """Read a manifest from a file; patterns start at `folder`, by default the file's. Raises ManifestError."""
     manifest, problems = read_manifest(path, folder)
     return _required(manifest, problems)
 

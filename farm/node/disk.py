@@ -67,10 +67,7 @@ class WorkFolder:
 
     @contextmanager
     def place(self, prefix: str) -> Iterator[Path]:
-        """Make a folder for one piece of work, whose name begins with `prefix`; it is gone when the block ends.
-
-        Raises OSError.
-        """
+        """Make a folder for one piece of work, named after `prefix`; it is gone when the block ends. Raises OSError."""
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder()))
         try:
             yield folder

@@ -400,10 +400,7 @@ class _AttemptRun:
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """Measure when the slot's uploads have ended; for a GPU, look for other attempts on the node.
-
-        On CPUs nothing else of the farm runs meanwhile: `farm.compiling.alone`.
-        """
+        """Measure when the slot's uploads have ended, and on a GPU note other attempts: on CPUs none runs meanwhile."""
         self.references.finish()
         self._wait_for_quiet()
         before = self.work.at_work()

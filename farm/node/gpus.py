@@ -312,10 +312,7 @@ def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> GpuReport:
 
 
 def arch_of(version: int) -> str:
-    """Return the arch of a `gfx_target_version`: decimal MMmmss, the last part written in hex; empty for 0.
-
-    90010 is gfx90a, 90402 is gfx942, 110000 is gfx1100.
-    """
+    """Return the arch of a `gfx_target_version`, MMmmss (`ss` in hex): 90010 is gfx90a, 110000 gfx1100; empty for 0."""
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else ""
 
 

@@ -296,10 +296,7 @@ def _kind_name(device: Device) -> str:
 
 @contextmanager
 def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tuple[Slot, Gpu | None]]:
-    """Hold a slot of this node that serves a pool while the block runs, and give it with its GPU, if it has one.
-
-    Waits for a GPU that others use; Ctrl-C ends the wait.
-    """
+    """Hold a slot that serves a pool while the block runs, once it is free; give it with its GPU, if it has one."""
     [kind] = share_out([pool], gpus, settings, HERE)
     with FreeSlots(kind.slots, settings.lock_dir).one(threading.Event()) as slot:
         assert slot, "nobody cancels the wait"

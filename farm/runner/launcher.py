@@ -530,10 +530,7 @@ def _threads(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def _living(pid: int) -> int:
-    """Return a thread of a process that says what all of them have: the first one says nothing once it has ended.
-
-    No thread has memory or files of its own (`seal.py`).
-    """
+    """Return a living thread of a process: its first one may have ended, and all have the same memory and files."""
     return next((thread for thread, state in _threads(pid) if state not in "ZX"), pid)
 
 

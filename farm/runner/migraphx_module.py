@@ -159,10 +159,7 @@ _BUILD_ID = 3
 
 
 def identity(path: str) -> tuple[str, str]:
-    """Return soname and build id of a 64-bit ELF library.
-
-    Without a soname the file's name stands for it; without a build id the first 40 digits of the file's SHA-256.
-    """
+    """Return soname (else the file's name) and build id (else 40 digits of its SHA-256) of a 64-bit ELF library."""
     with open(path, "rb") as file:  # noqa: PTH123
         segments = _segments(file)
         soname = _soname(file, segments) or os.path.basename(path)  # noqa: PTH119

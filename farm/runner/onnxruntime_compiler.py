@@ -69,10 +69,7 @@ class RuntimeDevice:
         return ""
 
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-        """Return the providers of a session with their options, and load their libraries.
-
-        What tuning `found` best comes before the request's own options.
-        """
+        """Return a session's providers with their options, of which what tuning `found` comes before the request's."""
         return [(CPU, {})]
 
     def session(
@@ -93,10 +90,7 @@ class RuntimeDevice:
             )
 
     def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> SessionProgram:
-        """Load a model or program; `learnt` is the folder of a tuning database, if it is to keep there what it learns.
-
-        Raises RequestFailed, which says what is refused.
-        """
+        """Load a model or program, which keeps what it learns in the folder `learnt`. Raises RequestFailed."""
         return SessionProgram(self, path, how, refusal, learnt)
 
     def takes(self, how: Candidate, program: str) -> bool:
@@ -119,10 +113,7 @@ class RuntimeDevice:
         return Candidate("all", threads)
 
     def building(self, engine: Path | None, database: Path | None) -> dict[str, str]:
-        """Return options of the provider for a session that builds what the device runs.
-
-        It goes into the file `engine`; what was learnt meanwhile into the folder `database`.
-        """
+        """Return the provider's options to build the file `engine`, and to learn into the folder `database`."""
         return {}
 
     def writes(self) -> bool:
@@ -130,10 +121,7 @@ class RuntimeDevice:
         return False
 
     def build(self, program: Path, stored: Any, engine: Path | None, how: Candidate) -> tuple[Any, Any] | None:
-        """Return the session that built the `engine`, and the model that it runs; None if there is nothing to build.
-
-        Raises RequestFailed.
-        """
+        """Return the session that built the `engine`, and the model that it runs; else None. Raises RequestFailed."""
         return None
 
     def to_bf16(self, model: Any) -> Any:

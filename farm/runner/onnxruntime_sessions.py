@@ -175,10 +175,7 @@ def device_of(arch: str, toolchain: str) -> str:
 
 
 def environment_of(device: str, precision: str) -> dict[str, str]:
-    """Return the variables of a process that runs a program: TensorRT has no option for TF32, and takes it if it may.
-
-    The variable counts for a whole process, from its first session on.
-    """
+    """Return the variables of a process that runs a program: TensorRT takes TF32 if none of them forbids it."""
     return {"NVIDIA_TF32_OVERRIDE": "0"} if device == "tensorrt" and precision != "tf32" else {}
 
 

@@ -475,10 +475,7 @@ class Collector:
         return found
 
     def commit(self, work: TuningWork, *, ended: bool = False, patiently: bool = False) -> None:
-        """Commit what was found since the last time, if anything; at the end also what the whole session came to.
-
-        Raises StorageUnavailable, or what the patient database raises.
-        """
+        """Commit what was found since, if anything; once it `ended`, the session too. Raises as the database does."""
         if self._pending or ended:
             name = (self._patient if patiently else self._database).commit(self.delta(work))
             self.seen |= {name}

@@ -371,10 +371,7 @@ def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Rec
 
 
 def _is_object(store: RecordStore, key: str, value: Any) -> bool:
-    """Whether a record of our own is one: numbers by name, of a slice. Every later attempt reads it, and counts on it.
-
-    The child that wrote it may be hostile.
-    """
+    """Whether a record of our own is one: numbers by name, of a slice. A hostile child may have written it."""
     return (
         re.fullmatch(r"[0-9a-f]{64}", key) is not None
         and isinstance(value, dict)
