@@ -273,32 +273,27 @@ def bench_request(
     toolchain: str = "",
 ) -> Request:
     """Ask for programs of one cell to be measured in turns; with `toolchain` by a child that has it, and no other."""
-    whole = _request(order, action="bench", rounds=rounds, seconds=seconds, first=2)
+    whole = _request(
+        order,
+        action="bench",
+        rounds=rounds,
+        seconds=seconds,
+        first=2,
+        precision=order["spec"]["precision"],
+        model={"format": order["model"]["format"]},
+        samples={"path": str(samples)} if samples else _generated(order),
+    )
     if toolchain:
         # What the key says about the compile changes nothing now: only the libraries run.
         whole["expected"] = {
-            **expected_of(order["spec"]),
             "toolchain": toolchain,
             "recipe": compilers()[whole["compiler"]].recipe,
             "libraries": {},
             "cpu_family": None,
+            "arch": order["spec"]["device"]["arch"],
         }
-    source: DataRecipe = {"path": str(samples)} if samples else _generated(order)
     parts: list[BenchProgram] = [
-        {
-            "compiler": whole["compiler"],
-            "device": whole["device"],
-            "inputs": whole["inputs"],
-            "batch": whole["batch"],
-            "options": whole["options"],
-            "precision": order["spec"]["precision"],
-            "program": str(program.path),
-            "model": {"format": order["model"]["format"]},
-            "outputs": program.outputs,
-            "samples": source,
-            "session": program.session,
-        }
-        for program in programs
+        {"program": str(program.path), "outputs": program.outputs, "session": program.session} for program in programs
     ]
     return {**whole, "programs": parts}
 

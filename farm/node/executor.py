@@ -288,7 +288,7 @@ class _AttemptRun:
         # Storage has the program by now: whatever comes of the turns, it is not lost.
         outputs = [output["name"] for output in record["outputs"]]
         made = MadeProgram(self.steps.program, outputs, record["tuning"].get("session")), inputs.samples
-        return self._in_turns(outcome, lambda: made, self.tuner.measuring if self.tuner else NO_DATABASES)
+        return self._in_turns(outcome, lambda: made)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -306,12 +306,7 @@ class _AttemptRun:
 
         return self._in_turns(Outcome.success(facts(sidecar), hit=True), bring)
 
-    def _in_turns(
-        self,
-        outcome: Outcome,
-        bring: Callable[[], tuple[MadeProgram, Path | None]],
-        databases: Databases = NO_DATABASES,
-    ) -> Outcome:
+    def _in_turns(self, outcome: Outcome, bring: Callable[[], tuple[MadeProgram, Path | None]]) -> Outcome:
         """Let a published program take turns with its build's baseline, if a gate asks for it.
 
         `bring` returns the program and its samples; None: they are generated. If that fails, by whatever the baseline
@@ -328,6 +323,7 @@ class _AttemptRun:
             else:
                 theirs = self.steps.under(self.installations.get(other.toolchain))
                 ours, inputs = bring()
+                databases = self.tuner.measuring if self.tuner else NO_DATABASES
                 self.children.shared = False  # The program's record has what disturbed its own measurement.
                 with self._measuring():
                     found = compare_with(self.steps, theirs, ours, known["latency"], inputs, other, limit, databases)

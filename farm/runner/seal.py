@@ -23,6 +23,7 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _VERSION = 1  # flag of _CREATE_RULESET: ask for the version of the interface
@@ -142,14 +143,7 @@ def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
         os.utime = _no_utime
 
 
-def _no_utime(
-    path: int | str | bytes | os.PathLike[str] | os.PathLike[bytes],
-    times: tuple[float, float] | None = None,
-    *,
-    ns: tuple[int, int] | None = None,
-    dir_fd: int | None = None,
-    follow_symlinks: bool = True,
-) -> None:
+def _no_utime(path: Any, *_: Any, dir_fd: int | None = None, follow_symlinks: bool = True, **__: Any) -> None:
     """Change no times, as the kernel does now, but raise FileNotFoundError: `Path.touch` makes a file only then."""
     os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
