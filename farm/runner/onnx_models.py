@@ -12,6 +12,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,8 +385,7 @@ def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozens
 
     Nodes in any order are fine: ONNX Runtime takes them.
     """
-    waiting: list[int] = []
-    users: dict[int, list[int]] = {}
+    order: TopologicalSorter[int] = TopologicalSorter()
     for index, node in enumerate(nodes):
         makers = set()
         for name in sorted(reads(node)):
@@ -393,20 +393,11 @@ def _check_order(nodes: Any, produced: dict[str, int], known: set[str] | frozens
                 makers.add(produced[name])
             elif name in node.input and name not in known:
                 raise BadModel(f"{where}: nothing makes {_name(name)}, which node {_node(node)} needs")
-        waiting.append(len(makers))
-        for maker in makers:
-            users.setdefault(maker, []).append(index)
-    ready = [index for index, count in enumerate(waiting) if not count]
-    done = 0
-    while ready:
-        done += 1
-        for user in users.get(ready.pop(), ()):
-            waiting[user] -= 1
-            if not waiting[user]:
-                ready.append(user)
-    if done < len(waiting):
-        first = next(index for index, count in enumerate(waiting) if count)
-        raise BadModel(f"{where}: node {_node(nodes[first])} depends on its own output")
+        order.add(index, *makers)
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise BadModel(f"{where}: node {_node(nodes[error.args[1][0]])} depends on its own output") from None
 
 
 def _called(node: Any) -> _Key:

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3235,
     "cli": 4921,
     "client": 4792,
-    "compiling": 3121,
+    "compiling": 3105,
     "control": 623,
     "extras/ci": 545,
     "extras/convert": 503,
