@@ -194,7 +194,8 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
     if caches and path.suffix in SQLITE_SUFFIXES:
         _write_sqlite(keyed, path)
     elif keyed:
-        write_new(path, _keyed_json(keyed))
+        entries = (f"[{device},{_entries_json(table)}]" for device, table in keyed.items())
+        write_new(path, "[" + ",\n".join(entries) + "]\n")
     elif caches:
         write_new(path, _entries_json(caches[""]))
     for (store, file), table in snapshot.tables.items():
@@ -329,10 +330,6 @@ def _read_sqlite(path: Path, source: RecordSource, dropped: Dropped) -> list[Rec
 
 def _entries_json(table: Table) -> str:
     return "[\n" + ",\n".join([f"[{key},{entry[0]}]" for key, entry in table.items()]) + "\n]\n"
-
-
-def _keyed_json(tables: Mapping[str, Table]) -> str:
-    return "[" + ",\n".join(f"[{device},{_entries_json(table)}]" for device, table in tables.items()) + "]\n"
 
 
 def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
