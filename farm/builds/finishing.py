@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+
+from pydantic_core import to_json
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
@@ -111,7 +113,7 @@ class BuildFinisher:
         elif passed:
             self._name_latest(namespace, build_id, passed)
         report["build"]["followed_by"] = self._reader.follower(build_id)
-        key, data = build_key(namespace, build_id, "report.json"), json.dumps(report).encode()
+        key, data = build_key(namespace, build_id, "report.json"), to_json(report)
         try:
             self._artifacts.put_object(key, data, create=True)
         except Conflict:
@@ -212,7 +214,7 @@ class BuildFinisher:
 
 
 def _count(report: Report) -> None:
-    for cell in report["cells"]:
-        CELLS_ENDED.labels(cell["state"], cell["kind"] or "").inc()
+    for (state, kind), cells in Counter((cell["state"], cell["kind"] or "") for cell in report["cells"]).items():
+        CELLS_ENDED.labels(state, kind).inc(cells)
     verdict = report["build"]["verdict"]
     BUILDS_ENDED.labels(str(verdict["exit_code"] if verdict else 0)).inc()

@@ -205,8 +205,7 @@ def _by_key(cells: Sequence[JudgedCell]) -> list[tuple[str, JudgedCell]]:
 
 
 def _refusal(cell: JudgedCell, build_id: str) -> Refusal | None:
-    rules = rules_of(cell)
-    if not cell["kind"] or not rules:
+    if not cell["kind"] or not (rules := rules_of(cell)):
         return None
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return {"cell": cell["identifier"], "kind": cell["kind"], "build": build_id, "rules": rules, "at": at}

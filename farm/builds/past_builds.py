@@ -19,7 +19,7 @@ from math import inf, nextafter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from farm.artifacts.refs import Refs, SnapshotCell
 from farm.artifacts.s3 import S3Store
@@ -445,7 +445,7 @@ def _more(cell: JudgedCell) -> tuple[object, ...]:
     values = values_of(facts)
     if turns := facts.get("turns"):
         values["turns"] = turns
-    return bool(cell["hit"]), facts["toolchain"], facts.get("node") or "", json.dumps(values)
+    return bool(cell["hit"]), facts["toolchain"], facts.get("node") or "", to_json(values).decode()
 
 
 def _past(row: sqlite3.Row) -> PastCell:

@@ -129,9 +129,10 @@ def values_of(facts: ArtifactFacts) -> Values:
 
 def gate_rows(planned: CellPlan, facts: ArtifactFacts, *, hit: bool) -> list[GateRow]:
     """Compare a program with the limits and budgets of its planned cell; `hit`: no attempt of this build made it."""
-    gates = planned["gates"]
+    gates, baseline = planned["gates"], planned.get("baseline")
+    if not (gates.get("limits") or gates.get("budgets")):
+        return []
     values = values_of(facts)
-    baseline = planned.get("baseline")
     rows = [
         _limited(name, limit, values, facts, baseline, gates.get("baseline", ""), hit=hit)
         for name, limit in gates.get("limits", {}).items()
@@ -447,7 +448,8 @@ def judge(
     `equal_share` is what integer and bool outputs need.
     """
     doubted = facts.get("doubted", {})
-    if differs := _difference(_only(facts, lambda name: name not in doubted), tolerances, equal_share):
+    certain = _only(facts, lambda name: name not in doubted) if doubted else facts
+    if differs := _difference(certain, tolerances, equal_share):
         return differs
     if weak == "fail" and (weak_ones := weak_outputs(facts, tolerances, equal_share=equal_share)):
         name = weak_ones[0]
@@ -494,7 +496,7 @@ def judge_unverified(
     They were compared with nothing (`unverified` says why), or differ from a reference that is not known to be right.
     """
     doubted = facts.get("doubted", {})
-    differs = _difference(_only(facts, doubted.__contains__), tolerances, equal_share)
+    differs = _difference(_only(facts, doubted.__contains__), tolerances, equal_share) if doubted else None
     said = f"not verified: {differs.message}, but {next(iter(doubted.values()))}" if differs else ""
     message = "; ".join(filter(None, [unverified, said]))
     return Judgement(FailureKind.UNVERIFIABLE, message) if message else None

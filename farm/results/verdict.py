@@ -91,7 +91,7 @@ class CellLine(NamedTuple):
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
         """Return the line of a judged cell."""
-        facts = cell["facts"]
+        facts, compared = cell["facts"], cell.get("compared") or ()
         return cls(
             identifier=cell["identifier"],
             model=cell["model"],
@@ -124,10 +124,12 @@ class CellLine(NamedTuple):
             throughput=facts.get("throughput") if facts else None,
             error=error_of(facts) if facts else None,
             marks=" ".join(marks_of(facts)) if facts else "",
-            baseline=next((row["base"] for row in cell.get("compared") or () if row["measure"] == "latency"), None),
+            baseline=next((row["base"] for row in compared if row["measure"] == "latency"), None),
             sweep=json.dumps(part) if (part := part_of(cell)) else "",
-            moved=json.dumps([said for row in cell.get("compared") or () if row["against"] and (said := moved(row))]),
-            around=json.dumps(cell.get("around") or []),
+            moved=json.dumps([said for row in compared if row["against"] and (said := moved(row))])
+            if compared
+            else "[]",
+            around=json.dumps(around) if (around := cell.get("around")) else "[]",
         )
 
     @classmethod
@@ -504,12 +506,13 @@ def change_of(cell: JudgedCell) -> CellChange:
     """Return what happened to a cell since the build before; `open` if that is not known."""
     past = cell.get("before")
     now = look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"])
-    after = CellEnd(cell["identifier"], now, cell["kind"] or "", rules=json.dumps(rules_of(cell)) if past else "{}")
+    after = CellEnd(cell["identifier"], now, cell["kind"] or "")
     if past and past["state"] == UNKNOWN:
         return CellChange("open")
-    look: Look = "failed" if past and past["state"] == State.FAILED else "compiled"
-    before = after._replace(look=look, rules=past.get("rules", "{}")) if past else None
-    return change(before, after)
+    if not past or past["state"] != State.FAILED:
+        return change(after._replace(look="compiled") if past else None, after)
+    before = after._replace(look="failed", rules=past.get("rules", "{}"))
+    return change(before, after._replace(rules=json.dumps(rules_of(cell))))
 
 
 def _undecided(cell: JudgedCell) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a job costs in Redis and in object storage, once it has ended: bytes and objects.
+"""What a job costs in Redis and in object storage, once it has ended, and what its build's end costs the server.
 
     python tests/benchmarks/sizing.py [--jobs 1000]
 
@@ -10,9 +10,11 @@ small build has gone all the way before.
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import redis
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from farm.app import Farm  # noqa: E402
+from farm.artifacts.storage import build_key  # noqa: E402
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.benchmarks.figures import figure  # noqa: E402
@@ -58,6 +61,7 @@ def measure(folder: Path, jobs: int) -> None:
         farm, raw = Farm(settings), redis.Redis.from_url(valkey.url)
         player = Player(farm, [])
         player.join(POOL)
+        spent: list[float] = []
 
         def used() -> int:
             wait_until(lambda: not raw.info("memory")["lazyfree_pending_objects"])
@@ -77,7 +81,9 @@ def measure(folder: Path, jobs: int) -> None:
             found.append(used())
             while farm.store.jobs.pending(POOL.name):
                 player.work()
+            began = time.process_time()
             farm.build_finisher.finish(build)
+            spent.append(time.process_time() - began)
             found.append(used())
             farm.store.jobs.pack(build, farm.store.builds.jobs(build).values())
             farm.store.builds.pack(build)
@@ -86,6 +92,11 @@ def measure(folder: Path, jobs: int) -> None:
         run(range(jobs + 1, jobs + 11))
         objects = set(stored(farm))
         before, queued, ended, packed = run(range(1, jobs + 1))
+        report = farm.artifacts.get_object(build_key("main", farm.build_reader.list("main")[0]["id"], "report.json"))
+        assert report
+        began = time.process_time()
+        json.loads(report.data)
+        least = time.process_time() - began
         entries = [size for key, size in stored(farm).items() if key not in objects]
     finally:
         valkey.stop()
@@ -93,6 +104,8 @@ def measure(folder: Path, jobs: int) -> None:
     figure("Redis, a waiting job", (queued - before) / jobs / 1000, "kB")
     figure("Redis, an ended job, for an hour", (ended - before) / jobs / 1000, "kB")
     figure("Redis, an ended job, then until keep_days", (packed - before) / jobs / 1000, "kB", 1.5)
+    figure("server, judge a job at its build's end", spent[-1] / jobs * 1e6, "µs of CPU")
+    figure("server, judge a build, against reading its report", spent[-1] / least, "x", 15)
     figure("objects in storage, a job", len(entries) / jobs, "")
     figure("bytes in storage, a job, without its program", (sum(entries) / jobs - 100) / 1000, "kB")
 

@@ -358,8 +358,6 @@ FLOORS: dict[str, set[str]] = {
     "farm.extras.ci": {
         "farm",
         "farm.api",
-        "farm.app",
-        "farm.artifacts",
         "farm.cli",
         "farm.errors",
         "farm.extension",

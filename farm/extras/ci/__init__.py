@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from farm.extension import Extension, late
+from farm.extension import Extension
 
-extension: Extension[object] = Extension(
-    name="ci", routes=["farm.extras.ci.junit_route:router"], on_finished=late("farm.extras.ci.ci_formats:keep_junit")
-)
+extension: Extension[object] = Extension(name="ci", routes=["farm.extras.ci.junit_route:router"])

@@ -11,11 +11,9 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from farm import __version__
-from farm.artifacts.storage import build_key
 from farm.errors import Problem
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import Fault, State
@@ -24,17 +22,8 @@ from farm.results.report import BuildView, JudgedCell, Remark, Report
 from farm.results.verdict import change_of, changes_of
 from farm.units import duration, named, size, together
 
-if TYPE_CHECKING:
-    from farm.app import Farm
-
 _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold; a compiler's log may well contain it."""
-
-
-def keep_junit(farm: Farm, report: Report) -> None:
-    """Keep a build's report as JUnit XML next to it."""
-    build = report["build"]
-    farm.artifacts.put_object(build_key(build["namespace"], build["id"], "junit.xml"), junit_xml(report).encode())
 
 
 def junit_xml(report: Report, link: str = "") -> str:
