@@ -178,6 +178,7 @@ class _EventReader:
         self.file = file
         self.problems: list[Problem] = []
         self.anchors: dict[str, Node] = {}
+        self.begun: list[tuple[str, int]] = []  # What is being read: how its start ends, and on which line.
         self.count = 0
 
     def read(self) -> YamlDocument:
@@ -218,12 +219,13 @@ class _EventReader:
         context, problem = error.context or "", error.problem or ""
         if ways := [way for words, way in _WAYS_OUT.items() if words in problem]:
             return ways[0]
-        if "flow node" in context and (opened := re.search(r"[\[{][^\]}]*\Z", self.text)):
-            return f"the `{opened[0][0]}` on line {self.text.count(chr(10), 0, opened.start()) + 1} is not closed"
-        if error.context_mark and ("flow" in context or "quoted" in context) and "node" not in context:
+        if "flow node" in context:
+            bracket, line = next(each for each in reversed(self.begun) if each[0] in "[{")
+            return f"the `{bracket}` on line {line} is not closed"
+        if error.context_mark and ("flow" in context or "quoted" in context):
             what = "quote" if "quoted" in context else "`[`" if "sequence" in context else "`{`"
             return f"the {what} on line {error.context_mark.line + 1} is not closed"
-        return "a `[` or `{` before this is not closed" if "node" in context else ""
+        return ""
 
     def add(self, message: str, line: int, column: int, hint: str) -> None:
         self.problems.append(make_problem(message, self.lines, self.file, line, column, hint=hint))
@@ -251,6 +253,7 @@ class _EventReader:
         if event.tag not in (None, "!"):
             self.complain(f"tags are not allowed: {str(event.tag)[:80]}", event, "write the value without a tag")
         span = (event.start_mark.index, event.end_mark.index)
+        self.begun.append((self.text[event.end_mark.index - 1], event.end_mark.line + 1))
         node = Node(None, event.start_mark.line + 1, event.start_mark.column + 1, span)
         if isinstance(event, yaml_events.ScalarEvent):
             node.value = self.scalar(event)
@@ -260,6 +263,7 @@ class _EventReader:
         elif isinstance(event, yaml_events.MappingStartEvent):
             node.value = self.mapping(node, events, depth)
             node.size += sum(1 + item.size for item in node.value.values())
+        self.begun.pop()
         if event.anchor:
             self.anchors[event.anchor] = node
         return node

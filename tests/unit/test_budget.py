@@ -35,7 +35,7 @@ LINES = {
     "jobs": 908,
     "local": 1714,
     "loose": 1828,
-    "manifest": 2060,
+    "manifest": 2064,
     "matrix": 1540,
     "metrics": 212,
     "models": 760,

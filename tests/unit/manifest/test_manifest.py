@@ -160,7 +160,10 @@ def test_escape_sequences_in_a_manifest_never_reach_the_terminal() -> None:
         ("a: [", (1, 5), "the `[` on line 1 is not closed"),
         ("{\n", (2, 1), "the `{` on line 1 is not closed"),
         ("a: [1]\nb: {c: 2,\n", (3, 1), "the `{` on line 2 is not closed"),
-        ("a: {b: [2],\n", (2, 1), "a `[` or `{` before this is not closed"),
+        ("a: {b: [2],\n", (2, 1), "the `{` on line 1 is not closed"),
+        ("a: [1,\n# the [[old]] one {\n", (3, 1), "the `[` on line 1 is not closed"),
+        ("a: &x [1,\n", (2, 1), "the `[` on line 1 is not closed"),
+        ("a:\n- ]\n", (2, 3), ""),
         ("a:\n  b: 1\n c: 2\n", (3, 2), "indent all lines of a block equally"),
         ("a: b: c\n", (1, 5), "put quotes around"),
         ("a: @x\n", (1, 4), "put quotes around"),
@@ -179,6 +182,7 @@ def test_what_is_not_yaml_is_told_at_its_place_with_what_may_be_wrong(
     assert ((problem.line, problem.column), problem.message[:10]) == (place, "not YAML: ")
     assert hint in problem.message
     assert not hint or "while" not in problem.message, "plain words alone"
+    assert hint or "not closed" not in problem.message
 
 
 @pytest.mark.parametrize("end", ["", "b: [", "b: \x01"])
