@@ -53,7 +53,9 @@ def _to_bf16(base: Path, target: Path, device: RuntimeDevice, messages: Messages
                 continue
             name, stored = tensor.name, f"{tensor.name}.bf16"
             casts.append(helper.make_node("Cast", [stored], [name], name=f"{name}.cast", to=onnx.TensorProto.FLOAT))
-            tensor.CopyFrom(numpy_helper.from_array(array.astype(ml_dtypes.bfloat16), stored))
+            # As bytes: the onnx of another toolchain may make no tensor of ml_dtypes (1.18).
+            raw = array.astype(ml_dtypes.bfloat16).tobytes()
+            tensor.CopyFrom(helper.make_tensor(stored, onnx.TensorProto.BFLOAT16, array.shape, raw, raw=True))
         count += len(casts)
         nodes = [*casts, *graph.node]
         del graph.node[:]

@@ -42,7 +42,7 @@ LINES = {
     "node": 3707,
     "pages": 3816,
     "results": 2140,
-    "runner": 6722,
+    "runner": 6724,
     "serving": 441,
     "store": 1848,
     "targets": 1150,
