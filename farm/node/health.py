@@ -81,14 +81,19 @@ CONTENT: CheckAnswer = {
 
 def lacks_room(settings: Settings) -> str:
     """Make room on the disk; return why attempts have none to work in, as one sentence; empty if they have."""
-    with suppress(FileNotFoundError):  # There is no cache yet.
+    given = "its cache has given all"
+    try:
         make_room(settings)
+    except FileNotFoundError:  # There is no cache yet.
+        pass
+    except OSError as error:  # Such as of a disk that is read-only now. The attempts that run go on.
+        given = f"its cache gives none ({error})"
     folder = settings.data_dir.absolute()
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     if free >= settings.min_free_bytes:
         return ""
-    needed = f"{settings.min_free_bytes / 1e9:g} GB are needed, and its cache has given all: free some space"
+    needed = f"{settings.min_free_bytes / 1e9:g} GB are needed, and {given}: free some space"
     return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {needed}"
 
 

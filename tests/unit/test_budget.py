@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1540,
     "metrics": 212,
     "models": 760,
-    "node": 3707,
+    "node": 3712,
     "pages": 3816,
     "results": 2140,
     "runner": 6724,

@@ -521,6 +521,14 @@ def test_a_full_disk_is_said_with_its_figures(tmp_path: Path) -> None:
     assert lacks_room(settings.model_copy(update={"min_free_bytes": 0})) == ""
 
 
+def test_a_full_disk_whose_cache_cannot_be_cut_lets_the_worker_rest_and_not_end(tmp_path: Path) -> None:
+    (tmp_path / "cache" / "ab" / ("ab" * 32)).mkdir(
+        parents=True
+    )  # No file: nobody may remove it, as on a read-only disk.
+    settings = load_settings({}, data_dir=tmp_path, min_free_bytes=10**18)
+    assert "GB are needed, and its cache gives none" in lacks_room(settings)
+
+
 # --- a full disk --------------------------------------------------------------------------------------------------
 
 
