@@ -332,6 +332,7 @@ class ComparedBuilds:
     slower: Sequence[Pair]
     faster: Sequence[Pair]
     same: int  # Cells that ended alike, with speeds that differ by less than the band.
+    ended: int  # Cells that ended in both.
     only_before: Sequence[CellLine]
     only_after: Sequence[CellLine]
     left_out: Sequence[Reason]  # Why cells or speeds were not compared.
@@ -358,6 +359,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
         faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
         same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
+        ended=sum(not {old.look, cell.look} & {"queued", "running", "cancelled"} for old, cell in both),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
         only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
         left_out=[Reason(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],

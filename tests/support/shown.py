@@ -230,10 +230,11 @@ def passed(
     latency: float = 0.002,
     error: float = 3e-4,
     driver: str | None = None,
+    shared: bool = False,
 ) -> Outcome:
     """Publish a program, and succeed."""
     sidecar = sidecar_of(farm, order, key, job=job, latency=latency, error=error)
-    sidecar["device"]["driver"] = driver
+    sidecar["device"]["driver"], sidecar["measurements"]["shared"] = driver, shared
     farm.artifacts.publish("main", sidecar)
     farm.store.index.put("main", key, facts(validate(sidecar)))
     return Outcome.success(facts(validate(sidecar)), log=sidecar["blobs"]["log"]["digest"], phases=PHASES)

@@ -736,6 +736,19 @@ def test_a_cancelled_build_is_not_said_to_be_no_worse(farm: Farm, browser: httpx
     assert "1 cancelled nothing to compare" in words(browser.get("/ui/ns/main").text)
 
 
+def test_cells_that_passed_in_both_builds_are_no_worse_although_their_speeds_are_not_compared(
+    farm: Farm, browser: httpx.Client
+) -> None:
+    builds = []
+    for number in range(2):
+        builds.append(accept(farm, "nightly", [Cell("net", salt=str(number))]))
+        play(farm, lambda job, order, key, number: passed(farm, order, key, shared=True))
+        farm.build_finisher.finish(builds[-1])
+    said = words(browser.get(f"/ui/ns/main/compare/{'/'.join(builds)}").text)
+    assert "Nothing got worse. Left out 1 cell: not measured alone." in said
+    assert "succeeded no change" in words(browser.get("/ui/ns/main").text)
+
+
 def test_a_cell_says_how_it_compares_with_its_baseline(farm: Farm, browser: httpx.Client) -> None:
     before = {"size": 10, "driver": "6.12", "cpu": "EPYC 9654"}
     build_id = accept(farm, "nightly", [Cell("net", before=before), Cell("other")])
