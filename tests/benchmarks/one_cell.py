@@ -1,6 +1,6 @@
 """Where the time of one cell goes, from the manifest to the report that the client reads.
 
-    python tests/benchmarks/one_cell.py [RUNS] [TARGET]
+    python tests/benchmarks/one_cell.py [RUNS] [TARGET] [PICTURE.svg]
 
 Makes a cell of a small net several times in an embedded farm with one slot, one after the other, and prints the median
 seconds between any two moments that the farm records, in their order, with a bar; then the commands of the job store
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,8 +43,8 @@ models:
 """
 
 
-def main(runs: int, target: str) -> None:
-    """Make the cell `runs` times and print what each step took."""
+def main(runs: int = 5, target: str = "onnxruntime/cpu", picture: str = "") -> None:
+    """Make the cell `runs` times and print what each step took; draw it if a picture is named."""
     steps: defaultdict[str, list[float]] = defaultdict(list)
     commands = []
     with tempfile.TemporaryDirectory() as name:
@@ -65,6 +66,8 @@ def main(runs: int, target: str) -> None:
     longest = max(medians.values())
     for step, seconds in medians.items():
         print(f"{step:44} {seconds * 1000:8.1f} ms  {'█' * round(40 * seconds / longest)}")
+    if picture:
+        draw(medians, Path(picture))
     figure(f"one cell of {target}, without measuring", sum(medians.values()) - medians["child: measuring"], "s")
     figure(f"one cell of {target}: commands of the job store", commands, "")
 
@@ -99,6 +102,30 @@ def one(client: FarmClient, manifest: Path) -> dict[str, float]:
     return took
 
 
+def draw(medians: Mapping[str, float], path: Path) -> None:
+    """Draw the steps one below the other, each from where the last one ended."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Picture
+
+    style = {"svg.fonttype": "none", "svg.hashsalt": "one cell", "font.size": 8.0, "font.family": "DejaVu Sans"}
+    with mpl.rc_context(style):
+        picture = Picture(figsize=(9, 0.5 + 0.22 * len(medians)), layout="constrained")
+        axes = picture.add_subplot()
+        began = 0.0
+        for place, (step, seconds) in enumerate(medians.items()):
+            colour = {"child": "#2a78d6", "worker": "#1d8a5c"}.get(step.partition(":")[0], "#898781")
+            axes.barh(place, 1000 * seconds, left=1000 * began, color=colour)
+            axes.annotate(
+                f"{1000 * seconds:.0f}", (1000 * (began + seconds), place), (3, -3), textcoords="offset points"
+            )
+            began += seconds
+        axes.set_yticks(range(len(medians)), list(medians))
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(b=False)
+        axes.set_xlabel("milliseconds")
+        picture.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+
+
 def commands_of(server: redis.Redis) -> int:
     """Return the commands that the job store has run, also within scripts."""
     return int(server.info("stats")["total_commands_processed"])  # type: ignore[index]
@@ -112,4 +139,4 @@ def command_rate(server: redis.Redis) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2] if len(sys.argv) > 2 else "onnxruntime/cpu")
+    main(*[int(each) if each.isdecimal() else each for each in sys.argv[1:]])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 -- Choose the next jobs of a pool for the broker: by priority, then in turn between builds, then by rank (long first).
 -- Skips builds that are at their `max_parallel`, paused or being stopped; a paused pool hands out nothing. The stock
--- in the broker is refilled when half of it has been claimed, so that several jobs are sent at once. Jobs that were
--- started before have the same room again, and go first if nothing more urgent is in the broker.
+-- in the broker is refilled when half of it has been claimed, so that several jobs are sent at once, a hundred at most.
+-- Jobs that were started before have the same room again, and go first if nothing more urgent is in the broker.
 -- keys: pool:<pool>:levels :firsts:<level> :turns:<level> :row :ready:<level>:<build> :waiting :handed :low :workers,
 --   worker:<worker>, node:<node>, job:<job> with :cells, build:<build>, build:<build>:flying, paused
 -- arguments: pool, per_slot
