@@ -29,7 +29,7 @@ from farm.cli import connection
 from farm.client.authoring import init_manifest
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
-from farm.compiling.asking import WrongAnswer, reader_of
+from farm.compiling.asking import WrongAnswer, read_as
 from farm.compiling.pipeline import StepSettings
 from farm.errors import ArtifactGone, FarmError, Untrusted, UsageError
 from farm.extras.packs.fetch import small_files, write_pack
@@ -105,7 +105,7 @@ def test_a_setting_of_a_session_is_one_that_the_farm_knows() -> None:
     with pytest.raises(ValueError, match="level"):
         sidecar(document)
     with pytest.raises(WrongAnswer):
-        reader_of(SessionChoice)(document["tuning"]["session"])
+        read_as(SessionChoice, document["tuning"]["session"])
     unchecked = copy.copy(sidecar(DOCUMENT))
     unchecked["tuning"] = document["tuning"]
     with pytest.raises(UsageError, match="level"):

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from farm.control.loops import dispatch_next, fail_unserved, hand_out, settle_left, wake_pools
+from farm.control.loops import fail_unserved, hand_out, settle_left, wake_pools
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Claim, Store
 from farm.store.link import key
@@ -131,8 +131,8 @@ def test_a_large_pool_gets_its_jobs_in_parts_so_that_others_are_served_between_t
     lots: list[list[tuple[str, int]]] = []
     join_pool(store, slots=400)
     submit(store, *[new_cell(f"{number:064x}") for number in range(500)])
-    while dispatch_next(store, lambda _, lot: lots.append(lot), 0.2):
-        pass
+    while pool := store.wakeups.next_pool(0.2):
+        hand_out(store, lambda _, lot: lots.append(lot), pool)
     assert [len(lot) for lot in lots] == [100, 100, 100], "until more than half of the slots have one"
     assert len({job for lot in lots for job, _ in lot}) == 300
 
