@@ -20,9 +20,10 @@ from farm.app import Farm
 from farm.compiling import child_process as child
 from farm.compiling.attempt import Attempt, Slot
 from farm.jobs.state import AttemptEnd, AttemptLimits, FailureKind
+from farm.node.disk import NodeCache
 from farm.runner.seal import unsealable
 from farm.settings import Settings
-from farm.spec import Device
+from farm.spec import Device, FileReference
 from farm.targets.pools import Pool, Target
 from tests.chaos.report import Fault
 from tests.conftest import WeedServer
@@ -92,8 +93,9 @@ def test_a_hostile_compiler_reaches_nothing(
     tuning = places["data"] / "tuning"
     tuning.mkdir()
     (tuning / "problems.json").write_text("[]")
-    secret, _ = farm.artifacts.put_blob_bytes(b"another's model")
-    cached = executor.cache.get(secret)
+    secret, size = farm.artifacts.put_blob_bytes(b"another's model")
+    file: FileReference = {"path": "net.onnx", "digest": secret, "size": size}
+    cached = NodeCache(executor.settings, farm.artifacts.get_blob).get(file)
     # The S3 server speaks past its credentials at the port of its file system.
     filer = weed.ports["filer.port"]
     s3 = urlsplit(weed.url).port
