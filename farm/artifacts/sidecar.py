@@ -37,7 +37,7 @@ def of_cell(sidecar: Sidecar, identifier: str) -> Sidecar:
 
 def read(data: bytes) -> Sidecar:
     """Parse a sidecar. Raises ValueError for one that is cut or not valid: its artifact is broken."""
-    return _checked(from_json(data))
+    return _checked(from_json(data, allow_inf_nan=False))
 
 
 def validate(document: Mapping[str, Any]) -> Sidecar:

@@ -195,6 +195,8 @@ def test_an_error_that_is_not_finite_is_refused(figure: float) -> None:
     """JSON has no infinity, and a missing error would look like a good one: the child answers the largest number."""
     with pytest.raises(UsageError, match="finite"):
         sidecars.validate(make(verification={"errors": {"y": figure}}))
+    with pytest.raises(ValueError, match="expected value"):
+        sidecars.read(json.dumps(make(spec={**make()["spec"], "device": {"arch": figure}})).encode())
 
 
 @pytest.mark.parametrize(
