@@ -27,7 +27,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from farm.compiling.attempt import FreeSlots, Slot, by_toolchain, is_same_build
 from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, Steps, StepSettings
@@ -267,8 +267,11 @@ PATIENCE = 5.0  # Seconds that a client has to send its request and to read the 
 MOST_CONNECTIONS = 64  # Connections at once.
 
 
-Health = tuple[bool, Mapping[str, Any]]
-"""Whether the worker lives, and how its kinds of slots are (`{"node", "workers": [{"consuming", …}]}`)."""
+class Health(NamedTuple):
+    """Whether the worker lives, and how its kinds of slots are (`{"node", "workers": [{"consuming", …}]}`)."""
+
+    alive: bool
+    document: Mapping[str, Any]
 
 
 class _HealthServer(ThreadingHTTPServer):

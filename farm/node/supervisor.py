@@ -108,7 +108,7 @@ class Supervisor:
         """Return the state of its workers at the last look; not alive if the loop that looks at them is stuck."""
         looked, workers = self._seen
         alive = time.monotonic() - looked < max(STILL_SECONDS, 2 * self.settings.renew_seconds)
-        return alive, {"node": self.node, "workers": workers}
+        return Health(alive, {"node": self.node, "workers": workers})
 
     def _metrics(self) -> bytes:
         """Return what the node's processes count, and how its workers, GPUs and disk are now."""

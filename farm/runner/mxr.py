@@ -20,7 +20,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
 from .protocol import is_deep
 
@@ -98,6 +98,12 @@ class LibrarySolution(TypedDict):
     count: int
 
 
+class ModuleContent(TypedDict):
+    """What one module of a program holds."""
+
+    operators: Mapping[str, int]  # How often it has each.
+
+
 class ProgramContent(TypedDict):
     """What a program's file holds; sizes in bytes, nothing of its weights or kernels. An ONNX file has fewer fields."""
 
@@ -105,7 +111,7 @@ class ProgramContent(TypedDict):
     size: int
     inputs: list[StoredPort]
     outputs: list[StoredPort]
-    modules: Mapping[str, Mapping[Literal["operators"], Mapping[str, int]]]  # How often each has an operator.
+    modules: Mapping[str, ModuleContent]
     weights: Mapping[str, int]  # Bytes by dtype.
     opsets: NotRequired[Mapping[str, int]]
     trailing: NotRequired[int]  # Bytes behind the program.

@@ -69,7 +69,7 @@ class RuntimeDevice:
         return ""
 
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-        """Return a session's providers with their options, of which what tuning `found` comes before the request's."""
+        """Return a session's providers with their options: those that tuning `found`, then the request's."""
         return [(CPU, {})]
 
     def session(

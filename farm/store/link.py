@@ -179,7 +179,7 @@ def load_scripts(constants: str) -> dict[str, Script]:
 
 
 def _used(shared: Sequence[str], source: str) -> str:
-    """Return the shared definitions that a script needs, if only for others: each call makes them anew."""
+    """Return the shared definitions that a script needs, if only for others: each call makes all of them again."""
     words, kept = _words(source), ""
     for definition in reversed(shared):
         names = _words(definition.partition("(" if definition.startswith("local function") else "=")[0])

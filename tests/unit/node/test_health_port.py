@@ -14,7 +14,7 @@ from farm.node import health
 from farm.node.health import Health, serve_health
 from tests.support.helpers import wait_until
 
-HEALTH: Health = (True, {"node": "n1", "workers": [{"consuming": True}]})
+HEALTH = Health(True, {"node": "n1", "workers": [{"consuming": True}]})
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /live HTTP/1.0\r\n"], ids=["nothing", "half a request"])
