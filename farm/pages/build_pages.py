@@ -31,7 +31,7 @@ from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
 from farm.pages import build_view
 from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, of_cells, of_programs, plot, sweeps
-from farm.pages.job_pages import cell_page, job_page, sidecar_of
+from farm.pages.job_pages import cell_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, EventHub, StillReading
 from farm.pages.quantities import duration, moment, part, plural
@@ -194,7 +194,7 @@ def cell(visit: Here, build_id: BuildName, identifier: str) -> Response:
     line = view.by_identifier.get(identifier)
     if line is None:
         raise NotFound(f"no cell {identifier[:300]} in build {view.build['id']}")
-    return job_page(visit, cell_page(visit, view, line))
+    return cell_page(visit, view, line)
 
 
 @router.get("/ns/{namespace}/compare")

@@ -28,7 +28,7 @@ from farm.jobs.state import State, policy_of
 from farm.pages import build_view, drawing, job_view
 from farm.pages.build_view import CellFilter, ShownBuild
 from farm.pages.drawing import steps
-from farm.pages.job_view import AttemptLine, BuildTimeline, JobPage, LogPage, timeline, trace_events
+from farm.pages.job_view import AttemptLine, BuildTimeline, LogPage, timeline, trace_events
 from farm.pages.page_answers import (
     BASE,
     BuildName,
@@ -64,7 +64,21 @@ AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]  # 0: the last one.
 @router.get("/ns/{namespace}/jobs/{job_id}")
 def job(visit: Here, job_id: JobName) -> Response:
     """Show a job."""
-    return job_page(visit, _page_of_job(visit, visit.farm.jobs.get(visit.namespace, job_id)))
+    job = visit.farm.jobs.get(visit.namespace, job_id)
+    succeeded, kind = job["state"] == State.SUCCEEDED, job["kind"]
+    line = CellLine(
+        *(str(job["order"].get("identifier") or job["id"]), "", "", "", ""),
+        look=look_of(job["state"]),
+        kind=kind or "",
+        message=job["message"],
+        detail=job["detail"] if job["state"] == State.FAILED else "",
+        advice=policy_of(kind).advice if kind else "",
+        waiting=_why_it_waits(visit, job["cells"][0]) if job["state"] == State.QUEUED else "",
+        phase=job["phase"] or "",
+        job=job["id"],
+        key=job["key"],
+    )
+    return _page_of(visit, line, job, shown=succeeded)
 
 
 @router.get("/ns/{namespace}/jobs/{job_id}/log")
@@ -328,26 +342,8 @@ def _raw(log: JobLog) -> Response:
     return StreamingResponse(log.last(), media_type="text/plain; charset=utf-8")
 
 
-def _page_of_job(visit: Visit, job: JobView) -> JobPage:
-    succeeded, kind = job["state"] == State.SUCCEEDED, job["kind"]
-    line = CellLine(
-        *(str(job["order"].get("identifier") or job["id"]), "", "", "", ""),
-        look=look_of(job["state"]),
-        kind=kind or "",
-        message=job["message"],
-        detail=job["detail"] if job["state"] == State.FAILED else "",
-        advice=policy_of(kind).advice if kind else "",
-        waiting=_why_it_waits(visit, job["cells"][0]) if job["state"] == State.QUEUED else "",
-        phase=job["phase"] or "",
-        job=job["id"],
-        key=job["key"],
-    )
-    sidecar = sidecar_of(visit, job["key"]) if succeeded else None
-    return JobPage(line, "", job, sidecar, job_view.attempts_of(job, time.time()))
-
-
-def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
-    """Return what the page of a cell shows."""
+def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> Response:
+    """Return the page of a build's cell: with its job, if the store still has that, and the build's judgement."""
     job: JobView | None = None
     if cell.job:
         with suppress(NotFound):  # The store forgets jobs before reports.
@@ -359,14 +355,8 @@ def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> JobPage:
         waiting=cell.waiting or (_why_it_waits(visit, joined) if cell.look == "queued" else ""),
         reason="" if cell.look == "hit" else cell.reason,
     )
-    return JobPage(
-        cell,
-        view.build["id"],
-        job,
-        sidecar_of(visit, cell.key) if cell.published else None,
-        job_view.attempts_of(job, time.time()) if job else (),
-        position=view.position if view.is_open and cell.look in ("queued", "running") else "",
-    )
+    news_after = view.position if view.is_open and cell.look in ("queued", "running") else ""
+    return _page_of(visit, cell, job, shown=cell.published, build=view.build["id"], position=news_after)
 
 
 def _why_it_waits(visit: Visit, cell: CellOfBuild) -> str:
@@ -375,34 +365,49 @@ def _why_it_waits(visit: Visit, cell: CellOfBuild) -> str:
     return found[0]["waiting"] if found else ""
 
 
-def job_page(visit: Visit, page: JobPage) -> Response:
-    """Return the page of a job, or of a cell."""
-    sidecar = page.sidecar
+def _page_of(
+    visit: Visit, cell: CellLine, job: JobView | None, *, shown: bool, build: str = "", position: str = ""
+) -> Response:
+    """Return the page of a build's cell, or of a job: then `cell` is what a cell would show, and `build` is empty.
+
+    `shown`: it has a program to show. News of the cell may come after the build's event `position`, if there is one.
+    """
+    identifier = cell.identifier if "/" in cell.identifier else ""  # A job without one has no history.
+    sidecar = sidecar_of(visit, cell.key) if shown else None
+    attempts = job_view.attempts_of(job, time.time()) if job else []
     runs = job_view.runs_of(sidecar) if sidecar else []
-    known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if page.identifier else {}
-    earlier = list(_earlier(visit, page)) if page.attempts and page.identifier else []
+    known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if identifier else {}
+    earlier = list(_earlier(visit, identifier, attempts[0])) if attempts and identifier else []
+    spec = job["order"].get("spec") if job else sidecar and sidecar["spec"]
     return visit.page(
         "job",
-        acknowledged=known.get(page.identifier),
-        may_acknowledge=bool(page.identifier and page.cell.kind) and visit.caller.role >= Role.SUBMITTER,
+        acknowledged=known.get(identifier),
+        may_acknowledge=bool(identifier and cell.kind) and visit.caller.role >= Role.SUBMITTER,
         until=(str(today() + FORTNIGHT), str(today()), str(today() + timedelta(days=LONGEST))),
         section="builds",
-        page=page,
-        cell=page.cell,
-        moved=json.loads(page.cell.moved),
-        around=json.loads(page.cell.around),
-        timeline=drawing.timeline(page.attempts, earlier),
+        cell=cell,
+        identifier=identifier,
+        job=job,
+        build=build,
+        position=position,
+        attempts=attempts,
+        has_error=cell.kind and not cell.is_gate,  # Of a gate the log says nothing.
+        sidecar=sidecar,
+        moved=json.loads(cell.moved),
+        around=json.loads(cell.around),
+        timeline=drawing.timeline(attempts, earlier),
         earlier=earlier,
         runs=runs,
         spreads=drawing.spreads(runs),
         outputs=job_view.outputs_of(sidecar) if sidecar else [],
+        ingredients=list(job_view.ingredients_of(spec)),
     )
 
 
-def _earlier(visit: Visit, page: JobPage) -> Iterator[tuple[str, AttemptLine]]:
-    """Yield the builds before that compiled this cell, newest first, each with the attempt that succeeded."""
-    past = visit.farm.build_index.of(visit.namespace, page.identifier, KEPT)
-    began = page.attempts[0].row["started_at"] or 0.0
+def _earlier(visit: Visit, identifier: str, first: AttemptLine) -> Iterator[tuple[str, AttemptLine]]:
+    """Yield the builds that compiled a cell before the `first` attempt, newest first, each with what succeeded."""
+    past = visit.farm.build_index.of(visit.namespace, identifier, KEPT)
+    began = first.row["started_at"] or 0.0
     made = [row for row in past if row["state"] == State.SUCCEEDED and not row["hit"] and row["ended"] < began]
     for row in made[:EARLIER]:
         if sidecar := sidecar_of(visit, row["key"]):

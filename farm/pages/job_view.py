@@ -8,7 +8,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import chain
@@ -22,7 +21,6 @@ from farm.artifacts.sidecar import serving_of
 from farm.inert import inert
 from farm.jobs.rows import AttemptView, JobView
 from farm.jobs.state import Phase
-from farm.results.verdict import CellLine
 from farm.runner.documents import Latency
 from farm.units import by_number
 from farm.wire.program import Sidecar
@@ -82,34 +80,6 @@ class OutputLine(NamedTuple):
     spread: float | None
     origin: str
     remark: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobPage:
-    """A job as the store has it, if it still does, with the build's judgement if it is looked at as a cell of one."""
-
-    cell: CellLine  # The cell; of a job, what a cell would show.
-    build: str  # Empty for a job that is looked at as one.
-    job: JobView | None
-    sidecar: Sidecar | None
-    attempts: Sequence[AttemptLine] = ()  # The oldest first.
-    position: str = ""  # After which of the build's events news of the cell may come; empty if none will.
-
-    @property
-    def identifier(self) -> str:
-        """The cell that has a history; empty for a job without one."""
-        return self.cell.identifier if "/" in self.cell.identifier else ""
-
-    @property
-    def has_error(self) -> bool:
-        """Whether the log says what went wrong: of a gate it says nothing."""
-        return bool(self.cell.kind) and not self.cell.is_gate
-
-    @property
-    def ingredients(self) -> list[tuple[str, str]]:
-        """What its cache key is made of, as far as that is known."""
-        spec = self.job["order"].get("spec") if self.job else self.sidecar["spec"] if self.sidecar else None
-        return list(ingredients_of(spec or {}))
 
 
 def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
