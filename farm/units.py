@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 DURATION = r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]{1,9}(\.[0-9]{1,6})?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"
@@ -90,12 +91,17 @@ def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count and name not in ("hits", "expected"))
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by what `key` returns for them; groups and items in the order in which they come."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def together(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
     """Return each text once, with the names of all that it is said of."""
-    found: dict[str, list[str]] = {}
-    for name, text in said:
-        found.setdefault(text, []).append(name)
-    return [(names, text) for text, names in found.items()]
+    return [([name for name, _ in each], text) for text, each in grouped(said, lambda pair: pair[1]).items()]
 
 
 def named(cells: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from farm.results.ref_rules import last, readers_order
 from farm.settings import load_settings
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool
+from farm.units import grouped
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -208,9 +209,7 @@ def best_fit(
             others[cell["identifier"]] = why_not(cell, pools) or reasons[0][1]
     if not running:
         raise nothing_fits(others)
-    of_cell: dict[str, list[SnapshotCell]] = {}
-    for cell, _, _ in running:
-        of_cell.setdefault(cell["identifier"], []).append(cell)
+    of_cell = grouped((cell for cell, _, _ in running), lambda cell: cell["identifier"])
     fits = []
     for cell, sidecar, good in running:
         given = last(of_cell[cell["identifier"]])

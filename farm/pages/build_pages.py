@@ -42,7 +42,7 @@ from farm.results.verdict import BAND, CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
 from farm.tuning.records import TuningDatabaseView
-from farm.units import by_number, named, together
+from farm.units import by_number, grouped, named, together
 
 router = APIRouter()
 
@@ -130,7 +130,7 @@ def build(
     table = Table(visit.request, found, _CELL_KEYS if listed else {}, "cells", LISTED if listed else build_view.PAGE)
     shown = [] if counted else table.rows
     of_models = {cell.model for cell in shown}
-    groups = (build_view.grouped(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
+    groups = (build_view.by_model(found) if wanted else view.groups) if len(found) > GROUPED and not model else []
     changed = reading.changes(visit.namespace, view)
 
     def link(cell: str) -> str:
@@ -240,9 +240,7 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
 
 def _to_ship(cells: Sequence[CellLine], link: Callable[[str], str]) -> tuple[list[str], list[Tradeoff]]:
     """Return the first models with several programs, and what could be shipped of the first with measured ones."""
-    models: dict[str, list[CellLine]] = {}
-    for cell in cells:
-        models.setdefault(cell.model, []).append(cell)
+    models = grouped(cells, lambda cell: cell.model)
     some = [name for name, each in models.items() if len({cell.precision for cell in each}) > 1][:TRADEOFFS]
     found = next((found for name in some if (found := of_cells(models[name], link))), [])
     return some, found
@@ -431,11 +429,8 @@ def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
 
 def _ended(builds: Iterable[BuildView]) -> list[list[BuildView]]:
     """Return the builds of each name that ended; as in `builds`, the newest come first."""
-    ended: dict[str, list[BuildView]] = {}
-    for build in builds:
-        if build["state"] == "reported" and not is_aside(build):
-            ended.setdefault(build["name"], []).append(build)
-    return list(ended.values())
+    ended = (build for build in builds if build["state"] == "reported" and not is_aside(build))
+    return list(grouped(ended, lambda build: build["name"]).values())
 
 
 def stuck_pools(pools: Iterable[PoolView]) -> list[PoolView]:

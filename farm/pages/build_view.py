@@ -19,7 +19,8 @@ from farm.pages import quantities
 from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
 from farm.results.report import BuildView, PastCell
 from farm.results.tradeoff import Contender, weighed
-from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Effect, Look, change, is_quiet
+from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Look, change, is_quiet
+from farm.units import grouped
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),
@@ -78,10 +79,8 @@ def figures(cells: Sequence[CellLine], metric: str) -> dict[str, str]:
     """Return what the places of cells say, with one of `METRICS`; of a model, all cells are given."""
     if metric == "latency":
         return {cell.identifier: said(cell) for cell in cells}
-    models: dict[str, list[Contender]] = {}
-    for cell in cells:
-        models.setdefault(cell.model, []).append(cell.contender)
-    found = {each.identifier: each for model in models.values() for each in weighed(model)}
+    models = grouped(cells, lambda cell: cell.model).values()
+    found = {each.identifier: each for model in models for each in weighed([cell.contender for cell in model])}
     bases = [cell for cell in cells if cell.precision == "fp32" and metric == "x fp32"]
     rough = {(cell.model, cell.target, cell.shape): cell.marks.split() for cell in bases}
     texts = {}
@@ -190,7 +189,7 @@ class ShownBuild:
     @cached_property
     def groups(self) -> list[Group]:
         """Its cells by model."""
-        return grouped(self.cells)
+        return by_model(self.cells)
 
     @cached_property
     def targets(self) -> list[str]:
@@ -265,7 +264,7 @@ class ShownBuild:
         return f"{start}; the rest takes about {duration(eta['expected'])} more" if eta and eta["expected"] else start
 
 
-def grouped(cells: Iterable[CellLine]) -> list[Group]:
+def by_model(cells: Iterable[CellLine]) -> list[Group]:
     """Return cells by model: those with failures first, then in the order of the manifest."""
     counts = Counter((cell.model, cell.target, cell.look) for cell in cells)
     models: dict[str, dict[str, Counter[Look]]] = {}
@@ -343,11 +342,10 @@ class ComparedBuilds:
 
 def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     """Compare the ended cells that both builds have."""
-    both = [(old, cell) for cell in after.cells if (old := before.by_identifier.get(cell.identifier))]
-    pairs: dict[Effect, list[Pair]] = {}
-    for old, cell in both:
-        pairs.setdefault((found := change(old, cell)).effect, []).append(Pair(old, cell, found))
-    ended = [pair for some in pairs.values() for pair in some if pair.before.succeeded and pair.after.succeeded]
+    olds = before.by_identifier
+    both = [Pair(old, cell, change(old, cell)) for cell in after.cells if (old := olds.get(cell.identifier))]
+    pairs = grouped(both, lambda pair: pair.found.effect)
+    ended = [pair for pair in both if pair.before.succeeded and pair.after.succeeded]
     reasons = [pair.found.left_out for pair in ended] + ["cancelled or open in either"] * len(pairs.get("open", ()))
     return ComparedBuilds(
         before,
@@ -359,7 +357,7 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
         slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
         faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
         same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
-        ended=sum(not {old.look, cell.look} & {"queued", "running", "cancelled"} for old, cell in both),
+        ended=sum(not {old.look, cell.look} & {"queued", "running", "cancelled"} for old, cell, _ in both),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],
         only_after=[cell for cell in after.cells if cell.identifier not in before.by_identifier],
         left_out=[Reason(reasons.count(why), why) for why in dict.fromkeys(reasons) if why and why != SAME],

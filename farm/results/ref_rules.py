@@ -10,6 +10,7 @@ from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
 from farm.results.tradeoff import error_of
 from farm.targets.pools import begins, version_of
+from farm.units import grouped
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import Cells, SnapshotCell
@@ -219,10 +220,8 @@ def given(cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:
 
 def family(members: Iterable[tuple[SnapshotCell, Sidecar]]) -> list[tuple[SnapshotCell, Sidecar]]:
     """Return the members of one model file and toolchain: what readers get last, then the most, then the first."""
-    families: dict[tuple[str, str], list[tuple[SnapshotCell, Sidecar]]] = {}
-    for cell, sidecar in members:
-        made_of = cell["toolchain"], str(sidecar["spec"].get("model"))  # What it says may not be checked yet.
-        families.setdefault(made_of, []).append((cell, sidecar))
+    # What a sidecar says may not be checked yet.
+    families = grouped(members, lambda member: (member[0]["toolchain"], str(member[1]["spec"].get("model"))))
     return max(families.values(), key=lambda found: (max(readers_order(cell) for cell, _ in found), len(found)))
 
 

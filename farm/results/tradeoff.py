@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from farm.jobs.state import State
 from farm.models.shapes import BATCH
+from farm.units import grouped
 
 if TYPE_CHECKING:
     from farm.jobs.facts import ArtifactFacts
@@ -93,10 +94,7 @@ def marks_of(facts: ArtifactFacts) -> list[str]:
 
 def by_place(found: Iterable[Contender]) -> dict[tuple[str, str], list[Contender]]:
     """Return the programs of each target and shape; a model may have thousands of them."""
-    places: dict[tuple[str, str], list[Contender]] = {}
-    for each in found:
-        places.setdefault(each.place, []).append(each)
-    return places
+    return grouped(found, lambda each: each.place)
 
 
 def front(found: Iterable[Contender]) -> list[Contender]:

@@ -16,7 +16,7 @@ from farm.errors import suggestion
 from farm.files import configs_folder
 from farm.spec import Device, digest_of
 from farm.targets.compilers import Maker, compilers
-from farm.units import parse_size
+from farm.units import grouped, parse_size
 
 if TYPE_CHECKING:
     from farm.jobs.rows import PoolDocument
@@ -219,11 +219,8 @@ def in_use(pools: Iterable[tuple[Pool, int]], preferred: Sequence[str] = ()) -> 
     operator's choice counts (`preferred`: starts of toolchain ids), else those that have live workers, else all. A pool
     that compiles for a GPU which it does not have counts only if no other is known for it.
     """
-    groups: dict[tuple[Target, Device], list[tuple[Pool, int]]] = {}
-    for pool, live in pools:
-        groups.setdefault((pool.target, pool.device), []).append((pool, live))
     chosen: list[Pool] = []
-    for known in groups.values():
+    for known in grouped(pools, lambda each: (each[0].target, each[0].device)).values():
         group = [(pool, live) for pool, live in known if not pool.untuned] or known
         wanted = [pool for pool, _ in group if any(map(pool.begins, preferred))]
         alive = [pool for pool, live in group if live]

@@ -310,6 +310,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.logging",
         "farm.results",
         "farm.settings",
+        "farm.units",
         "farm.wire",
     },
     "farm.extras.radar": {
@@ -331,6 +332,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.runner",
         "farm.spec",
         "farm.targets",
+        "farm.units",
         "farm.wire",
     },
     "farm.extras.reproduce": {

@@ -19,6 +19,7 @@ from farm.results.gates import DECIDED
 from farm.results.ref_rules import given
 from farm.results.report import BuildView
 from farm.targets.pools import begins
+from farm.units import grouped
 from farm.wire.asked import ChosenGates
 
 if TYPE_CHECKING:
@@ -302,12 +303,9 @@ def _first_good(
 
     A cell whose program the ref names is compared with that.
     """
-    starts: dict[str, list[Bisection]] = {}
-    for search in searches:
-        if named[search.identifier]["toolchain"] != search.toolchains[0]:
-            starts.setdefault(search.toolchains[0], []).append(search)
+    starts = (each for each in searches if named[each.identifier]["toolchain"] != each.toolchains[0])
     found: dict[str, str] = {}
-    for version, asking in starts.items():
+    for version, asking in grouped(starts, lambda each: each.toolchains[0]).items():
         names = [search.identifier for search in asking]
         build = ToolchainsApi.of(client).shadow(ref, version, cells=names, defaults=False)["id"]
         _wait(client, build)

@@ -20,6 +20,7 @@ from farm.extras.signing.signing_keys import clock, load_signer
 from farm.extras.signing.trust import AtHand, TrustPolicy, judge, load_policy
 from farm.results.ref_rules import has_passed
 from farm.settings import Settings
+from farm.units import grouped
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -121,9 +122,7 @@ def _newest(given: Iterable[bytes]) -> list[bytes]:
         same = (bundle.keyid, statement.predicate_type, bool(about), about, *sorted(statement.subjects.items()))
         found.pop(same, None)
         found[same] = data
-    series: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
-    for same in found:
-        series.setdefault(same[:3], []).append(same)
+    series = grouped(found, lambda same: same[:3])
     old = {same for (*_, goes_on), all_of_it in series.items() if goes_on for same in all_of_it[:-KEPT]}
     return [data for same, data in found.items() if same not in old]
 
