@@ -475,36 +475,52 @@ class NamespaceLine(NamedTuple):
 
 
 @router.get("/ns/{namespace}/models")
-def models(visit: Here, ref: Text = "latest", text: Text = "") -> Response:
-    """List the models that a ref names."""
-    by_model: dict[str, list[SnapshotCell]] = {}
-    for program in _programs(visit, ref):
-        if text in program["model"]:
-            by_model.setdefault(program["model"], []).append(program)
-    table = Table(visit.request, list(by_model.items()), _MODEL_KEYS, size=PROGRAMS)
-    return _models_page(visit, ref, text=text, table=table)
-
-
 @router.get("/ns/{namespace}/models/{model}")
-def one_model(visit: Here, model: str, ref: Text = "latest", text: Text = "") -> Response:
-    """List the programs of one model, those with a text in their names."""
-    programs = [program for program in _programs(visit, ref) if program["model"] == model]
-    if not programs:
-        raise NotFound(f"{ref} names no program of {model[:300]}")
-    owner = Refs(visit.farm.artifacts).owner(visit.namespace, ref)
-    facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
-    current = {each["identifier"]: each for each in programs if "superseded" not in each}
-    found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
-    to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
-    keys: Keys[SnapshotCell] = {
-        "Program": lambda each: each["identifier"],
-        "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,
-        "Size": lambda each: each["program"]["size"],
-        "Device": lambda each: each["device"],
-        "Toolchain": lambda each: each["toolchain"],
-    }
-    table = Table(visit.request, [each for each in programs if text in each["identifier"]], keys, size=PROGRAMS)
-    return _models_page(visit, ref, model=model, text=text, table=table, facts=facts, to_ship=to_ship)
+def models(visit: Here, model: str = "", ref: Text = "latest", text: Text = "") -> Response:
+    """List the models that a ref names, or the programs of one of them: those with a text in their names."""
+    refs = Refs(visit.farm.artifacts)
+    owner = refs.owner(visit.namespace, ref)
+    snapshot = refs.read(owner, ref)
+    named = list(snapshot["cells"].values()) if snapshot else []
+    named.sort(key=lambda cell: by_number(cell["identifier"]))
+    facts: Mapping[str, ArtifactFacts] = {}
+    to_ship: Sequence[Tradeoff] = ()
+    table: Table[SnapshotCell] | Table[tuple[str, list[SnapshotCell]]]
+    if model:
+        programs = [program for program in named if program["model"] == model]
+        if not programs:
+            raise NotFound(f"{ref} names no program of {model[:300]}")
+        facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
+        current = {each["identifier"]: each for each in programs if "superseded" not in each}
+        found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
+        to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
+        keys: Keys[SnapshotCell] = {
+            "Program": "identifier",
+            "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,
+            "Size": lambda each: each["program"]["size"],
+            "Device": "device",
+            "Toolchain": "toolchain",
+        }
+        table = Table(visit.request, [each for each in programs if text in each["identifier"]], keys, size=PROGRAMS)
+    else:
+        by_model = grouped((each for each in named if text in each["model"]), lambda each: each["model"])
+        table = Table(visit.request, list(by_model.items()), _MODEL_KEYS, size=PROGRAMS)
+    tags = sorted(refs.readable(visit.caller.namespace), key=by_number)
+    row = refs.find(owner, ref) if ref in tags else None
+    return visit.page(
+        "models",
+        section="models",
+        tag=ref,
+        tags=tags,
+        owner=owner,
+        moved=row["moved"] if row else "",
+        model=model,
+        text=text,
+        table=table,
+        facts=facts,
+        to_ship=to_ship,
+        tradeoffs_shown=TRADEOFFS,
+    )
 
 
 @router.get("/ns/{namespace}/workers")
@@ -587,42 +603,6 @@ def _namespace(visit: Visit, name: str, *, counted: bool) -> NamespaceLine:
     index = visit.farm.store.index
     live = sum(visit.farm.store.builds.live_cells(name).values())
     return NamespaceLine(name, index.count(name), index.program_bytes(name) if counted else None, live)
-
-
-def _programs(visit: Visit, tag: str) -> list[SnapshotCell]:
-    refs = Refs(visit.farm.artifacts)
-    snapshot = refs.read(refs.owner(visit.namespace, tag), tag)
-    return sorted(snapshot["cells"].values(), key=lambda cell: by_number(cell["identifier"])) if snapshot else []
-
-
-def _models_page(
-    visit: Visit,
-    tag: str,
-    *,
-    table: Table[tuple[str, list[SnapshotCell]]] | Table[SnapshotCell],
-    model: str = "",
-    text: str = "",
-    facts: Mapping[str, ArtifactFacts] | None = None,
-    to_ship: Sequence[Tradeoff] = (),
-) -> Response:
-    refs = Refs(visit.farm.artifacts)
-    owner = refs.owner(visit.namespace, tag)
-    tags = sorted(refs.readable(visit.caller.namespace), key=by_number)
-    found = refs.find(owner, tag) if tag in tags else None
-    return visit.page(
-        "models",
-        section="models",
-        tag=tag,
-        tags=tags,
-        owner=owner,
-        moved=found["moved"] if found else "",
-        model=model,
-        text=text,
-        table=table,
-        facts=facts or {},
-        to_ship=to_ship,
-        tradeoffs_shown=TRADEOFFS,
-    )
 
 
 _MODEL_KEYS: Keys[tuple[str, list[SnapshotCell]]] = {
