@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from farm.api.gate import COOKIES, FarmDep, Unauthenticated, authenticate, cooki
 from farm.app import Farm
 from farm.artifacts.tokens import Role, Token
 from farm.errors import NotAllowed
+from farm.files import hash_file
 from farm.inert import inert, one_line
 from farm.pages import quantities
 from farm.pages.build_view import SIGNS, ranked, said
@@ -272,9 +272,8 @@ OwnForm = Depends(own_form)
 # --- templates: documents in, HTML out; all text is escaped and made inert --------------------------------------------
 
 FOLDER = Path(__file__).parent
-_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
-STATIC = {name: _TYPES[Path(name).suffix] for name in ("farm.css", "farm.js")}
-"""Files that pages ask browsers to fetch, with their types."""
+STATIC = {name: FOLDER / "static" / name for name in ("farm.css", "farm.js")}
+"""Files that pages ask browsers to fetch."""
 
 _folders = [str(FOLDER / "templates")]
 
@@ -296,17 +295,9 @@ def add_templates(folders: Iterable[Path]) -> None:
 
 
 @cache
-def static(name: str) -> bytes:
-    """Return a file that pages use. Raises KeyError for an unknown name."""
-    if name not in STATIC:
-        raise KeyError(name)
-    return (FOLDER / "static" / name).read_bytes()
-
-
-@cache
 def version_of(name: str) -> str:
     """Return what changes with a file's bytes: pages name it in the URL, so browsers may keep the file for ever."""
-    return hashlib.sha256(static(name)).hexdigest()[:12]
+    return hash_file(STATIC[name])[0][:12]
 
 
 _QUOTED = re.compile(r"`([^`]{1,300})`")

@@ -11,7 +11,7 @@ import anyio
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
 from farm.api.gate import FarmDep, Unauthenticated, get_farm
@@ -130,12 +130,10 @@ def _add_entrance(pages: FastAPI) -> None:
 
     @pages.get("/static/{name:path}")
     def static(name: str, v: Text = "") -> Response:
-        try:
-            body = page_answers.static(name)
-        except KeyError:
-            raise NotFound(f"no file {name}") from None
+        if name not in page_answers.STATIC:
+            raise NotFound(f"no file {name}")
         kept = "public, max-age=31536000, immutable" if v == page_answers.version_of(name) else "no-cache"
-        return Response(body, media_type=page_answers.STATIC[name], headers={"Cache-Control": kept})
+        return FileResponse(page_answers.STATIC[name], headers={"Cache-Control": kept})
 
 
 def _own_path(path: str) -> str:

@@ -223,6 +223,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.builds",
         "farm.errors",
         "farm.extension",
+        "farm.files",
         "farm.inert",
         "farm.jobs",
         "farm.logging",
