@@ -89,11 +89,6 @@ def day(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%a %-d %b %H:%M}"
 
 
-def machine_moment(seconds: float) -> str:
-    """Return a point in time (Unix seconds) for the attribute `datetime`."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
 def ago(seconds: float) -> str:
     """Return how long ago something was, roughly: `just now`, `5 min ago`, `3 d ago`."""
     for least, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
