@@ -19,7 +19,7 @@ from farm.pages import quantities
 from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
 from farm.results.report import BuildView, PastCell
 from farm.results.tradeoff import Contender, weighed
-from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Look, change, is_quiet
+from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Look, change, is_quiet, look_of
 from farm.units import grouped
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
@@ -217,11 +217,6 @@ class ShownBuild:
         """What runs now."""
         return [cell for cell in self.cells if cell.look == "running"]
 
-    @property
-    def done(self) -> int:
-        """How many cells have ended."""
-        return sum(count for look, count in self.looks.items() if look not in ("running", "queued"))
-
     def wanted(self, wanted: CellFilter) -> list[CellLine]:
         """Return the cells that pass a reader's filters."""
         return [cell for cell in self.cells if wanted.takes(cell)] if wanted else list(self.cells)
@@ -259,7 +254,8 @@ class ShownBuild:
         if looks.get("failed"):
             start = f"{plural(looks['failed'], 'cell')} of {total:,} failed so far"
         else:
-            start = f"{self.done:,} of {plural(total, 'cell')} are done"
+            done = sum(count for look, count in looks.items() if look not in ("running", "queued"))
+            start = f"{done:,} of {plural(total, 'cell')} are done"
         eta = outlook["eta"] if outlook else None
         return f"{start}; the rest takes about {duration(eta['expected'])} more" if eta and eta["expected"] else start
 
@@ -467,8 +463,6 @@ Moved = Literal["", "slower", "faster"]
 
 _DIGEST = re.compile(r"-[0-9a-f]{8}(?= →|$)")
 
-_LOOKS: dict[str, Look] = {"succeeded": "compiled", "failed": "failed", "cancelled": "cancelled"}
-
 
 class Band(NamedTuple):
     """Latencies (seconds) between which no change is reported."""
@@ -489,7 +483,6 @@ class PastPoint(NamedTuple):
     measured: bool  # Whether this build measured it: a hit repeats an older number.
     shared: bool
     node: str
-    key: str
     band: Band | None
     moved: Moved
     changes: Sequence[str]  # What is another one than in the program before: toolchain, driver, device.
@@ -628,14 +621,13 @@ def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
         yield PastPoint(
             row["ended"],
             row["build"],
-            "hit" if row["hit"] else "expected" if row["expected"] else _LOOKS.get(row["state"], "cancelled"),
+            look_of(row["state"], hit=row["hit"], expected=row["expected"]),
             row["kind"],
             latency,
             row["error"],
             measured,
             shared,
             row["node"],
-            row["key"],
             band,
             moved,
             changes,
