@@ -295,7 +295,7 @@ class EventHub:
         """Yield news of a build since a position, until its report is written."""
         key = (namespace, build_id)
         channel = self._channels.get(key)
-        if channel is None or channel.ended:
+        if channel is None or channel.task.done():
             channel = self._channels[key] = _Channel(farm, pages, namespace, build_id, self._limiter)
         channel.readers += 1
         try:
@@ -308,7 +308,7 @@ class EventHub:
         finally:
             channel.readers -= 1
             if not channel.readers:
-                channel.stop()
+                channel.task.cancel()
                 if self._channels.get(key) is channel:
                     del self._channels[key]
 
@@ -330,16 +330,8 @@ class _Channel:
         self._news = asyncio.Event()
         self._missed: dict[str, asyncio.Task[Message | None]] = {}
         """What is being read for those who are behind, by their position."""
-        self._task = asyncio.create_task(self._read())
-
-    @property
-    def ended(self) -> bool:
-        """Whether no more messages will come."""
-        return self._task.done()
-
-    def stop(self) -> None:
-        """Read no more."""
-        self._task.cancel()
+        self.task = asyncio.create_task(self._read())
+        """Ends when no more messages will come."""
 
     async def until_read(self) -> AsyncIterator[str]:
         """Say when the build has been read, so that its page can be shown."""
@@ -362,7 +354,7 @@ class _Channel:
                 if message.last:
                     return
             if not known:
-                if self.ended:
+                if self.task.done():
                     return
                 try:
                     await asyncio.wait_for(news.wait(), KEEP_ALIVE)
