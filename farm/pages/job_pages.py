@@ -19,7 +19,7 @@ from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import readable
 from farm.artifacts.tokens import Role, Token
-from farm.builds.known_failures import LONGEST, today
+from farm.builds.known_failures import LONGEST, Acknowledged, today
 from farm.builds.past_builds import KEPT
 from farm.builds.reading import JobLog
 from farm.errors import ArtifactGone, NotFound, QuotaExceeded, UsageError
@@ -448,24 +448,16 @@ def known(visit: Here, text: Text = "") -> Response:
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])
 def acknowledge(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
     """Acknowledge a failure, and lead to the list."""
-    wanted = {name: form.get(name, "").strip() for name in ("cell", "kind", "reason", "until", "link")}
-    if not wanted["cell"] or not wanted["reason"] or len(form.get("cell", "")) > 500 or len(wanted["reason"]) > 1000:
+    fields = ("cell", "kind", "reason", "until", "link")
+    cell, kind, reason, until, link = (form.get(name, "").strip() for name in fields)
+    if not cell or not reason or len(form.get("cell", "")) > 500 or len(reason) > 1000:
         raise UsageError("a cell and a reason are needed", hint="go back, and say what is known about it")
-    if wanted["link"] and not wanted["link"].startswith(("https://", "http://")):
+    if link and not link.startswith(("https://", "http://")):
         raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
-    farm.acknowledged.put(
-        caller.namespace,
-        {
-            "cell": wanted["cell"],
-            "kind": wanted["kind"],
-            "reason": wanted["reason"],
-            "until": wanted["until"],
-            "link": wanted["link"][:500],
-            "by": caller.name,
-            "at": time.time(),
-        },
-    )
-    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(wanted['cell'])}", 303)
+    link, by, at = link[:500], caller.name, time.time()
+    entry = Acknowledged(cell=cell, kind=kind, reason=reason, until=until, link=link, by=by, at=at)
+    farm.acknowledged.put(caller.namespace, entry)
+    return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(cell)}", 303)
 
 
 @router.post("/ns/{namespace}/known/forget", dependencies=[OwnForm])
