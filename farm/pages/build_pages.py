@@ -533,17 +533,13 @@ def workers(visit: Here, text: Text = "") -> Response:
     for build in builds[:10]:
         with suppress(StillReading):  # Its own page says why it waits.
             views.append(visit.builds.view(visit.namespace, build["id"]))
+    fitting = [each for each in live if text in " ".join((each["id"], str(each["node"]), *each["pools"]))]
     takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
     return visit.page(
         "workers",
         section="workers",
         text=text,
-        workers=Table(
-            visit.request,
-            [each for each in live if text in " ".join((each["id"], str(each["node"]), *each["pools"]))],
-            _WORKER_KEYS,
-            "workers",
-        ),
+        workers=Table(visit.request, fitting, _WORKER_KEYS, "workers"),
         cells={cell.job: cell.identifier for view in views for cell in view.running},
         pools=Table(visit.request, [pool for pool in pools if text in pool["name"]], _POOL_KEYS, "pools"),
         waiting=[(view.build, reasons) for view in views if (reasons := view.reasons())],
@@ -566,6 +562,9 @@ def storage(visit: Here, garbage: Text = "") -> Response:
     found = [refs.listed(visit.namespace, tag) for tag in sorted(refs.list(visit.namespace), key=by_number)[:200]]
     is_admin = visit.caller.role is Role.ADMIN
     names = sorted(visit.farm.artifacts.list_folders("ns/")) if is_admin else []
+    lines = [_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]]
+    changed = list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else []
+    tuning = [described(each) for each in databases(visit.farm.artifacts, [visit.namespace])]
     kept = timedelta(days=visit.farm.settings.keep_days)
     return visit.page(
         "storage",
@@ -574,27 +573,12 @@ def storage(visit: Here, garbage: Text = "") -> Response:
         quota=visit.farm.settings.namespace_cells,
         keep_days=visit.farm.settings.keep_days,
         refs=Table(visit.request, [ref for ref in found if ref], _REF_KEYS, "refs"),
-        tuning=Table(
-            visit.request,
-            sorted(map(described, databases(visit.farm.artifacts, [visit.namespace])), key=lambda each: each["name"]),
-            _TUNING_KEYS,
-            "tuning",
-        ),
+        tuning=Table(visit.request, sorted(tuning, key=lambda each: each["name"]), _TUNING_KEYS, "tuning"),
         tokens=Table(visit.request, visit.farm.tokens.list() if is_admin else [], _TOKEN_KEYS, "tokens"),
         is_admin=is_admin,
         gc=visit.farm.settings.gc,
-        namespaces=Table(
-            visit.request,
-            [_namespace(visit, name, counted=bool(garbage)) for name in names[:NAMESPACES]],
-            _NAMESPACE_KEYS,
-            "namespaces",
-        ),
-        changes=Table(
-            visit.request,
-            list(read_changes(visit.farm.artifacts, str(today()), CHANGES_SHOWN)) if is_admin else [],
-            _CHANGE_KEYS,
-            "changes",
-        ),
+        namespaces=Table(visit.request, lines, _NAMESPACE_KEYS, "namespaces"),
+        changes=Table(visit.request, changed, _CHANGE_KEYS, "changes"),
         garbage=collect(visit.farm.artifacts, plans_kept=kept, dry_run=True) if is_admin and garbage else None,
     )
 
