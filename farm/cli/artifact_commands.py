@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from farm.cli import connection, output, render
-from farm.cli.connection import connect_or_start, connect_to_storage
+from farm.cli.connection import connect_or_start, connect_to_storage, offering
 from farm.client.packs import Layout
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
@@ -62,11 +62,7 @@ class Order(StrEnum):
 def fetch(
     name: Annotated[
         str,
-        Argument(
-            metavar="NAME[@REF]",
-            help="A model, or a cell as builds print it; REF: a tag or a build.",
-            autocompletion=connection.artifacts,
-        ),
+        offering("NAME[@REF]", "A model, or a cell as builds print it; REF: a tag or a build.", connection.artifacts),
     ],
     target: Annotated[
         str,
@@ -229,12 +225,7 @@ def _say_fetched(found: Fetched) -> None:
 
 def ls(
     what: Annotated[
-        str,
-        Argument(
-            metavar="WHAT|TEXT",
-            help="artifacts, refs, builds, workers or pools; or part of a name.",
-            autocompletion=connection.listings,
-        ),
+        str, offering("WHAT|TEXT", "artifacts, refs, builds, workers or pools; or part of a name.", connection.listings)
     ] = "artifacts",
     ref: Annotated[str, Option(help="List the artifacts of this ref.", autocompletion=connection.refs)] = "latest",
     sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = Order.NAME,
@@ -269,11 +260,8 @@ def ls(
 
 
 def tag(
-    name: Annotated[str, Argument(metavar="REF", help="Such as prod.", autocompletion=connection.refs)],
-    source: Annotated[
-        str,
-        Argument(metavar="SOURCE", help="Point REF to what this ref or build names.", autocompletion=connection.refs),
-    ] = "",
+    name: Annotated[str, offering("REF", "Such as prod.", connection.refs)],
+    source: Annotated[str, offering("SOURCE", "Point REF to what this ref or build names.", connection.refs)] = "",
     previous: Annotated[bool, Option("--previous", help="Point REF to what it named before.")] = False,
     delete: Annotated[bool, Option("--delete", help="Delete REF; the artifacts that it names stay.")] = False,
     generation: Annotated[
@@ -368,12 +356,7 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
 
 def inspect(
     what: Annotated[
-        str,
-        Argument(
-            metavar="FILE|KEY|CELL",
-            help="A program, an artifact.json, or a stored artifact.",
-            autocompletion=connection.stored,
-        ),
+        str, offering("FILE|KEY|CELL", "A program, an artifact.json, or a stored artifact.", connection.stored)
     ],
     program: Annotated[
         bool, Option("--program", help="Download the program of a stored artifact, and show its content.")

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from farm import entry_points
 from farm.cli import connection, output, render
-from farm.cli.connection import connect, connect_or_start
+from farm.cli.connection import connect, connect_or_start, offering
 from farm.cli.output import follow
 from farm.errors import Conflict, ExitCode, FarmError, FarmFault, NotFound, UsageError
 from farm.inert import one_line
@@ -39,15 +39,9 @@ SECOND_THOUGHT = 5  # Seconds after Ctrl-C within which a second Ctrl-C cancels 
 ManifestArgument = Annotated[Path, Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[
     str,
-    Argument(
-        metavar="BUILD",
-        help="A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit.",
-        autocompletion=connection.builds,
-    ),
+    offering("BUILD", "A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit."),
 ]
-BuildOrPool = Annotated[
-    str, Argument(metavar="BUILD|POOL", help="A build, or a pool's whole name.", autocompletion=connection.pools)
-]
+BuildOrPool = Annotated[str, offering("BUILD|POOL", "A build, or a pool's whole name.", connection.pools)]
 Labels = Annotated[list[str] | None, Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")]
 Detach = Annotated[bool, Option("--detach", help="Print the build's id alone and do not follow it.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Print the plan and stop; create nothing.")]
@@ -244,10 +238,7 @@ def watch(build: BuildId = "@latest", junit: Junit = None, summary: Summary = No
 
 
 def status(
-    build: Annotated[
-        str,
-        Argument(metavar="BUILD", help="A build; default: list the newest builds.", autocompletion=connection.builds),
-    ] = "",
+    build: Annotated[str, offering("BUILD", "A build; default: list the newest builds.")] = "",
     label: Annotated[str, Option("--label", "-l", metavar="KEY=VALUE", help="List only builds with it.")] = "",
     limit: Annotated[int, Option("--limit", "-n", min=1, max=1000, metavar="N", help="Builds to list.")] = 50,
     picture: Annotated[Path | None, Option(metavar="FILE.svg", help="Draw its batch sweeps.")] = None,
@@ -290,10 +281,8 @@ def status(
 
 
 def diff(
-    left: Annotated[str, Argument(metavar="BUILD", help="A build.", autocompletion=connection.builds)],
-    right: Annotated[
-        str, Argument(metavar="OTHER", help="The build to compare it with.", autocompletion=connection.builds)
-    ] = "@latest",
+    left: Annotated[str, offering("BUILD", "A build.")],
+    right: Annotated[str, offering("OTHER", "The build to compare it with.")] = "@latest",
 ) -> None:
     """Show in which cells two builds differ, and why.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from farm.cli import connection, output, render
-from farm.cli.connection import connect, connect_or_start
+from farm.cli.connection import connect, connect_or_start, offering
 from farm.errors import NotFound, UsageError
 from farm.inert import inert
 
@@ -32,17 +32,11 @@ TAIL = 200  # Bytes of what was shown by which its end is found again.
 PIECE = 1 << 20
 """Bytes of a log that are printed at once, about."""
 
-CellName = Annotated[
-    str,
-    Argument(metavar="CELL", help="A cell, or a part that occurs only in its name.", autocompletion=connection.cells),
-]
+CellName = Annotated[str, offering("CELL", "A cell, or a part that occurs only in its name.", connection.cells)]
 
 
 def logs(
-    what: Annotated[
-        str,
-        Argument(metavar="BUILD|JOB", help="A build (with a cell), or a job's id.", autocompletion=connection.builds),
-    ],
+    what: Annotated[str, offering("BUILD|JOB", "A build (with a cell), or a job's id.")],
     cell: CellName = "",
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
@@ -90,12 +84,7 @@ def _print_log(name: str, text: bytes) -> None:
 
 def open(
     what: Annotated[
-        str,
-        Argument(
-            metavar="[BUILD|CELL]",
-            help="A build, or a cell's whole name: as it ended last; default: all builds.",
-            autocompletion=connection.builds,
-        ),
+        str, offering("[BUILD|CELL]", "A build, or a cell's whole name: as it ended last; default: all builds.")
     ] = "",
 ) -> None:
     """Print the address of a page and, on a terminal, open it in a browser."""
@@ -115,12 +104,7 @@ def open(
 
 
 def reproduce(
-    what: Annotated[
-        str,
-        Argument(
-            metavar="BUILD|JOB|KEY", help="A build (with a cell), a job, a key.", autocompletion=connection.builds
-        ),
-    ],
+    what: Annotated[str, offering("BUILD|JOB|KEY", "A build (with a cell), a job, a key.")],
     cell: CellName = "",
     folder: Annotated[Path, Option("--output", "-o", metavar="DIR", help="The new folder to write.")] = Path(
         "reproduction"
@@ -194,7 +178,7 @@ def added(before: bytes, now: bytes) -> bytes:
 
 
 def history(
-    cell: Annotated[str, Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)] = "",
+    cell: Annotated[str, offering("CELL", "A cell's whole name.", connection.cells)] = "",
     limit: Annotated[int, Option("--limit", "-n", min=1, max=500, metavar="N", help="Builds to show.")] = 20,
     rebuild: Annotated[
         bool, Option("--rebuild", help="Make the server's history again from all reports (administrators).")
@@ -233,7 +217,7 @@ def rows(found: Sequence[PastCell]) -> Sequence[Sequence[str]]:
 
 
 def acknowledge(
-    cell: Annotated[str, Argument(metavar="CELL", help="A cell's whole name.", autocompletion=connection.cells)],
+    cell: Annotated[str, offering("CELL", "A cell's whole name.", connection.cells)],
     kind: Annotated[str, Argument(metavar="KIND", help="The kind of failure, such as regression.")] = "",
     reason: Annotated[str, Option(metavar="TEXT", help="Why it is accepted.")] = "",
     until: Annotated[str, Option(metavar="DAY", help="The last day, such as 2026-12-31; without it in 30 days.")] = "",
@@ -266,12 +250,7 @@ LOOKED_AT = 50  # Builds that are looked at for a model, the newest first.
 
 def compare(
     model: Annotated[str, Argument(metavar="MODEL", help="A model's name.")],
-    build: Annotated[
-        str,
-        Argument(
-            metavar="[BUILD]", help="A build; default: the newest with the model.", autocompletion=connection.builds
-        ),
-    ] = "",
+    build: Annotated[str, offering("[BUILD]", "A build; default: the newest with the model.")] = "",
 ) -> None:
     """Show which of a model's programs to ship: speed against error and size.
 

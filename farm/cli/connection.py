@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from typer import Argument
+
 from farm.cli import output
 from farm.errors import FarmError, NotFound, UsageError
 from farm.units import by_number, duration
@@ -145,6 +147,11 @@ def _of_cells(field: Literal["target", "precision", "shape"], *more: str) -> Cal
 
 
 targets, precisions, shapes = _of_cells("target", "auto"), _of_cells("precision"), _of_cells("shape")
+
+
+def offering(metavar: str, about: str, offer: Callable[..., Names] = builds) -> Any:
+    """Return a command's argument, for which a shell offers what the farm has: builds, unless it is told."""
+    return Argument(metavar=metavar, help=about, autocompletion=offer)
 
 
 def pools(incomplete: str) -> Names:

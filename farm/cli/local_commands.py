@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from farm.cli import connection, output, render
 from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
-from farm.cli.connection import connect
+from farm.cli.connection import connect, offering
 from farm.errors import ArtifactGone, CompileFailed, FarmError, FarmFault, GateFailed, NotFound, UsageError
 from farm.files import hash_file
 from farm.inert import one_line
@@ -326,11 +326,7 @@ class BenchedProgram(NamedTuple):
 def bench(
     artifact: Annotated[
         str,
-        Argument(
-            metavar="ARTIFACT",
-            help="A program, a folder of fetched programs, or MODEL/TARGET/…[@REF].",
-            autocompletion=connection.stored,
-        ),
+        offering("ARTIFACT", "A program, a folder of fetched programs, or MODEL/TARGET/…[@REF].", connection.stored),
     ],
     against: Annotated[str, Option(metavar="OTHER", help="Another artifact, @REF, onnxruntime or torch.")] = "",
     model: Annotated[

@@ -23,7 +23,7 @@ from typer import Argument, Option
 
 from farm import entry_points
 from farm.cli import connection, output, render
-from farm.cli.connection import connect
+from farm.cli.connection import connect, offering
 from farm.cli.render import plural
 from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
 from farm.inert import one_line
@@ -97,9 +97,7 @@ def gc(dry_run: Annotated[bool, Option("--dry-run", help="Only show what would b
 
 
 def drain(
-    worker: Annotated[
-        str, Argument(metavar="WORKER", help="As `farm ls workers` lists it.", autocompletion=connection.workers)
-    ],
+    worker: Annotated[str, offering("WORKER", "As `farm ls workers` lists it.", connection.workers)],
 ) -> None:
     """Stop a worker when its running attempts have ended."""
     with connect() as client:

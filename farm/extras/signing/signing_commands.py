@@ -34,10 +34,10 @@ commands = output.commands(__doc__)
 def verify(
     what: Annotated[
         str,
-        Argument(
-            metavar="FILE|REF",
-            help="A fetched program, a folder of them, a pack; or a cell, a key, a tag, a build.",
-            autocompletion=connection.stored,
+        connection.offering(
+            "FILE|REF",
+            "A fetched program, a folder of them, a pack; or a cell, a key, a tag, a build.",
+            connection.stored,
         ),
     ],
     keys: Annotated[
