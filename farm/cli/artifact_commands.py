@@ -406,8 +406,13 @@ def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     """Return the sidecar at a path or next to it, and the program; either may be missing."""
     from farm.client.fetching import LARGEST_SIDECAR, program_path, sidecar_path
 
-    if path.is_dir() or path.name.endswith(_SIDECAR):
-        return _read_sidecar(_only_sidecar(path) if path.is_dir() else path), None
+    if path.is_dir():
+        found = sorted(path.glob(f"*{_SIDECAR}"))
+        if len(found) > 1:
+            raise UsageError(f"{path} holds {len(found)} programs", hint=f"name one of them: {found[0]}")
+        path = found[0] if found else path / _SIDECAR
+    if path.name.endswith(_SIDECAR):
+        return _read_sidecar(path), None
     if path.suffix == ".json" and path.stat().st_size <= LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
@@ -431,13 +436,6 @@ _SIDECAR = "artifact.json"  # How the names of sidecars end; a pack has one with
 def sidecars_in(folder: Path) -> list[Path]:
     """Return the sidecars in a folder and in the folders below it, as `fetch` writes families."""
     return sorted([*folder.glob(f"*{_SIDECAR}"), *folder.glob(f"*/*{_SIDECAR}")])
-
-
-def _only_sidecar(folder: Path) -> Path:
-    found = sorted(folder.glob(f"*{_SIDECAR}"))
-    if len(found) > 1:
-        raise UsageError(f"{folder} holds {len(found)} programs", hint=f"name one of them: {found[0]}")
-    return found[0] if found else folder / _SIDECAR
 
 
 def _read_sidecar(path: Path) -> Sidecar:

@@ -251,20 +251,15 @@ def help_(
         said = (f"{code:>3}  {code.meaning}" for code in ExitCode)
         output.result({str(int(code)): code.meaning for code in ExitCode}, said)
         return
-    assert context.parent is not None
-    text = _help_of(topic) if topic else context.parent.get_help()
-    output.result({"help": text}, text)
-
-
-def _help_of(topic: Sequence[str]) -> str:
     import contextlib
     import io
 
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        code = run([*topic, "--help"])
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        code = run([*(topic or ()), "--help"])
     if code:
         raise typer.Exit(code)
-    return text.getvalue()
+    text = shown.getvalue()
+    output.result({"help": text}, text)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -153,11 +153,8 @@ class ArtifactsApi(Api):
         blob = sidecar["blobs"].get("reproduction")
         if not blob:
             raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
-        return read_work_order(self._read(blob), sidecar, self._transport.url)
-
-    def _read(self, blob: FileReference) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            return self.download(blob, Path(folder)).read_bytes()
+            return read_work_order(self.download(blob, Path(folder)).read_bytes(), sidecar, self._transport.url)
 
     # --- signatures ---------------------------------------------------------------------------------------------
 

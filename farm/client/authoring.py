@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import ManifestError, Problem, UsageError
-from farm.manifest.parsing import read_manifest
+from farm.manifest.parsing import read_manifest, valid_name
 from farm.manifest.yaml import in_yaml
 from farm.models.frozen import FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
@@ -89,9 +89,7 @@ def init_manifest(
             raise UsageError(str(error)) from None
     path = Path(model_path)
     model = read_model(path)
-    # Most exporters call every model model.onnx: then its folder says more.
-    title = path.resolve().parent.name if path.stem.lower() == "model" else path.stem
-    name = re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("-._")[:100] or "model"
+    name = valid_name(title(path)) or "model"
     shown = os.path.relpath(path.resolve(), Path(folder).resolve())
     renamed = _renamed(model)
     sizes = _sizes(renamed)
@@ -130,6 +128,11 @@ def init_manifest(
         "    # samples: {path: samples.npz}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def title(path: Path) -> str:
+    """Return what a model is called: its file's name, or its folder's, since most exporters call each `model`."""
+    return path.resolve().parent.name if path.stem.lower() == "model" else path.stem
 
 
 def _renamed(model: FrozenModel) -> list[TensorInfo]:

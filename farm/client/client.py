@@ -481,13 +481,11 @@ class FarmClient:
 
         artifacts, folder = self.artifacts, Path(folder)
         cells = choose(self.ls(ref), name, target, precision, None, toolchain, ref=ref)
-        members = family((cell, artifacts.sidecar_of(cell)) for cell in cells)
-        shapes = {cell["shape"] for cell, _ in members}
+        chosen = family((cell, artifacts.sidecar_of(cell)) for cell in cells)
+        members = [(member[0], *artifacts.described(member, ref)) for member in chosen]
+        index, document = write_family(artifacts.bring, members, folder, ref=ref, log=log, force=force)
+        shapes = {cell["shape"] for cell, _ in chosen}
         left_out = sorted({cell["identifier"] for cell in cells if cell["shape"] not in shapes})
-        described = {member[0]["key"]: artifacts.described(member, ref) for member in members}
-        members = [(cell, described[cell["key"]][0]) for cell, _ in members]
-        signed = {key: each for key, (_, each) in described.items()}
-        index, document = write_family(artifacts.bring, members, folder, ref=ref, log=log, force=force, signed=signed)
         return FetchedFamily(folder, index, document, left_out)
 
 

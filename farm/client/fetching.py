@@ -38,7 +38,7 @@ from farm.spec import (
     program_name,
 )
 from farm.units import by_number
-from farm.wire.checking import read
+from farm.wire.checking import read, view_of
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
@@ -455,24 +455,25 @@ def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
 
 def write_family(
     bring: Bring,
-    members: Sequence[FamilyMember],
+    members: Sequence[tuple[SnapshotCell, Sidecar, SignedArtifact | None]],
     folder: Path,
     *,
     ref: str,
     log: bool,
     force: bool = False,
-    signed: Mapping[str, SignedArtifact | None] | None = None,
 ) -> tuple[Path, Family]:
-    """Write each member, a cell and its sidecar, into `folder/<shape>`, and the index; return its path and content."""
-    document, index = family_index(ref, members), folder / INDEX
+    """Write each member, a cell and its sidecar with what is signed about it, into `folder/<shape>`, and the index.
+
+    Returns the index's path and content.
+    """
+    document, index = family_index(ref, [(cell, sidecar) for cell, sidecar, _ in members]), folder / INDEX
     if not (force or _is_document(index, "members")):
         raise _in_the_way(index)
-    for cell, sidecar in members:
+    for cell, sidecar, signed in members:
         own = folder / file_name(cell["shape"])
         if own.is_symlink():
             raise UsageError(f"{own} is a link, and may lead anywhere", hint="remove it, or choose another")
-        of_cell = signed.get(cell["key"]) if signed else None
-        write_artifact(bring, cell, sidecar, own, log=log, force=force, signed=of_cell)
+        write_artifact(bring, cell, sidecar, own, log=log, force=force, signed=signed)
     # Last, so that a serving program that finds the index finds all that it names.
     with into(folder), replacing(index) as part:
         part.write_text(json.dumps(document, indent=2) + "\n")
@@ -522,8 +523,6 @@ def into(folder: Path) -> Iterator[None]:
 def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
     """Refuse to overwrite files that no fetch has written."""
     document = sidecar_path(places["program"])
-    if not _is_document(document, "blobs"):
-        raise _in_the_way(document)
     before = _blobs_in(document)
     for kind, blob in _blobs_of(sidecar).items():
         path = places[kind]
@@ -535,12 +534,12 @@ def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
 
 
 def _blobs_in(document: Path) -> dict[str, str]:
-    """Return the digests of the files that a sidecar describes."""
+    """Return the digests of the files that a sidecar describes, if there is one. Raises UsageError for another file."""
     try:
-        blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"]
+        blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"] if os.path.lexists(document) else {}
         return {kind: str(blob["digest"]) for kind, blob in blobs.items() if blob}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise _in_the_way(document) from None
 
 
 def _is_document(path: Path, field: str) -> bool:
@@ -636,9 +635,7 @@ def _member(cell: SnapshotCell, sidecar: Sidecar) -> Member:
         "program": program,
         "sidecar": f"{program}{SIDECAR_SUFFIX}",
         "key": cell["key"],
-        "inputs": [
-            {"name": port["name"], "dtype": port["dtype"], "shape": port["shape"]} for port in sidecar["inputs"]
-        ],
+        "inputs": [view_of(TensorInfo, port) for port in sidecar["inputs"]],
         "latency": measured["latency"]["median"] if measured["latency"] else None,
         "throughput": measured["throughput"],
         "points": measured["points"],

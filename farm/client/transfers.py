@@ -144,10 +144,7 @@ PARTS_AT_ONCE = 2000
 
 
 def upload(transport: Transport, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
-    """Bring blobs (by digest) to object storage; return the bytes sent.
-
-    Skips existing blobs, and parts of large blobs that an earlier try has uploaded.
-    """
+    """Do what `FarmClient.upload` says."""
     from farm.artifacts.storage import Missing
 
     sizes = {digest: path.stat().st_size for digest, path in files.items()}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from pydantic import ValidationError
 
 from farm.artifacts import sidecar as sidecars
+from farm.client.authoring import title
 from farm.client.freezing import FrozenInputs, converter_of, read_inputs
 from farm.client.transfers import default_cache
 from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
@@ -27,7 +28,7 @@ from farm.files import replacing, take
 from farm.jobs.state import AttemptLimits, FailureKind, WorkOrder
 from farm.local.bench import Contestant, Measured, measure, original_of, program_of
 from farm.manifest.entries import Conversion, InputEntry, Limits, Manifest, ModelEntry, Tuning, Verify
-from farm.manifest.parsing import unwritten
+from farm.manifest.parsing import unwritten, valid_name
 from farm.manifest.values import Data, Source
 from farm.matrix.cells import Cell, expand
 from farm.matrix.combinations import combine
@@ -174,14 +175,13 @@ def _read(wanted: Wanted, settings: Settings, work: Path) -> tuple[FrozenModel, 
 
 def _entry(wanted: Wanted, shapes: Mapping[str, Sequence[int | str]]) -> ModelEntry:
     """Return the manifest's entry for the model, with the shapes of its inputs."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", title(wanted.model).lower()).strip("-._")[:100] or "model"
     format = _format(wanted.model)
     if wanted.dtypes and format != "torch":
         raise UsageError(
             "--input with a dtype is only for TorchScript archives", hint="leave the dtype out: the model has it"
         )
     entry = ModelEntry(
-        name=name,
+        name=valid_name(title(wanted.model)) or "model",
         source=Source(path=str(wanted.model.resolve())),
         format=format,
         inputs={tensor: InputEntry(shape=tuple(shape)) for tensor, shape in shapes.items()},
@@ -258,11 +258,6 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> Man
         tuning=Tuning(mode=wanted.tuning),
         models=(entry,),
     )
-
-
-def title(path: Path) -> str:
-    """Return what a model is called: its file's name, or its folder's if the file is just `model`."""
-    return path.resolve().parent.name if path.stem.lower() == "model" else path.stem
 
 
 def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:

@@ -138,7 +138,7 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
                 hint = "submit by `farm submit` or the client, which write the files into the manifest"
                 problems.append(document.problem(f"which files `{pattern}` matches is not said", place, hint=hint))
             for file in files:
-                name = _valid_name(Path(file).stem)
+                name = valid_name(Path(file).stem)
                 if not name or name in seen:
                     message = (
                         f"`{file}` would be model `{name}`, as {seen[name]}" if name else f"`{file}` gives no name"
@@ -187,7 +187,7 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             hint = {"models": WHOLE, "version": "write `version: 1`, the version of the format"}.get(where, "")
         case "string_pattern_mismatch" if context["pattern"] == NAME:
             message = f"{where}: {shown(given)} is not a name: names are made of a-z, 0-9, '.', '_' and '-'"
-            name = _valid_name(str(given))
+            name = valid_name(str(given))
             hint = f"`{name}` would do" if name else ""
         case "string_pattern_mismatch":
             message = f"{where}: {shown(given)} does not look right (it has to match {context['pattern']})"
@@ -224,7 +224,8 @@ def _dotted(path: Iterable[str | int]) -> str:
     return text
 
 
-def _valid_name(text: str) -> str:
+def valid_name(text: str) -> str:
+    """Return the name of a manifest or model that is most like a text; empty if nothing of it may be in a name."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
 
 

@@ -141,11 +141,15 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetching, "family_index", lambda *_: index)
         with pytest.raises(UsageError, match="b1 is a link"):
-            write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+            write_family(
+                bring, [(cell, {"blobs": {"program": cell["program"]}}, None)], folder, ref="latest", log=False
+            )
         (folder / "b1").unlink()
         (folder / "family.json").write_text('{"name": "my own"}')
         with pytest.raises(UsageError, match=r"family\.json exists"):
-            write_family(bring, [(cell, {"blobs": {"program": cell["program"]}})], folder, ref="latest", log=False)
+            write_family(
+                bring, [(cell, {"blobs": {"program": cell["program"]}}, None)], folder, ref="latest", log=False
+            )
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "theirs"}
 
 

@@ -225,11 +225,9 @@ ORDERED: Any = {
 
 def work_order(document: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what a client makes of an artifact's stored work order."""
-    farm, sidecar = (
-        client({}),
-        {"identifier": "net", "key": ORDERED["key"], "blobs": {"reproduction": {"digest": DIGEST}}},
-    )
-    monkeypatch.setattr(farm.artifacts, "_read", lambda blob: json.dumps(document).encode())
+    farm, blob = client({}), {"path": "order.json", "digest": DIGEST}
+    sidecar = {"identifier": "net", "key": ORDERED["key"], "blobs": {"reproduction": blob}}
+    monkeypatch.setattr(farm.artifacts, "bring", lambda blob, place: place.write_bytes(json.dumps(document).encode()))
     return farm.artifacts.work_order(cast("Sidecar", sidecar))
 
 
