@@ -140,10 +140,8 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
             for file in files:
                 name = valid_name(Path(file).stem)
                 if not name or name in seen:
-                    message = (
-                        f"`{file}` would be model `{name}`, as {seen[name]}" if name else f"`{file}` gives no name"
-                    )
-                    problems.append(document.problem(message, place, hint="rename the file, or give it its own entry"))
+                    wrong = f"`{file}` {f'would be model `{name}`, as {seen[name]}' if name else 'gives no name'}"
+                    problems.append(document.problem(wrong, place, hint="rename the file, or give it its own entry"))
                 else:
                     seen[name] = f"`{file}`"
                     models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
