@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from farm.local import servers
+from tests.benchmarks.figures import figure
 
 BUCKET = "farm"
 
@@ -58,24 +59,20 @@ def report(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
             took[kind] = run(kind, folder, endpoint, large)
             shutil.rmtree(folder / "cache", ignore_errors=True)
         pairs.append((took["farm"], took["boto3"]))
-    low, middle, high = interval([theirs.seconds / ours.seconds for ours, theirs in pairs])
-    speeds = [options.size / statistics.median(took.seconds for took in each) for each in zip(*pairs, strict=True)]
-    processor = [statistics.median(took.processor for took in each) for each in zip(*pairs, strict=True)]
-    load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
-    print(f"{load}, {options.rounds} pairs of {options.size} MB: {speeds[0]:.0f} and {speeds[1]:.0f} MB/s")
-    print(f"  cold fetch, every byte hashed / boto3 download_file: {middle:.2f} of its speed ({low:.2f} to {high:.2f})")
-    print(f"  processor time: {processor[0]:.2f} s, boto3 {processor[1]:.2f} s")
+    for who, took in zip(("farm", "boto3"), zip(*pairs, strict=True), strict=True):
+        speeds = [options.size / each.seconds for each in took]
+        figure(f"{who}: first fetch of {options.size} MB", speeds, "MB/s", more_is_better=True)
+        figure(f"{who}: processor for it", [each.processor for each in took], "s")
+    ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+    figure("first fetch, every byte hashed, against boto3's speed", ratios, "x", more_is_better=True)
+    low, _, high = interval(ratios)
+    print(f"  the median lies between {low:.2f} and {high:.2f} (95 %)")
     run("farm", folder, endpoint, small)
-    kept = statistics.median(run("farm", folder, endpoint, small).seconds for _ in range(options.rounds))
-    print(f"  5 MB that the client has kept: {1000 * kept:.1f} ms, after start-up")
+    kept = [1000 * run("farm", folder, endpoint, small).seconds for _ in range(options.rounds)]
+    figure("fetch of 5 MB that the client has kept, after start-up", kept, "ms")
     run("farm", folder, endpoint, large)
-    verified, hashed = (
-        statistics.median(run(kind, folder, endpoint, large).seconds for _ in range(options.rounds))
-        for kind in ("farm", "hash")
-    )
-    print(
-        f"  {options.size} MB from the cache, hashed and written: {verified / hashed:.2f} of the time of hashing alone"
-    )
+    turns = [[run(kind, folder, endpoint, large).seconds for kind in ("farm", "hash")] for _ in range(options.rounds)]
+    figure("fetch of what the client has kept, against hashing", [ours / plain for ours, plain in turns], "x")
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -141,7 +138,7 @@ def one(kind: str, folder: Path, endpoint: str, blob: str) -> None:
             wanted,
             target,
             lambda first, end, write: transport.read(
-                url, "program", first, end, write, whole=end - first == wanted.size
+                url, "program", first, end, write, whole=end - first == wanted["size"]
             ),
         )
     elif kind == "hash":

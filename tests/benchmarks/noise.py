@@ -1,4 +1,4 @@
-"""Records how noisy rounds in turns are: `python tests/benchmarks/noise.py FILE.json [PROCESSES]`.
+"""Records how noisy rounds in turns are: `python tests/benchmarks/noise.py [FILE.json] [PROCESSES]`.
 
 The same model takes turns with itself in fresh processes, with the code that a worker measures with. What is kept are
 the first deciles of each round, relative to the process's median: the noise that the gates on speed have to live with
@@ -17,6 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.figures import figure
+from tests.support.places import ROOT
+
 ROUNDS = 60
 SECONDS = 3.0
 MODELS = {
@@ -27,7 +30,9 @@ MODELS = {
 
 def main() -> None:
     """Record, and write what was found."""
-    file, processes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 25
+    file = Path(sys.argv[1]) if sys.argv[1:] else ROOT / ".farm" / "bench" / "noise.json"
+    processes = int(sys.argv[2]) if sys.argv[2:] else 25
+    file.parent.mkdir(parents=True, exist_ok=True)
     pairs: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for number in range(processes):
@@ -44,6 +49,11 @@ def main() -> None:
                     }
                 )
             sys.stderr.write(f"{number + 1} of {processes}, load {os.getloadavg()[0]:.1f}\n")
+    for name in MODELS:
+        sides = [
+            [statistics.median(pair[side]) for side in ("ours", "theirs")] for pair in pairs if pair["model"] == name
+        ]
+        figure(f"{name} in turns with itself", [ours / theirs for ours, theirs in sides], "x")
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     found = {"machine": machine, "load": round(os.getloadavg()[0]), "rounds": ROUNDS, "seconds": SECONDS}
     lines = ",\n".join(json.dumps(pair) for pair in pairs)
@@ -74,7 +84,7 @@ def measured(name: str) -> tuple[list[float], list[float]]:
         "first": 2,
     }
     answer = bench(request, Quiet(), lambda _: Loaded(path))  # type: ignore[arg-type]
-    ours, theirs = (fast_runs(each["rounds"]).tolist() for each in answer["programs"])
+    ours, theirs = (fast_runs(each["rounds"]).tolist() for each in answer)
     return ours, theirs
 
 
