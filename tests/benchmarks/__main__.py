@@ -1,10 +1,11 @@
 """Run benchmarks, print their figures next to their goals and to the last recorded ones, and draw them: `make bench`.
 
-    python -m tests.benchmarks [NAME ...] [--record]
+    python -m tests.benchmarks [NAME ...] [--runs N] [--record]
 
 Without a name, all of them: an hour on two quiet cores. Writes `.farm/bench/figures.jsonl` (the machine, then one
-figure a line) and `figures.svg`. `--record` makes them the baseline. Seconds and bytes are compared on the machine of
-the baseline alone, ratios everywhere. Exits with 1 if a benchmark fails or a figure is worse than the baseline.
+figure a line) and `figures.svg`. What has fewer than three values is not compared: `--runs 3` brings them. With
+`--record` the figures go into the baseline, next to others of this machine. Seconds and bytes are compared on the
+machine of the baseline alone, ratios everywhere. Exits with 1 if a benchmark fails or a figure is worse.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.benchmarks.figures import KEEP, Figure, machine, read_figures, row
@@ -29,6 +31,7 @@ def main() -> int:
     names = sorted(path.stem for path in HERE.glob("[a-z]*.py") if path.stem != "figures")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each so often")
     parser.add_argument("--record", action="store_true", help="keep the figures as the baseline")
     given = parser.parse_args()
     if unknown := set(given.names) - set(names):
@@ -37,7 +40,7 @@ def main() -> int:
     kept = OUT / "figures.jsonl"
     kept.write_text(json.dumps(machine()) + "\n")
     failed = []
-    for name in given.names or names:
+    for name in [name for name in given.names or names for _ in range(given.runs)]:
         print(f"\n== {name}", flush=True)
         run = [sys.executable, "-m", f"tests.benchmarks.{name}"]
         if subprocess.run(run, env={**os.environ, KEEP: str(kept)}, check=False).returncode:
@@ -57,7 +60,8 @@ def main() -> int:
         draw(list(found.values()), before, OUT / "figures.svg")
         print(f"drawn in {OUT / 'figures.svg'}")
     if given.record:
-        BASELINE.write_text(kept.read_text())
+        recorded = {**(before if here == there else {}), **found}
+        BASELINE.write_text("\n".join([here, *(json.dumps(asdict(figure)) for figure in recorded.values())]) + "\n")
     print(*(f"failed: {name}" for name in failed), *(f"worse: {name}" for name in worse), sep="\n")
     return 1 if failed or worse else 0
 

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from farm.local import servers  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.store import Store  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.helpers import wait_until  # noqa: E402
 from tests.support.jobs import Reports, control_plane, new_cell, running_worker, submit  # noqa: E402
 
@@ -39,7 +39,6 @@ def main() -> None:
     options.add_argument("--builds", type=int, default=8)
     options.add_argument("--seconds", type=float, default=0.5)
     given = options.parse_args()
-    print("slots  first job after (median, worst)  third job after  huge build's share: stream of all, of half")
     good = [measure(slots, given.jobs, given.builds, given.seconds) for slots in given.slots]
     raise SystemExit(not all(good))
 
@@ -76,11 +75,10 @@ class Farm:
         self._store.builds.cancel(huge)
         self._reports.wait(huge)
         first, third = self._waits(huge, small)
-        print(
-            f"{self._slots:>5}  {median(first):>15.2f} {max(first):>6.2f} lengths"
-            f"  {median(third):>7.2f} {max(third):>5.2f}  {shares[0]:>34.0%} {shares[1]:>7.0%}",
-            flush=True,
-        )
+        name = f"{self._slots} slots, a small build behind a huge one"
+        figure(f"{name}: first job", first, "job lengths", 2)
+        figure(f"{name}: third job", third, "job lengths")
+        figure(f"{name}: the huge one's share", shares, "x", 0.2, more_is_better=True)
         return max(first) <= 2 and min(shares) >= 0.2
 
     def _submit(self, jobs: int) -> str:

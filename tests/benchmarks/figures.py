@@ -76,9 +76,12 @@ def row(found: Figure) -> str:
 
 
 def read_figures(lines: Sequence[str]) -> dict[str, Figure]:
-    """Return the figures that were kept, by name."""
-    found = map(json.loads, lines)
-    return {each["name"]: Figure(**{**each, "values": tuple(each["values"])}) for each in found}
+    """Return the figures that were kept, by name; one that was kept several times has the values of all."""
+    found: dict[str, Figure] = {}
+    for each in map(json.loads, lines):
+        earlier = found[each["name"]].values if each["name"] in found else ()
+        found[each["name"]] = Figure(**{**each, "values": (*earlier, *each["values"])})
+    return found
 
 
 def machine() -> str:

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.figures import figure
+
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 300.0
 STEPS = {
@@ -42,7 +44,7 @@ def main() -> None:
                 if sign and sign in line:
                     took = time.monotonic() - began
                     first = took if "first" in step else first
-                    print(f"{took:6.1f} s  {step}", flush=True)
+                    figure(step, took, "s", LIMIT if "first" in step else None)
                     sign, step = next(steps, ("", ""))
         print(f"load at the end: {os.getloadavg()[0]:.1f}")
     if process.returncode or not first or first > LIMIT:

@@ -57,6 +57,7 @@ from farm.errors import FarmError  # noqa: E402
 from farm.local.embedded import BUCKET, EmbeddedFarm  # noqa: E402
 from farm.local.servers import start_valkey, start_weed  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.benchmarks.ten_thousand import write_net  # noqa: E402
 from tests.support.delaying_proxy import delaying  # noqa: E402
 from tests.support.helpers import in_a_thread, wait_until  # noqa: E402
@@ -161,7 +162,7 @@ def main() -> None:
         runs.append(fleet(workers, given))
         for name, value in asdict(runs[-1]).items():
             if isinstance(value, int | float):
-                print(f"  {name:24} {value:10.4g}", flush=True)
+                figure(f"{workers} workers, {given.each} jobs each: {name}", float(value), "")
         if given.json:
             given.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
         if ended.is_set():

@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.figures import figure
+
 ROOT = Path(__file__).parents[2]
 GENUINE = ROOT / "tests" / "support" / "amd" / "cnn_gfx1100.mxr"
 READ = """
@@ -51,8 +53,9 @@ def main() -> None:
         size = path.stat().st_size
     count, kernels, reading, hashing, grown = map(float, done.stdout.split())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {count:.0f} kernels, {kernels / 1e6:.0f} MB in all")
-    print(f"  read in {reading:.1f} s of CPU, {reading / hashing:.1f} times as long as hashing {size / 1e6:.0f} MB")
-    print(f"  {grown / 1024:.0f} MiB of memory")
+    figure("reading a large program, CPU", reading, "s", 20 * kernels / 500e6)
+    figure(f"the same against hashing its {size / 1e6:.0f} MB", reading / hashing, "x")
+    figure("memory for it", grown / 1024, "MiB", (64e6 + options.size * 1e6) / (1 << 20))
     sys.exit(reading > 20 * kernels / 500e6 or grown * 1024 > 64e6 + options.size * 1e6)
 
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from farm.builds.plan import estimate, outlook  # noqa: E402
 from farm.jobs.estimate import Compile  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 
 KEPT = 200
 """Past compiles that a farm remembers, as `farm/store/store.py` does."""
@@ -104,6 +105,8 @@ def main() -> None:
         tally = run(shape, given.farms, given.builds)
         shown = "    ".join(f"{tally.share(what):4.0%} ({tally.width(what):5.2f})" for what in tally.inside)
         print(f"{shape.name:20}  {statistics.mean(tally.cells):5.0%}    {shown}", flush=True)
+        for what in ("time", "work"):
+            figure(f"{shape.name}: builds whose {what} is in range", tally.share(what), "x", 0.76, more_is_better=True)
         chance = 2 * math.sqrt(0.76 * 0.24 / len(tally.inside["work"]))
         worst = min(worst, tally.share("time") + chance, tally.share("work") + chance)
     raise SystemExit(worst < 0.76)

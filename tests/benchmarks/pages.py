@@ -33,6 +33,7 @@ from farm.local import servers  # noqa: E402
 from farm.results.report import Report  # noqa: E402
 from farm.serving.server import create_app  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.api_farm import serving  # noqa: E402
 from tests.support.shown import GPU, POOL, accept, claim, matrix_of, only_recorded, register  # noqa: E402
 
@@ -60,7 +61,7 @@ def a_farm(folder: Path) -> Iterator[Farm]:
 
 def page(browser: httpx.Client, name: str, path: str) -> None:
     """Read a page until it has the build, and once more; say what each answer took."""
-    which, began, cpu_before = "first", time.perf_counter(), cpu()
+    which, began = "first", time.perf_counter()
     while True:
         asked, used = time.perf_counter(), cpu()
         answer = browser.get(path)
@@ -71,13 +72,14 @@ def page(browser: httpx.Client, name: str, path: str) -> None:
             answer.raise_for_status()
         if which:
             size = len(answer.content) / 1024
-            print(f"{name:<34} {which:<6} {took:7.2f} s {used:7.2f} s CPU {size:8.0f} KiB", flush=True)
+            figure(f"{name}: {which}", took, "s")
+            print(f"  {used:.2f} s of CPU, {size:.0f} KiB", flush=True)
         if which == "again":
             return
         if answer.status_code == 200:
             if not which:
-                took, used = time.perf_counter() - began, cpu() - cpu_before
-                print(f"{name:<34} there after {took:.1f} s, {used:.1f} s CPU", flush=True)
+                took = time.perf_counter() - began
+                figure(f"{name}: there after", took, "s")
             which = "again"
         else:
             which = ""
@@ -114,12 +116,12 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def judged(farm: Farm, browser: httpx.Client, path: str) -> None:
+def judged(browser: httpx.Client, name: str, path: str) -> None:
     """Wait until a page has all of an open build, and say how long that takes."""
-    began, used = time.perf_counter(), cpu()
+    began = time.perf_counter()
     while "are still being read" in browser.get(path).text:
         time.sleep(0.5)
-    print(f"{'':<34} judged after {time.perf_counter() - began:.1f} s more, {cpu() - used:.1f} s CPU", flush=True)
+    figure(f"{name}: judged after", time.perf_counter() - began, "s")
 
 
 def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> None:
@@ -144,7 +146,8 @@ def live(farm: Farm, url: str, browser: httpx.Client, readers_at_once: int) -> N
         costs.append((cpu() - used) / (time.monotonic() - began))
         if many:
             process.join()
-    print(f"a core's share: {costs[0]:.1%} without readers, {costs[1]:.1%} with {readers_at_once}")
+    for many, share in zip((0, readers_at_once), costs, strict=True):
+        figure(f"a server's core, with {many} readers of a build", share, "x")
 
 
 def compiled_again(farm: Farm, report: Report, noise: random.Random) -> str:
@@ -170,7 +173,8 @@ def measure_index(farm: Farm) -> None:
     began, used = time.perf_counter(), cpu()
     count = farm.build_index.rebuild()
     took, size = time.perf_counter() - began, (farm.settings.data_dir / "builds.sqlite3").stat().st_size / (1 << 20)
-    print(f"index of {count} builds made again in {took:.1f} s, {cpu() - used:.1f} s CPU: {size:.0f} MiB", flush=True)
+    figure(f"index of {count} builds made again", took, "s")
+    print(f"  {cpu() - used:.1f} s of CPU, {size:.0f} MiB", flush=True)
 
 
 def main() -> None:
@@ -193,7 +197,7 @@ def main() -> None:
                 if given.readers and not number:
                     live(farm, url, browser, given.readers)
                 page(browser, f"{cells:,} cells, waiting", path)
-                judged(farm, browser, path)
+                judged(browser, f"{cells:,} cells", path)
                 for pool in (POOL, GPU):
                     for job, claimed in claim(farm, pool, min(cells, PLAYED) // 2):
                         farm.store.jobs.finish(job, claimed.token, only_recorded(claimed.order, claimed.key))

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import secrets
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.local import servers
+from tests.benchmarks.figures import figure
 
 KINDS = ("farm publish", "boto3 upload", "farm fetch", "boto3 download")
 
@@ -66,16 +66,13 @@ def report(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
         for kind in (*uploads, *downloads) if number % 2 else (*reversed(uploads), *reversed(downloads)):
             os.sync()  # Nobody pays for what another has left to write.
             results[kind].append(run(kind, folder, endpoint, options.bucket, number))
-    print(f"{options.size} MB, median of {options.rounds} rounds (fastest, slowest)")
     for kind, rows in results.items():
-        seconds = [row["seconds"] for row in rows]
-        speed = options.size / statistics.median(seconds)
-        spread = f"{options.size / max(seconds):.0f} to {options.size / min(seconds):.0f}"
-        rss = max(row["rss"] for row in rows)
-        print(f"  {kind:15} {speed:6.0f} MB/s ({spread}), RSS +{rss:.0f} MiB")
+        speeds = [options.size / row["seconds"] for row in rows]
+        figure(f"{kind} of {options.size} MB", speeds, "MB/s", more_is_better=True)
+        figure(f"{kind}: memory for it", [row["rss"] for row in rows], "MiB")
     for ours, plain in (KINDS[:2], KINDS[2:]):
         ratios = [p["seconds"] / o["seconds"] for o, p in zip(results[ours], results[plain], strict=True)]
-        print(f"  {ours} / {plain}: {statistics.median(ratios):.2f} of its speed")
+        figure(f"{ours} against {plain}", ratios, "x", more_is_better=True)
 
 
 def run(kind: str, folder: Path, endpoint: str, bucket: str, number: int) -> dict[str, float]:

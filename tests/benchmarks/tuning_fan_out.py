@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from farm.artifacts.s3 import S3Store
+from tests.benchmarks.figures import figure
 from tests.benchmarks.tuning_kills import storage_of_its_own, tune
 from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, save_model
 
@@ -38,7 +39,7 @@ def main() -> None:
             tune(S3Store.from_settings(settings), settings, settings.data_dir, f"attempt-{slots}", model, slots)
             seconds = time.monotonic() - started
             alone = alone or seconds
-            print(f"{slots} slots: {seconds:6.1f} s, {seconds / alone:.0%} of one slot's, ideal {1 / slots:.0%}")
+            figure(f"tuning a model in {slots} slots, against one", seconds / alone, "x", 0.4 if slots == 4 else None)
     if seconds / alone > 0.4:
         sys.exit("four slots take more than 40 % of the time of one")
 

@@ -32,6 +32,7 @@ from farm.compiling.attempt import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.tuning.records import RecordStore
+from tests.benchmarks.figures import figure
 from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked
 
 
@@ -156,12 +157,13 @@ def main() -> None:
         most = max(kills.lost)
         in_hand = PER_SLICE * CANDIDATES * arguments.slots
         print(f"kills                        {kills.kills}, {kills.models} models of {arguments.operations}")
-        print(f"candidates lost per kill     {sum(kills.lost) / kills.kills:.1f} on average, {most} at most")
-        print(f"what is in hand has          {in_hand}")
-        print(f"deltas that cannot be read   {len(kills.unreadable)} of more than {kills.deltas} that were merged")
+        print(f"at most {most} candidates lost, {in_hand} in hand; more than {kills.deltas} deltas merged")
+        figure("candidates that a death loses", kills.lost, "", in_hand)
+        figure("deltas that cannot be read", len(kills.unreadable), "", 0)
         print(f"records in the head          {kills.records}, none lost")
         work, time_ = second_model(settings, folder, arguments.operations, slowest=0.2)
-        print(f"a second model that shares 80 % of its operations: {work:.0%} of the work, {time_:.0%} of the time")
+        figure("a second model that shares 80 % of its operations: work", work, "x")
+        figure("the same: time", time_, "x", 0.25)
     if most > in_hand or time_ > 0.25 or kills.unreadable:
         sys.exit("more was lost, or less saved, than promised")
 

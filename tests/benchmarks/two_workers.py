@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from farm.client.client import FarmClient, freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import Settings, load_settings  # noqa: E402
+from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.helpers import wait_until  # noqa: E402
 
 NETS = {
@@ -141,14 +142,11 @@ def report(found: dict[str, list[Run]]) -> None:
             columns.append(" ".join(f"{ratio:.2f}{' ' if low <= ratio <= high else '!'}" for ratio in ratios))
         print(f"{cell:38} {statistics.median(values):7.2f} {f'{low:.2f} to {high:.2f}':>15}   {'   '.join(columns)}")
     for name, runs in found.items():
-        seconds = [run.seconds for run in runs]
-        idle = ", ".join(f"{run.idle:.0%}" for run in runs)
-        print(
-            f"{name:10} {statistics.median(seconds):6.1f} s, shared {[run.shared for run in runs]}, idle before: {idle}"
-        )
+        print(f"{name}: shared {[run.shared for run in runs]}, idle before {[round(run.idle, 2) for run in runs]}")
+        figure(f"{name}: a build of 24 cells", [run.seconds for run in runs], "s")
     for name, count in outside.items():
         total = len(found[name]) * len(found["alone"][0].ratios)
-        print(f"{name:10} {count} of {total} ratios outside the interval ({count / total:.1%})")
+        figure(f"{name}: ratios outside the interval of one worker", count / total, "x")
 
 
 if __name__ == "__main__":

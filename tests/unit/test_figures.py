@@ -1,7 +1,9 @@
 """`make bench`: what it says of figures, of baselines and of goals."""
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ def test_figures_are_kept_for_the_command_that_runs_all(tmp_path: Path, monkeypa
     monkeypatch.setenv(KEEP, str(tmp_path / "kept"))
     made = [figure("one", 2.5, "s", 3), figure("two", [1, 2, 3], "x", more_is_better=True)]
     assert list(read_figures((tmp_path / "kept").read_text().splitlines()).values()) == made
+
+
+def test_a_benchmark_that_runs_again_adds_its_values() -> None:
+    kept = [json.dumps(asdict(Figure("one", "s", values))) for values in ((1.0,), (2.0, 3.0))]
+    assert read_figures(kept) == {"one": Figure("one", "s", (1.0, 2.0, 3.0))}
 
 
 def test_the_command_names_a_benchmark_that_is_not_there() -> None:
