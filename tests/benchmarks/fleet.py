@@ -37,13 +37,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import psutil
 import redis
@@ -121,6 +122,9 @@ class Run:
     api_p99: float | None
     event_lag_median: float | None
     event_lag_p99: float | None
+    page_first: float | None
+    """Until the page of the first build, which has ended, is there; then the same page again."""
+    page_again: float | None
     commands: Mapping[str, float]
     """The job store's commands for each job, by name."""
     requests: Mapping[str, float]
@@ -220,9 +224,23 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
         cells = [cell for build in watched.builds for cell in client.report(build)["cells"]]
         durations = [seconds_of(cell["key"], cell["identifier"], seconds) for cell in watched.in_order_of_start(cells)]
         bound, same = max(sum(durations) / workers, *durations), makespan(durations, workers)
-        return Run(
-            **{**vars(run), "makespan_to_bound": run.seconds / bound, "makespan_to_same_order": run.seconds / same}
+        return replace(
+            run,
+            makespan_to_bound=run.seconds / bound,
+            makespan_to_same_order=run.seconds / same,
+            page_first=page_seconds(up, watched.builds[0]),
+            page_again=page_seconds(up, watched.builds[0]),
         )
+
+
+def page_seconds(settings: Settings, build: str) -> float:
+    """Seconds until a build's page is there."""
+    began, headers = time.monotonic(), {"Authorization": f"Bearer {settings.api_token.get_secret_value()}"}
+    with httpx.Client(base_url=settings.api_url, headers=headers, timeout=600) as browser:
+        while (answer := browser.get(f"/ui/ns/main/builds/{build}")).status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            time.sleep(0.1)
+        answer.raise_for_status()
+    return time.monotonic() - began
 
 
 def makespan(durations: Iterable[float], workers: int) -> float:
@@ -415,6 +433,8 @@ class Watched:
             api_p99=_late(self._answers),
             event_lag_median=_middle(self._lags),
             event_lag_p99=_late(self._lags),
+            page_first=None,
+            page_again=None,
             commands=_sorted(each["commands"]),
             requests=_sorted(each["requests"]),
             server_requests=_sorted(each["server_requests"]),
