@@ -546,7 +546,7 @@ def _measure(
         pools.append(pool)
     leading = next((pool for pool in pools if pool.target.maker), pools[0])
     work.mkdir()
-    with one_slot(leading, findings.gpus, settings) as (slot, gpu), watch(gpu) as usage:
+    with one_slot(leading, findings.gpus, settings) as slot, watch(slot) as usage:
         children = Children(work, machine, AttemptLimits(time=0, memory=0), say_phase, threading.Event(), slot)
         measured = measure(contestants, children, seconds)
     return measured, usage

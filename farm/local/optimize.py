@@ -403,7 +403,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     inputs = InputFiles(model, _blob(planned.found, order["calibration"]), _blob(planned.found, order["samples"]))
     machine = replace(StepSettings.of(settings), migraphx_path=planned.findings.migraphx_path)
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
-    with one_slot(planned.pool, planned.findings.gpus, settings) as (slot, gpu):
+    with one_slot(planned.pool, planned.findings.gpus, settings) as slot:
         limits = AttemptLimits(time=0, memory=cell.limits["memory"])
         look = partial(conditions, slot)
         children = Children(work, machine, limits, on_phase, cancelled, slot, conditions=look)
@@ -411,7 +411,7 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
         tunes = order["spec"]["tuning"]["mode"] != OFF
         pipeline = Pipeline(steps, inputs, Tuner(Search(steps, ForOneRun(), session="optimize")) if tunes else None)
         pipeline.reference()  # Before the GPU is watched, since references do not use it.
-        with watch(gpu) as usage:
+        with watch(slot) as usage:
             record = pipeline.run()
         sidecar: dict[str, Any] = {**record, "key": cell.key, "namespace": settings.namespace or "main"}
         sidecar["blobs"] = {"program": {"path": steps.program.name}}

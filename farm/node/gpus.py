@@ -296,6 +296,7 @@ def _address(properties: dict[str, int]) -> str:
 def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> GpuReport:
     simd, per_unit = properties.get("simd_count"), properties.get("simd_per_cu")
     unique, render = properties.get("unique_id"), properties.get("drm_render_minor")
+    version = properties.get("gfx_target_version", 0)  # MMmmss, `ss` in hex: 90010 is gfx90a, 110000 gfx1100.
     banks = f"{NODES}/{node}/mem_banks"
     heaps = [machine.numbers(f"{banks}/{bank}/properties") for bank in machine.numbered(banks)]
     own = [heap.get("size_in_bytes", 0) for heap in heaps if heap.get("heap_type") in _MEMORY_HEAPS]
@@ -303,17 +304,12 @@ def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> GpuReport:
         node=node,
         bdf=_address(properties),
         uuid=f"GPU-{unique:016x}" if unique else "",
-        arch=arch_of(properties.get("gfx_target_version", 0)),
+        arch=f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else "",
         compute_units=simd // per_unit if simd and per_unit else None,
         xcc=properties.get("num_xcc"),
         memory=sum(own) or None,
         render=render or None,
     )
-
-
-def arch_of(version: int) -> str:
-    """Return the arch of a `gfx_target_version`, MMmmss (`ss` in hex): 90010 is gfx90a, 110000 gfx1100; empty for 0."""
-    return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else ""
 
 
 log = get_logger(__name__)
@@ -336,28 +332,24 @@ class Usage(TypedDict):
 
 
 @contextmanager
-def watch(gpu: Gpu | None, machine: Machine = HERE) -> Iterator[Usage]:
-    """Look at a GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
+def watch(slot: Slot, machine: Machine = HERE) -> Iterator[Usage]:
+    """Look at a slot's GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
 
     Without a GPU the usage stays empty. amdgpu has both counters in sysfs (`gpu_busy_percent`, `mem_info_vram_used`),
     which everybody may read.
     """
     usage = Usage(busy=None, memory=None)
-    if gpu is None or not (gpu.bdf or driver_of(gpu.maker)):
+    if not slot.gpu:
         yield usage
         return
-    read_busy, read_used = _gauges(gpu.maker, gpu.bdf, gpu.pin, machine)
+    read_busy, read_used = _gauges(slot, machine)
     before = read_used()
-    busy: list[int] = []
-    used: list[int] = []
+    readings: list[tuple[int | None, int | None]] = []
     over = threading.Event()
 
     def look() -> None:
         while True:
-            for read, found in ((read_busy, busy), (read_used, used)):
-                value = read()
-                if value is not None:
-                    found.append(value)
+            readings.append((read_busy(), read_used()))
             if over.wait(LOOK_SECONDS):
                 return
 
@@ -368,29 +360,24 @@ def watch(gpu: Gpu | None, machine: Machine = HERE) -> Iterator[Usage]:
     finally:
         over.set()
         thread.join()
+        busy = [value for value, _ in readings if value is not None]
+        used = [value for _, value in readings if value is not None]
         usage["busy"] = sum(busy) / len(busy) / 100 if busy else None
         usage["memory"] = max(0, max(used) - (before or 0)) if used else None
 
 
 def usage_now(slot: Slot, machine: Machine = HERE) -> Usage:
     """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
-    if not (slot.bdf or (slot.gpu and driver_of(slot.maker))):
-        return {"busy": None, "memory": None}
-    read_busy, read_used = _gauges(slot.maker, slot.bdf, slot.gpu, machine)
+    read_busy, read_used = _gauges(slot, machine)
     busy = read_busy()
     return {"busy": None if busy is None else busy / 100, "memory": read_used()}
 
 
-def _gauges(
-    maker: Maker, bdf: str, pin: str, machine: Machine
-) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    if driver := driver_of(maker):
-        return driver.gauges(machine, pin)
-    folder = f"/sys/bus/pci/devices/{bdf}"
-    return (
-        partial(_number, machine, f"{folder}/gpu_busy_percent"),
-        partial(_number, machine, f"{folder}/mem_info_vram_used"),
-    )
+def _gauges(slot: Slot, machine: Machine) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
+    if driver := driver_of(slot.maker):
+        return driver.gauges(machine, slot.gpu)
+    read, folder = partial(_number, machine), f"/sys/bus/pci/devices/{slot.bdf}"
+    return partial(read, f"{folder}/gpu_busy_percent"), partial(read, f"{folder}/mem_info_vram_used")
 
 
 _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}

@@ -295,12 +295,12 @@ def _kind_name(device: Device) -> str:
 
 
 @contextmanager
-def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[tuple[Slot, Gpu | None]]:
-    """Hold a slot that serves a pool while the block runs, once it is free; give it with its GPU, if it has one."""
+def one_slot(pool: Pool, gpus: Sequence[Gpu], settings: Settings) -> Iterator[Slot]:
+    """Hold a slot that serves a pool while the block runs, once it is free."""
     [kind] = share_out([pool], gpus, settings, HERE)
     with FreeSlots(kind.slots, settings.lock_dir).one(threading.Event()) as slot:
         assert slot, "nobody cancels the wait"
-        yield slot, next((gpu for gpu in gpus if slot.gpu and gpu.pin == slot.gpu), None)
+        yield slot
 
 
 def _cpu_slots(count: int, numa: Sequence[set[int]]) -> list[Slot]:

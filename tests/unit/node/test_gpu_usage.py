@@ -15,14 +15,14 @@ import pytest
 from farm.compiling.attempt import Attempt, FreeSlots, Slot, unless_held
 from farm.jobs.state import AttemptLimits, Outcome
 from farm.node.attempts import Attempts, Lease
-from farm.node.gpus import Gpu, Machine, conditions, foreign_users, until_forgotten, watch
+from farm.node.gpus import Machine, conditions, foreign_users, until_forgotten, watch
 from farm.settings import load_settings
 from tests.support.recorded import unpack
 
 if TYPE_CHECKING:
     from farm.jobs.state import WorkOrder
 
-GPU = Gpu(index=0, uuid="GPU-1", arch="gfx942", compute_units=304, bdf="0000:0c:00.0")
+GPU = Slot("GPU-1", bdf="0000:0c:00.0")
 
 
 def test_the_peak_counts_beyond_what_others_hold(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_the_peak_counts_beyond_what_others_hold(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_does_not_say_and_no_gpu_leave_it_open(tmp_path: Path) -> None:
-    for gpu in (GPU, None):
-        with watch(gpu, Machine(tmp_path)) as usage:
+    for slot in (GPU, Slot()):
+        with watch(slot, Machine(tmp_path)) as usage:
             pass
         assert usage == {"busy": None, "memory": None}
 

@@ -156,8 +156,7 @@ def test_conditions_tell_errors_reasons_and_others_on_the_card(tmp_path: Path, m
 def test_a_gpu_is_watched_by_its_maker(tmp_path: Path) -> None:
     machine = RecordedMachine(tmp_path, "h200-x2", 2)
     machine.binding.calls["DeviceGetUtilizationRates(handle-0)"] = {"fields": {"gpu": 40, "memory": 3}}
-    [gpu, _], _ = find(machine)
-    with watch(gpu, machine) as usage:
+    with watch(Slot(FIRST, maker="nvidia"), machine) as usage:
         pass
     assert (usage["busy"], usage["memory"]) == (0.4, 0)
 
