@@ -129,9 +129,7 @@ def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
                 entries.append(f"{found['toolchain']}={':'.join(filter(None, installation))}")
         if not any(entry.endswith(f"={text}") for entry in entries):
             why = "; ".join(reasons) or "its compilers are served already"
-            findings.notes.append(
-                Note("other_toolchains", f"{text}: {why}", "install the compiler for it", broken=True)
-            )
+            findings.notes.append(Note("other_toolchains", f"{text}: {why}", "install the compiler for it"))
     return settings.model_copy(update={"other_toolchains": tuple(entries)})
 
 
@@ -190,7 +188,7 @@ def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Po
     elif gpus and compiler == "migraphx":
         reason = (found.get("missing") or {}).get("gpu", "no GPU target")
         fix = "install MIGraphX for GPUs (ROCm's package migraphx); a build without HIP has no such target"
-        findings.notes.append(Note(compiler, reason, fix, broken=compiler == "migraphx"))
+        findings.notes.append(Note(compiler, reason, fix))
 
 
 def _card_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
