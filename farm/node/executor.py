@@ -115,11 +115,8 @@ class Executor:
 class _StoredReferences:
     """Reference outputs in object storage: made once for a model and its samples, and used by all its cells."""
 
-    def __init__(
-        self, attempt: Attempt, children: Children, patient: S3Store, impatient: S3Store, cache: NodeCache
-    ) -> None:
-        self._attempt, self._children = attempt, children
-        self._patient, self._impatient, self._cache = patient, impatient, cache
+    def __init__(self, run: _AttemptRun) -> None:
+        self._run = run
         self._uploader = ThreadPoolExecutor(1)
         self._uploading: Future[None] | None = None
         self.file: FileReference | None = None
@@ -127,17 +124,17 @@ class _StoredReferences:
 
     def _recipe(self, used: str) -> tuple[ReferenceRecipe, str]:
         """Return what decides a reference's outputs, and the key of their record."""
-        recipe = reference_recipe(self._attempt.order, used)
-        return recipe, reference_key(self._attempt.namespace, digest_of(recipe))
+        recipe = reference_recipe(self._run.order, used)
+        return recipe, reference_key(self._run.attempt.namespace, digest_of(recipe))
 
     def bring(self, used: str, path: Path) -> bool:
         """Write to `path` what a reference made for another attempt; return whether there was something."""
         _, key = self._recipe(used)
-        if known := self._patient.get_object(key):
+        if known := self._run.artifacts.get_object(key):
             try:
                 document = json.loads(known.data)
                 file: FileReference = {"path": path.name, "digest": document["digest"], "size": document["size"]}
-                self._cache.copy(file, path)
+                self._run.cache.copy(file, path)
             except (ArtifactGone, ValueError, KeyError, TypeError) as error:
                 log.warning("reference is gone or damaged, making it again", key=key, error=str(error))
             else:
@@ -162,10 +159,10 @@ class _StoredReferences:
         """Upload reference outputs. If that fails, another attempt makes them again."""
         recipe, key = self._recipe(used)
         try:
-            copy, digest, size = self._cache.add(path, self._children.largest, within=self._children.folder)
-            self._impatient.put_blob_file(copy, digest=digest)
+            copy, digest, size = self._run.cache.add(path, self._run.children.largest, within=self._run.folder)
+            self._run.impatient.put_blob_file(copy, digest=digest)
             kept = {"digest": digest, "size": size, "recipe": recipe}
-            self._impatient.put_object(key, json.dumps(kept).encode())
+            self._run.impatient.put_object(key, json.dumps(kept).encode())
         except (StorageUnavailable, UsageError, OSError) as error:
             log.warning("reference not kept", error=str(error))
         else:
@@ -176,11 +173,11 @@ class _AttemptRun:
     """One attempt under way: lookup, fetch, the pipeline, publish."""
 
     def __init__(self, executor: Executor, attempt: Attempt, children: Children) -> None:
+        self.executor = executor
         self.attempt = attempt
         self.order = attempt.order
         self.children = children
-        self.installations = executor.installations
-        own = self.installations.get(attempt.order["spec"]["toolchain"])
+        own = executor.installations.get(attempt.order["spec"]["toolchain"])
         self.steps = Steps(attempt.order, children, keyed=True, installation=own)
         self.folder = children.folder
         self.impatient = executor.artifacts
@@ -188,8 +185,6 @@ class _AttemptRun:
         self.artifacts = self.impatient.with_patience(PATIENCE, self._wait_for_storage)
         """Object storage for what the attempt needs: requests wait while it is away."""
         self.cache = NodeCache(executor.settings, self.artifacts.get_blob)
-        self.outbox = executor.outbox
-        self.outbox_hours = executor.settings.outbox_hours
         self.parcel: Parcel | None = None
         """The finished program, until storage has it."""
         self.waiting = threading.Lock()
@@ -200,8 +195,7 @@ class _AttemptRun:
         """When storage was last checked with another request."""
         self.answers: float | None = None
         """Since when it answers other requests; None if it does not."""
-        self.work = executor.work
-        self.references = _StoredReferences(attempt, children, self.artifacts, self.impatient, self.cache)
+        self.references = _StoredReferences(self)
         self.tuner: Tuner | None = None
         self.database: TuningDatabase | None = None
         """Where its tuning keeps what it learns."""
@@ -321,7 +315,7 @@ class _AttemptRun:
             if other is None:
                 known["unmeasured"] = "the program to compare with is gone"
             else:
-                theirs = self.steps.under(self.installations.get(other.toolchain))
+                theirs = self.steps.under(self.executor.installations.get(other.toolchain))
                 ours, inputs = bring()
                 databases = self.tuner.measuring if self.tuner else NO_DATABASES
                 self.children.shared = False  # The program's record has what disturbed its own measurement.
@@ -399,9 +393,10 @@ class _AttemptRun:
         """Measure when the slot's uploads have ended, and on a GPU note other attempts: on CPUs none runs meanwhile."""
         self.references.finish()
         self._wait_for_quiet()
-        before = self.work.at_work()
+        work, gpu = self.executor.work, self.children.slot.gpu
+        before = work.at_work()
         yield
-        if self.children.slot.gpu and (self.work.at_work() != before or sum(count for count, _ in before.values()) > 1):
+        if gpu and (work.at_work() != before or sum(count for count, _ in before.values()) > 1):
             self.children.shared = True
 
     def _wait_for_quiet(self) -> None:
@@ -457,7 +452,7 @@ class _AttemptRun:
             learnt = self.database.delta_key(packed), packed
         while True:
             try:
-                return self.outbox.put(
+                return self.executor.outbox.put(
                     self.attempt,
                     sidecar,
                     self._files(),
@@ -519,7 +514,7 @@ class _AttemptRun:
                 return
             self.looked = now
             self.answers = (self.answers or now) if self.impatient.answers() else None
-            seconds = self.outbox_hours * 3600 if self.parcel else ONE_NAME_SECONDS
+            seconds = self.executor.settings.outbox_hours * 3600 if self.parcel else ONE_NAME_SECONDS
             if self.answers is not None and now - max(away.since, self.answers) >= seconds:
                 message = f"{away.message}; so for {seconds / 3600:.3g} h, while the storage answers others"
                 raise StepEnded(Failure(FailureKind.STORAGE, f"{message}: its operator has to act"))
@@ -552,10 +547,9 @@ def _disk_failed(error: OSError) -> Outcome:
     if isinstance(error, NotPlain):
         left = f"{Path(str(error.filename)).name}: {error.strerror}"
         return Outcome.failure(FailureKind.COMPILER_ERROR, f"it left what is not a plain file: {left}")
-    kind, what = (
-        (FailureKind.STORAGE, FULL_DISK) if error.errno in FULL else (FailureKind.INTERNAL, "the worker's disk")
-    )
-    return Outcome.failure(kind, f"{what}: {error}")
+    if error.errno in FULL:
+        return Outcome.failure(FailureKind.STORAGE, f"{FULL_DISK}: {error}")
+    return Outcome.failure(FailureKind.INTERNAL, f"the worker's disk: {error}")
 
 
 ROUNDS = 20  # Rounds of the first comparison.
