@@ -98,6 +98,7 @@ class Supervisor:
         self.disk = DiskWatch(settings.data_dir)
         self._idle_seconds = idle_seconds
         self._workers = [Worker(self, kind) for kind in kinds]
+        self._kinds = kinds
         self._signals = 0
         self._news: SimpleQueue[None] = SimpleQueue()
         self._counted: Path | None = None
@@ -118,7 +119,7 @@ class Supervisor:
             states |= {"up": worker["consuming"], "running_attempts": worker["running"]}
             for name, state in states.items():
                 readings.append(GaugeValue(f"farm_worker_{name}", float(state), (worker["kind"],)))
-        gpus = {slot.gpu: slot for worker in self._workers for slot in worker.slots if slot.gpu}
+        gpus = {slot.gpu: slot for kind in self._kinds for slot in kind.slots if slot.gpu}
         for gpu, slot in gpus.items():
             usage = usage_now(slot)
             for name, value in (("busy_ratio", usage["busy"]), ("memory_used_bytes", usage["memory"])):
@@ -166,8 +167,8 @@ class Supervisor:
 
     def _leave_if_idle(self) -> None:
         """Drain, as at a signal, if no worker had work for long and no finished program waits on this disk."""
-        idle = min(worker.idle_for for worker in self._workers)
-        if idle >= self._idle_seconds and not self._signals and not self.deliveries.holding:
+        idle = time.monotonic() - max(worker.busy_at for worker in self._workers)
+        if idle >= self._idle_seconds and not self._signals and not self.deliveries.outbox.size:
             log.info("leaving, for there is no work", seconds=round(idle))
             self._signals = 1
             self.nudge()
@@ -237,20 +238,11 @@ class Worker:
         """Why its process takes no jobs though it may."""
         self._doubt = ""
         self._beaten = Beat("ok", 0, 0.0)
-        self._busy_at = time.monotonic()
+        self.busy_at = time.monotonic()
+        """When it last had work, was not yet proven, or did not reach the store."""
         self._reaches_store = True
         self._stage = Stage.SERVING
         self._deadline = math.inf
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Its slots."""
-        return self._kind.slots
-
-    @property
-    def idle_for(self) -> float:
-        """Seconds since it last had work, was not yet proven, or did not reach the store."""
-        return time.monotonic() - self._busy_at
 
     @property
     def done(self) -> bool:
@@ -345,7 +337,7 @@ class Worker:
         if beat:
             self._see_to_health(beat)
         if not beat or beat.running or self._resting == UNPROVEN or (beat.unclaimed and not self._rests):
-            self._busy_at = time.monotonic()
+            self.busy_at = time.monotonic()
         if self._process and self._process.consuming_for is not None:
             self._broken = ""
         if beat and self._takes_none != reported:
