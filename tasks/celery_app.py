@@ -12,7 +12,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from celery.worker import consumer, state
 from celery.worker.consumer.tasks import Tasks
 
 from farm.app import Farm
-from farm.compiling.attempt import from_text
+from farm.compiling.attempt import CONSUMING, slots_of
 from farm.errors import FarmFault
 from farm.logging import configure, get_logger
 from farm.node.attempts import Attempts, Draining
@@ -48,13 +48,15 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     """Makes the slots that attempts run in, and ties the process to its supervisor.
 
     Of the options, `lifeline` is the file descriptor on which the supervisor speaks: its end ends the process. `worker`
-    is the id under which the supervisor registered it, on `node`; `slots` is what `farm.compiling.attempt` wrote.
+    is the id under which the supervisor registered it, on `node`; `slots` has the fields of each slot.
     """
 
-    def __init__(self, parent: Any, lifeline: int, worker: str, node: str, slots: str, **options: Any) -> None:
+    def __init__(
+        self, parent: Any, lifeline: int, worker: str, node: str, slots: Sequence[dict[str, Any]], **options: Any
+    ) -> None:
         farm = Farm.current()
         try:
-            attempts = Attempts(farm.store, farm.executor, farm.settings, from_text(slots), worker=worker, node=node)
+            attempts = Attempts(farm.store, farm.executor, farm.settings, slots_of(slots), worker=worker, node=node)
         except FarmFault as error:
             raise SystemExit(f"the worker process cannot start: {error.message}; {error.hint}") from None
         Attempts.current = attempts
@@ -159,4 +161,4 @@ def ignore_warnings(**_: Any) -> None:
 def tell_supervisor(**_: Any) -> None:
     """Report that this process takes messages."""
     gc.freeze()  # What was imported is not garbage: to look for some in it takes 0.4 s at the end.
-    Attempts.current.consuming()
+    Attempts.current.say(CONSUMING)

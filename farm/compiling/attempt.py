@@ -7,18 +7,17 @@ interpreter of its own, so that one node has several versions of one side by sid
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import farm
 from farm.compiling.alone import Clock, lock_folder, open_lock
@@ -65,14 +64,9 @@ class Slot:
 ANYWHERE = Slot()
 
 
-def as_text(slots: Sequence[Slot]) -> str:
-    """Return slots as JSON, for a worker process's command line."""
-    return json.dumps([asdict(slot) for slot in slots])
-
-
-def from_text(text: str) -> list[Slot]:
-    """Read back what `as_text` wrote."""
-    return [Slot(**{**row, "cpus": tuple(row["cpus"])}) for row in json.loads(text)]
+def slots_of(rows: Iterable[Mapping[str, Any]]) -> list[Slot]:
+    """Return the slots with these fields, which a supervisor has written as JSON for its worker process."""
+    return [Slot(**{**row, "cpus": tuple(row["cpus"])}) for row in rows]
 
 
 class FreeSlots:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from typing import Any
 import farm
 from farm.compiling import cgroups
 from farm.compiling.alone import lock_place
-from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Slot, as_text
+from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
@@ -97,8 +98,8 @@ class Supervisor:
         self.deliveries = Deliveries(self.store, settings, self.nudge)
         self.disk = DiskWatch(settings.data_dir)
         self._idle_seconds = idle_seconds
-        self._workers = [Worker(self, kind) for kind in kinds]
         self._kinds = kinds
+        self._workers = [Worker(self, kind) for kind in kinds]
         self._signals = 0
         self._news: SimpleQueue[None] = SimpleQueue()
         self._counted: Path | None = None
@@ -286,7 +287,7 @@ class Worker:
             "hostname": self._id,
             "worker": self._id,
             "node": self._node,
-            "slots": as_text(self._kind.slots),
+            "slots": [asdict(slot) for slot in self._kind.slots],
         }
         environment = worker_environment(self._settings, {**os.environ, **self._supervisor.environment})
         self._process = CeleryProcess(self._supervisor.app, options, environment, self._supervisor.nudge)

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farm.compiling.attempt import FreeSlots, Slot, as_text, from_text
+from farm.compiling.attempt import FreeSlots, Slot, slots_of
 from farm.node.amd_gpus import find_amd_gpus, find_rocm
 from farm.node.gpus import Gpu, Machine
 from farm.node.survey import share_out
@@ -317,7 +318,8 @@ def test_a_slot_knows_what_sidecars_say_of_its_gpu(
     machine = recorded(node, tmp_path)
     gpus, _ = look(machine)
     kind, *_ = share_out(pools(gpus), gpus, settings, machine)
-    assert from_text(as_text(kind.slots))[0].device == {**device, "memory": gpus[0].memory}
+    told = json.dumps([asdict(slot) for slot in kind.slots])
+    assert slots_of(json.loads(told))[0].device == {**device, "memory": gpus[0].memory}
 
 
 def test_cpu_slots_are_spread_over_numa_nodes(
@@ -337,7 +339,7 @@ def test_cpu_slots_are_spread_over_numa_nodes(
 
 
 def test_two_attempts_never_hold_one_gpu(tmp_path: Path) -> None:
-    slots = from_text(as_text([Slot(f"GPU-{index}", f"GPU-{index}", (0, 1)) for index in range(2)]))
+    slots = [Slot(f"GPU-{index}", f"GPU-{index}", (0, 1)) for index in range(2)]
     # Two workers of one node: each knows the GPUs, and only the lock files are between them.
     one, other = FreeSlots(slots, str(tmp_path)), FreeSlots(slots, str(tmp_path))
     with one.one(NEVER) as first, other.one(NEVER) as second:

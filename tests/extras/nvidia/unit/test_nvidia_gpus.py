@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from farm.compiling.attempt import Slot, as_text, from_text
+from farm.compiling.attempt import Slot, slots_of
 from farm.compiling.child_process import child_environment
 from farm.extras.nvidia.driver import find, model_slug
 from farm.node import survey as node_survey
@@ -170,7 +172,7 @@ def test_both_makers_cards_are_slots_alike_and_children_see_one_card(tmp_path: P
         (FIRST, FIRST, "nvidia"),
         (SECOND, SECOND, "nvidia"),
     ]
-    assert from_text(as_text(kind.slots)) == list(kind.slots)
+    assert slots_of(json.loads(json.dumps([asdict(slot) for slot in kind.slots]))) == list(kind.slots)
     cards: tuple[ChildRequest, ...] = (
         {"action": "probe", "gpu": FIRST, "maker": "nvidia"},
         {"action": "probe", "gpu": FIRST, "maker": "amd"},
