@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from farm.artifacts.storage import MAIN
 from farm.compiling.alone import host_at
-from farm.compiling.attempt import AWAY, CONSUME, CONSUMING, FAULT, MISMATCH, PAUSE, RELEASE, Attempt, FreeSlots, Slot
+from farm.compiling.attempt import AWAY, CONSUME, FAULT, MISMATCH, PAUSE, RELEASE, Attempt, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
 from farm.logging import bind_attempt, get_logger, unbind
@@ -120,7 +120,7 @@ class Attempts:
                 if (doubt := _DOUBTS.get(outcome.kind)) and self._listens_to(attempt.namespace):
                     if doubt == FAULT:
                         self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
-                    self._say(doubt)
+                    self.say(doubt)
                 # Until the store answers: an outcome is worth more than a free slot.
                 send = partial(self._store.jobs.finish, job_id, attempt.token, outcome)
                 answer = _until_reached(send, "finish", threading.Event())
@@ -165,11 +165,6 @@ class Attempts:
         threading.Thread(target=listen, name="lifeline", daemon=True).start()
         self._may_consume.wait()
 
-    def consuming(self) -> None:
-        """Report to the supervisor that messages are taken from now on."""
-        if self._lifeline is not None:
-            self._lifeline.sendall(CONSUMING)
-
     def _execute(self, attempt: Attempt, lease: Lease) -> Outcome:
         try:
             with ExitStack() as publishing, ExitStack() as holding:
@@ -198,7 +193,7 @@ class Attempts:
     def _away(self, lease: Lease, kept: bool, /) -> None:
         """Report to the store and the supervisor that an attempt waits for object storage."""
         lease.wait_for_storage(kept=kept)
-        self._say(AWAY)
+        self.say(AWAY)
 
     def _listens_to(self, namespace: str) -> bool:
         """Whether an attempt's end counts against this node: outside `main` its compiler may say what it likes."""
@@ -208,8 +203,8 @@ class Attempts:
             self._heard[namespace] = now + HEARD_AGAIN
         return listens
 
-    def _say(self, word: bytes) -> None:
-        """Send a message to the supervisor. If its buffer is full, drop it: it is sent again soon."""
+    def say(self, word: bytes) -> None:
+        """Send a message to the supervisor. If its buffer is full of them, drop it: those are sent again soon."""
         if self._lifeline is not None:
             with suppress(OSError):
                 self._lifeline.send(word, socket.MSG_DONTWAIT)
@@ -281,10 +276,9 @@ class Lease:
 
     def renewal(self) -> Renewal:
         """Return what it says to the store."""
-        phase, progress, detail = self.doing
-        attempt, paused = self.attempt, round(self.attempt.clock.lost, 3)
-        said = phase, progress, detail, paused, attempt.tail.news(), self.kept, self.left
-        return Renewal(attempt.token, attempt.job_id, *said)
+        attempt = self.attempt
+        paused, news = attempt.clock.lost, attempt.tail.news()
+        return Renewal(attempt.token, attempt.job_id, *self.doing, paused, news, self.kept, self.left)
 
     def hear(self, answer: Renewed) -> None:
         """Hear whether the store wants the attempt to go on."""
