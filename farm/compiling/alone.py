@@ -23,6 +23,7 @@ from pathlib import Path
 from farm.jobs.state import PAUSED, WAITS_FOR_TURN
 from farm.runner.protocol import CONTINUE, GO, PAUSE
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 TURN, RUNNING, DUE = "farm-turn.lock", "farm-running.lock", "farm-due.lock"
 
 LOOK_SECONDS = 0.05  # Between two looks at the locks.
@@ -48,6 +49,14 @@ def open_lock(path: Path) -> int:
     return lock
 
 
+def boot_id() -> str:
+    """Return the id of this boot of the machine, with its line's end; the same text for ever if the system has none."""
+    try:
+        return BOOT.read_text()
+    except OSError:
+        return ""
+
+
 def lock_folder(folder: str) -> Path:
     """Return the folder of the lock files: the one that the settings name, else the system's for temporary files."""
     return Path(folder or tempfile.gettempdir())
@@ -55,9 +64,8 @@ def lock_folder(folder: str) -> Path:
 
 def lock_place(folder: str) -> str:
     """Return what tells apart workers that do not share their lock files: the running kernel, and the folder there."""
-    try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    kernel = boot_id().strip()
+    if not kernel:
         return ""
     with suppress(OSError):
         found = lock_folder(folder).stat()

@@ -36,6 +36,7 @@ from typing import Any
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
+from farm.compiling.alone import boot_id
 from farm.compiling.attempt import Attempt
 from farm.compiling.pipeline import LARGEST
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
@@ -261,8 +262,6 @@ PUBLISH_TRIES = 3
 _FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})  # The description of a parcel.
 LEARNT = "learnt.gz"  # The file with what the tuning learnt; no blob has this name.
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-
 
 class Outbox:
     """A folder of parcels, shared by all worker processes of a node."""
@@ -298,7 +297,7 @@ class Outbox:
             "sidecar": sidecar,
             "files": {blob: path.name for blob, path in files.items()},
             "phases": phases,
-            "boot": _boot(),
+            "boot": boot_id(),
         }
         try:
             taken = {blob: take(path, new / blob, limit, within=within) for blob, path in files.items()}
@@ -353,22 +352,14 @@ class Parcel:
         self._sign = sign
         self._lock = lock
         self._document = document
+        self.job, self.token = str(document.get("job")), str(document.get("token"))
+        """The job's id, and the token by which it recognizes this attempt."""
         self.settled = (folder / "settled").exists()
         """Whether it outlives a loss of power."""
 
     def close(self) -> None:
         """Let go of its lock."""
         os.close(self._lock)
-
-    @property
-    def job(self) -> str:
-        """The job's id."""
-        return str(self._document["job"])
-
-    @property
-    def token(self) -> str:
-        """The token by which the job recognizes this attempt."""
-        return str(self._document["token"])
 
     def settle(self) -> None:
         """Have it outlive a loss of power, too."""
@@ -468,16 +459,8 @@ def _read(folder: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         return None
     found: dict[str, Any] = document
-    sound = not found.keys() >= _FIELDS or found.get("boot") == _boot() or (folder / "settled").exists()
+    sound = not found.keys() >= _FIELDS or found.get("boot") == boot_id() or (folder / "settled").exists()
     return found if sound else None
-
-
-def _boot() -> str:
-    """Return the id of this boot of the machine; the same text for ever if the system has none."""
-    try:
-        return BOOT.read_text()
-    except OSError:
-        return ""
 
 
 def _sync(path: Path) -> None:
@@ -504,7 +487,8 @@ class Deliveries:
         self._store = store
         self._settings = settings
         self._nudge = nudge
-        self._outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
+        self.outbox = Outbox(settings.data_dir.resolve() / "outbox", publishing(settings))
+        """Programs that are on this disk alone."""
         self._wake = threading.Event()
         self._suspected = True
         self._refused: dict[str, float] = {}
@@ -518,11 +502,6 @@ class Deliveries:
             # A daemon: the worker must be able to end while storage hangs.
             threading.Thread(target=self._run, name="deliveries", daemon=True).start()
 
-    @property
-    def holding(self) -> bool:
-        """Whether a finished program is on this disk alone."""
-        return self._outbox.size > 0
-
     def suspect(self) -> None:
         """Check storage now: an attempt found it away."""
         self._suspected = True
@@ -531,7 +510,7 @@ class Deliveries:
     def keep_left(self) -> None:
         """Let the jobs of abandoned programs wait for them: their worker process is dead. Raises StoreUnavailable."""
         try:
-            for parcel in self._outbox.left():
+            for parcel in self.outbox.left():
                 with suppress(OSError):  # A full disk gets room when it is delivered.
                     parcel.settle()
                 self._store.jobs.renew(parcel.token, parcel.job, phase=Phase.UPLOADING, kept=True)
@@ -559,7 +538,7 @@ class Deliveries:
             if self._suspected or self.resting:
                 self._suspected = False
                 artifacts.with_patience(0).reach()
-            for parcel in self._outbox.left():
+            for parcel in self.outbox.left():
                 try:
                     self._deliver(parcel, artifacts)
                 except StorageAway as error:
@@ -577,7 +556,7 @@ class Deliveries:
         except StoreUnavailable as error:
             log.info("what is left in the outbox waits for the store", error=error.message)
         most = self._settings.outbox_bytes
-        if (size := self._outbox.size) > most:
+        if (size := self.outbox.size) > most:
             return f"its outbox is full: {size / 1e9:.2f} GB of finished programs wait, {most / 1e9:g} GB may"
         return ""
 
