@@ -23,7 +23,6 @@ from redis.client import NEVER_DECODE
 from redis.connection import SSLConnection, parse_url
 from redis.exceptions import (
     AuthenticationError,
-    BusyLoadingError,
     ConnectionError,
     MasterDownError,
     NoPermissionError,
@@ -350,24 +349,32 @@ class Link:
     def _reaching(self, operation: str) -> Iterator[None]:
         """Turn errors into ours, and time the operation unless it waits on purpose (an empty name)."""
         try:
-            with timed(STORE_SECONDS, operation) if operation else nullcontext(), _counting_errors():
+            with timed(STORE_SECONDS, operation) if operation else nullcontext():
                 yield
-        except TimeoutError as error:
-            raise StoreUnavailable(
-                f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT:g} s",
-                hint="it hangs, or the network is down: check its log",
-            ) from error
-        except (ConnectionError, BusyLoadingError) as error:
-            raise refused("Redis", self.address, error) or StoreUnavailable(
-                f"Redis at {self.address} cannot be reached: {type(error).__name__}",
-                hint="start it, or set FARM_REDIS_URL to its address",
-            ) from error
-        except ResponseError as error:
+        except NoScriptError:
+            raise  # The script is sent then.
+        except (ConnectionError, TimeoutError, ResponseError) as error:
+            STORE_ERRORS.inc()
+            if ours := self._explained(error):
+                raise ours from error
+            raise
+
+    def _explained(self, error: redis.RedisError) -> StoreUnavailable | None:
+        """Return our error for one of a server that is away or refuses for now; None for any other."""
+        if isinstance(error, TimeoutError):
+            what, hint = (
+                f"did not answer within {SOCKET_TIMEOUT:g} s",
+                "it hangs, or the network is down: check its log",
+            )
+        elif isinstance(error, ConnectionError):
+            if ours := refused("Redis", self.address, error):
+                return ours
+            what, hint = f"cannot be reached: {type(error).__name__}", "start it, or set FARM_REDIS_URL to its address"
+        else:
             why = _PLACE.sub("", str(error))
-            hint = _REFUSING.get(type(error)) or _REFUSALS.get(why.partition(" ")[0])
-            if hint is None:
-                raise
-            raise StoreUnavailable(f"Redis at {self.address} refuses: {why}", hint=hint) from error
+            what = f"refuses: {why}"
+            hint = _REFUSING.get(type(error)) or _REFUSALS.get(why.partition(" ")[0], "")
+        return StoreUnavailable(f"Redis at {self.address} {what}", hint=hint) if hint else None
 
 
 class Records:
@@ -375,14 +382,3 @@ class Records:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-
-
-@contextmanager
-def _counting_errors() -> Iterator[None]:
-    try:
-        yield
-    except NoScriptError:
-        raise  # The script is sent then.
-    except (ConnectionError, TimeoutError, BusyLoadingError, ResponseError):
-        STORE_ERRORS.inc()
-        raise
