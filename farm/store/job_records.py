@@ -136,8 +136,7 @@ class JobRecords(Records):
 
     def renew(self, token: str, job_id: str, **says: Any) -> Renewed:
         """Renew one lease; `says` are the other fields of a `Renewal`."""
-        answer: Renewed = self._link.run("renew", **Renewal(token, job_id, **says).arguments)
-        return answer
+        return self.renew_all([Renewal(token, job_id, **says)])[0]
 
     def renew_all(self, renewals: Sequence[Renewal]) -> list[Renewed]:
         """Renew leases at the cost of one: a node has many, and none may wait for the others' answers."""
@@ -173,13 +172,11 @@ class JobRecords(Records):
 
     def hand_again(self, pool: str, job_ids: Sequence[str]) -> int:
         """Record that jobs were sent to the broker again; return how many of them are still unclaimed."""
-        count: int = self._link.run("hand_again", pool=pool, jobs=json.dumps(list(job_ids)))
-        return count
+        return int(self._link.run("hand_again", pool=pool, jobs=json.dumps(list(job_ids))))
 
     def promote(self) -> int:
         """Queue the jobs whose delay has passed; return their number."""
-        count: int = self._link.run("promote", limit=LOT)
-        return count
+        return int(self._link.run("promote", limit=LOT))
 
     def expire_leases(self, reaper: str) -> list[str]:
         """End the attempts whose leases expired, or whose nodes did not publish a kept program; return their jobs.
@@ -190,15 +187,13 @@ class JobRecords(Records):
 
     def fail_unserved(self, pool: str, seconds: float) -> int:
         """Fail jobs that waited longer than `seconds` for a pool whose workers took none; return their number."""
-        count: int = self._link.run("fail_unserved", pool=pool, timeout=round(seconds * 1000), limit=LOT)
-        return count
+        return int(self._link.run("fail_unserved", pool=pool, timeout=round(seconds * 1000), limit=LOT))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def pending(self, pool: str) -> int:
         """Return the number of jobs of a pool that wait to be handed out."""
-        count: int = self._link.ask("ZCARD", ("pool", pool, "waiting"))
-        return count
+        return int(self._link.ask("ZCARD", ("pool", pool, "waiting")))
 
     def are_short(self, pool: str) -> bool:
         """Whether jobs of a pool wait to be handed out, and no claim of those in the broker has to come first."""
@@ -232,31 +227,24 @@ class JobRecords(Records):
 
     def get(self, job_id: str) -> JobView | None:
         """Return a job, its attempts and the cells that joined it."""
-        row, cells, attempts = self._records([job_id]).get(job_id) or self._packed(job_id)
-        if not row:
-            return None
-        return _view(job_id, row, cells, attempts)
+        record = self._records([job_id]).get(job_id) or self._packed(job_id)
+        return _view(job_id, *record) if record else None
 
     def _records(self, job_ids: Sequence[str]) -> dict[str, Record]:
         """Return the records of those of these jobs that are there and not packed."""
-        asked = [
-            command
-            for job in job_ids
-            for command in (
-                ["HGETALL", ("job", job)],
-                ["HKEYS", ("job", job, "cells")],
-                ["HGETALL", ("job", job, "attempts")],
-            )
-        ]
+        asked: list[list[Any]] = []
+        for job in job_ids:
+            attempts = ["HGETALL", ("job", job, "attempts")]
+            asked += [["HGETALL", ("job", job)], ["HKEYS", ("job", job, "cells")], attempts]
         found = iter(self._link.ask_many(asked, together=True))
         return {
             job: record for job, record in zip(job_ids, zip(found, found, found, strict=True), strict=True) if record[0]
         }
 
-    def _packed(self, job_id: str) -> Record:
+    def _packed(self, job_id: str) -> Record | None:
         build, _, lot = (self._link.ask("GET", ("job", job_id, "packed")) or "").partition(" ")
         data = self._link.ask_bytes("HGET", ("build", build, "packed"), lot) if lot else None
-        return _unpacked(data)[job_id] if data else ({}, [], {})
+        return _unpacked(data)[job_id] if data else None
 
     def pack(self, build_id: str, job_ids: Iterable[str]) -> None:
         """Compress the records of a build's ended jobs, many together: those in a row are read fastest in that order.
