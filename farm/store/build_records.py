@@ -114,16 +114,10 @@ class BuildRecords(Records):
         live = [name for name, state in states.items() if state in {"queued", "running"}]
         found = self._link.ask_many([["HMGET", ("job", jobs[name]), *_LIVE] for name in live])
         running = {name: dict(zip(_LIVE, values, strict=True)) for name, values in zip(live, found, strict=True)}
+        documents = {name: json.loads(text) for name, text in static.items()}
         return [
-            _cell(
-                document,
-                states[name := document["identifier"]],
-                jobs.get(name),
-                ends.get(name),
-                running.get(name, {}),
-                now,
-            )
-            for document in sorted(map(json.loads, static.values()), key=itemgetter("position"))
+            _cell(documents[name], states[name], jobs.get(name), ends.get(name), running.get(name, {}), now)
+            for name in sorted(documents, key=lambda name: documents[name]["position"])
         ]
 
     def cancel(self, build_id: str, reason: str = CANCELLED) -> int:
@@ -192,8 +186,7 @@ class BuildRecords(Records):
 
     def incomplete(self, seconds: float) -> Names:
         """Return the builds whose cells are still incomplete after this many seconds."""
-        now = int(self._link.ask("TIME")[0]) * 1000
-        return list(self._link.ask("ZRANGEBYSCORE", ("incomplete",), "-inf", now - round(seconds * 1000)))
+        return list(self._link.ask("ZRANGEBYSCORE", ("incomplete",), "-inf", 1000 * (self._link.now() - seconds)))
 
     def forget_expired(self) -> int:
         """Drop the names of builds whose records expired; return their number."""
