@@ -137,22 +137,16 @@ class WorkerRecords(Records):
     def pools(self) -> PoolViews:
         """Return all pools ever registered, by name."""
         known, resting = self._link.ask_many([["HGETALL", ("pools",)], ["SMEMBERS", ("paused",)]])
-        workers = self.list()
-        counts = self._link.ask_many(
-            [
-                ["SCARD" if where == "left" else "ZCARD", ("pool", name, where)]
-                for name in known
-                for where in ("waiting", "handed", "running", "left")
-            ]
-        )
+        workers, names = self.list(), sorted(known)
+        asked = (("ZCARD", "waiting"), ("ZCARD", "handed"), ("ZCARD", "running"), ("SCARD", "left"))
+        counts = iter(self._link.ask_many([[count, ("pool", name, of)] for name in names for count, of in asked]))
         pools: PoolViews = []
-        for position, (name, document) in enumerate(known.items()):
-            waiting, handed, running, left = counts[4 * position : 4 * position + 4]
+        for name, waiting, handed, running, left in zip(names, counts, counts, counts, counts, strict=True):
             serving = [worker for worker in workers if name in worker["pools"]]
             pools.append(
                 {
                     "name": name,
-                    "pool": json.loads(document),
+                    "pool": json.loads(known[name]),
                     "live_workers": len(serving),
                     "slots": sum(worker["slots"] for worker in serving if _takes_jobs(worker)),
                     "waiting": waiting + handed,
@@ -161,7 +155,7 @@ class WorkerRecords(Records):
                     "paused": name in resting,
                 }
             )
-        return sorted(pools, key=lambda pool: pool["name"])
+        return pools
 
     def wanted_slots(self, pool: str) -> int:
         """Return how many slots a pool could use now; jobs that may not start, as of a paused build, do not count."""
@@ -195,8 +189,7 @@ class WorkerRecords(Records):
 
     def forget_dead(self) -> None:
         """Drop the names of workers that died an hour ago."""
-        now = int(self._link.ask("TIME")[0]) * 1000
-        self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", now - 3_600_000)
+        self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", 1000 * (self._link.now() - 3600))
 
     def _running(self) -> dict[str, Jobs]:
         """Return the jobs that each worker runs, with their namespaces."""
@@ -534,8 +527,7 @@ class Store:
     def epoch(self) -> str:
         """Return the store's epoch, which changes with each restart, failover or loss of the server."""
         server = self._link.ask("INFO", "server")["run_id"]
-        epoch: str = self._link.run("epoch", server=server, fresh=secrets.token_hex(4))
-        return epoch
+        return str(self._link.run("epoch", server=server, fresh=secrets.token_hex(4)))
 
     def close(self) -> None:
         """Close the connections."""
