@@ -12,7 +12,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,9 +51,7 @@ class Lifeline(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     is the id under which the supervisor registered it, on `node`; `slots` has the fields of each slot.
     """
 
-    def __init__(
-        self, parent: Any, lifeline: int, worker: str, node: str, slots: Sequence[dict[str, Any]], **options: Any
-    ) -> None:
+    def __init__(self, parent: Any, lifeline: int, worker: str, node: str, slots: list[Any], **options: Any) -> None:
         farm = Farm.current()
         try:
             attempts = Attempts(farm.store, farm.executor, farm.settings, slots_of(slots), worker=worker, node=node)
