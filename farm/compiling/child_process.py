@@ -115,14 +115,12 @@ def run_child(
     scratch = Path(tempfile.mkdtemp(prefix="child-", dir=folder))
     try:
         with limited(limits.memory, limits.processes) as group, log_path.open("ab") as log:
-            sealed: SealPaths | None = (
-                None
-                if seal is None
-                else {
+            sealed: SealPaths | None = None
+            if seal:
+                sealed = {
                     "read": [*(_granted(path, seal.within) for path in seal.read), *_libraries(request)],
                     "write": [_granted(path, seal.within) for path in (*seal.write, scratch)],
                 }
-            )
             whole: ChildRequest = {
                 **request,
                 "modules": _modules(),
@@ -138,7 +136,7 @@ def run_child(
             start = log.tell()
             with (
                 (host or Host()).child(clock or Clock(), gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
-                closing(Conversation(place, on_message)) as conversation,
+                closing(Conversation(place, partial(read_answer, whole, kind=answer), on_message)) as conversation,
             ):
                 child = ChildProcess(
                     [python or sys.executable, str(script)],
@@ -148,7 +146,6 @@ def run_child(
                     log.fileno(),
                     conversation,
                     limits,
-                    answer,
                     templates,
                 )
                 try:
@@ -254,7 +251,6 @@ class ChildProcess:
         log: int,
         conversation: Conversation,
         limits: ChildLimits,
-        answer: Hashable,
         templates: Templates | None,
     ) -> None:
         """`environment` returns its variables by its folder, `log` is a file descriptor.
@@ -262,12 +258,6 @@ class ChildProcess:
         Raises OSError if the child cannot be started.
         """
         self._conversation = conversation
-        self._request = request
-        self._kind = answer
-        self._result: Any = None
-        """The child's answer, checked: a document of the request's action; None if it has not answered."""
-        self._wrong = ""
-        """What is wrong with its answer; empty if nothing is."""
         self._dying = float(request["dying"])
         self._grouped = request["group"].get("memory", False)
         self._oom_kills = 0 if self._grouped else _oom_kills()
@@ -313,9 +303,9 @@ class ChildProcess:
         conversation, limits = self._conversation, self._limits
         while not conversation.is_over:
             left = self._started + limits.time - self._conversation.now if limits.time else math.inf
-            self._hear(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
+            conversation.read(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
             conversation.look()
-            by = EndedBy.NONSENSE if conversation.is_nonsense or self._wrong else self._verdict(cancelled)
+            by = EndedBy.NONSENSE if conversation.is_nonsense or conversation.wrong else self._verdict(cancelled)
             if by is not EndedBy.ITSELF or conversation.silence > self._dying:
                 return by
         return EndedBy.ITSELF
@@ -355,15 +345,6 @@ class ChildProcess:
         with suppress(OSError):
             self._guard.write(words)
 
-    def _hear(self, seconds: float) -> None:
-        """Read what comes within this time, and check what the child has answered."""
-        self._conversation.read(seconds)
-        while self._conversation.answers:
-            try:
-                self._result = read_answer(self._request, self._conversation.answers.pop(0), self._kind)
-            except WrongAnswer as wrong:
-                self._wrong = str(wrong)
-
     def end(self) -> None:
         """Close the launcher's pipe and wait for its last word; without it the child has failed."""
         conversation = self._conversation
@@ -385,7 +366,7 @@ class ChildProcess:
         """Read what still comes, so that no writer blocks on a full pipe."""
         deadline = time.monotonic() + self._dying + _PATIENCE
         while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
-            self._hear(left)
+            self._conversation.read(left)
 
     def outcome(self, by: EndedBy, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
@@ -397,9 +378,9 @@ class ChildProcess:
             by=by,
             left=left,
             limits=self._limits,
-            result=self._result,
-            ok=self._result is not None and by is EndedBy.ITSELF and not self._stuck,
-            wrong=self._wrong,
+            result=conversation.result,
+            ok=conversation.result is not None and by is EndedBy.ITSELF and not self._stuck,
+            wrong=conversation.wrong,
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
@@ -433,17 +414,22 @@ def _oom_kills() -> int:
 class Conversation:
     """Reads what a child and its guard say. Has to be closed."""
 
-    def __init__(self, place: HostChild, on_message: OnMessage | None) -> None:
-        """`place` is the child's among those of its host."""
+    def __init__(
+        self, place: HostChild, check: Callable[[Mapping[str, object]], Any], on_message: OnMessage | None
+    ) -> None:
+        """`place` is the child's among those of its host; `check` returns an answer, or raises WrongAnswer."""
         self.place = place
+        self._check = check
         self.moved = place.began
         """When it last said how far it is, in seconds of its life."""
         self.cpu = 0.0
         """Seconds of CPU time that it has used."""
         self.memory = 0
         """The most bytes that all its processes have held together."""
-        self.answers: list[dict[str, Any]] = []
-        """What the child has answered; nothing of it is checked."""
+        self.result: Any = None
+        """The child's answer, checked: a document of the request's action; None if it has not answered."""
+        self.wrong = ""
+        """What is wrong with its answer; empty if nothing is."""
         self.error: ChildError | None = None
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
@@ -548,7 +534,10 @@ class Conversation:
         match message:
             case {"result": dict(result)}:
                 self._answered = time.monotonic()
-                self.answers.append(result)
+                try:
+                    self.result = self._check(result)
+                except WrongAnswer as wrong:
+                    self.wrong = str(wrong)
             case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
                 self.error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
                 self._answered = time.monotonic()
