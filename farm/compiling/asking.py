@@ -110,22 +110,16 @@ class ReferenceRecipe(TypedDict):
     options: NotRequired[Mapping[str, OptionValue]]
 
 
-def reference_recipe(order: WorkOrder, used: str = "") -> ReferenceRecipe:
-    """Return what decides a work order's reference outputs; equal recipes share one blob.
-
-    They are made by `used`, if that is not the reference that the manifest asks for.
-    """
+def reference_recipe(order: WorkOrder, used: str) -> ReferenceRecipe:
+    """Return what decides the outputs of the reference `used` for a work order; equal recipes share one blob."""
     spec = order["spec"]
     verification = spec["verification"]
-    if verification:
-        used = used or verification["reference"]
-        verification = {**verification, "reference": used}
     recipe: ReferenceRecipe = {
         "schema": 1,
         "model": spec["model"],
         "inputs": spec["inputs"],
         "batch": spec["batch"],
-        "verification": verification,
+        "verification": {**verification, "reference": used} if verification else None,
     }
     if used == "migraphx":
         # It reads the original model by these options too: another layout, or fewer iterations of a loop.
@@ -134,15 +128,12 @@ def reference_recipe(order: WorkOrder, used: str = "") -> ReferenceRecipe:
 
 
 def reference_request(
-    order: WorkOrder, model: Path, samples: Path | None, reference: Path, *, used: str = "", unverified: str = ""
+    order: WorkOrder, model: Path, samples: Path | None, reference: Path, used: str, *, unverified: str = ""
 ) -> Request:
-    """Ask for sample inputs and their right outputs, written to `reference`; checks the model too.
+    """Ask for sample inputs and their right outputs by `used`, written to `reference`; checks the model too.
 
-    They are made by `used`, if that is not the reference that the manifest asks for; `unverified` is why none can run
-    the model, if `used` is EXPECTED.
+    `unverified` is why no reference can run the model, if `used` is EXPECTED.
     """
-    verification = order["spec"]["verification"]
-    used = used or (verification["reference"] if verification else "none")
     return _request(
         order,
         action="reference",

@@ -365,7 +365,7 @@ class Steps:
     def _ask_reference(
         self, model: Path, samples: Path | None, path: Path, used: str, *, unverified: str = "", seconds: float = 0.0
     ) -> None:
-        request = asking.reference_request(self.order, model, samples, path, used=used, unverified=unverified)
+        request = asking.reference_request(self.order, model, samples, path, used, unverified=unverified)
         if used == "migraphx":
             self._let_check(model, None)
         self.children.ask(request, read=inputs_of(model, samples), write=[path.parent], seconds=seconds)

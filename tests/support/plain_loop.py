@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.client import FarmClient
-from farm.compiling.asking import compile_request, evaluate_request, reference_recipe, reference_request
+from farm.compiling.asking import (
+    compile_request,
+    evaluate_request,
+    reference_recipe,
+    reference_request,
+    references_of,
+)
 from farm.compiling.attempt import ANYWHERE, Slot
 from farm.compiling.child_process import run_child
 from farm.compiling.failures import classify
@@ -100,10 +106,11 @@ def _steps(
         for number, order in enumerate(orders):
             model = files[order["model"]["files"][0]["digest"]]
             data = {key: files[order[key]["digest"]] if order[key] else None for key in ("calibration", "samples")}
-            recipe = digest_of(reference_recipe(order))
+            used = next(iter(references_of(order)), "none")
+            recipe = digest_of(reference_recipe(order, used))
             if recipe not in references:
                 references[recipe] = folder / f"{recipe}.npz"
-                child(reference_request(order, model, data["samples"], references[recipe]))
+                child(reference_request(order, model, data["samples"], references[recipe], used))
             program = folder / f"{number}{compilers()[order['spec']['compiler']['name']].extension}"
             compiled = child(compile_request(order, model, data["calibration"], program))
             if compiled:
