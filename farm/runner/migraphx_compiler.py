@@ -17,6 +17,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from . import mxr
 from .measuring import Program
 from .migraphx_module import migraphx_module, probe, takes
@@ -328,8 +330,6 @@ def _program_shape(spec: documents.InputSpec, request: documents.Request) -> lis
 
 def _program_array(array: Any, shape: Any, request: documents.Request) -> Any:
     """Return an input the way the program wants it: contiguous, in its layout, a scalar as one element."""
-    import numpy as np
-
     moved = _in_layout(array, (0, 3, 1, 2), request)
     lens = static_lens(shape)
     # What is mapped from an archive may lie at any byte, where MIGraphX does not take it.
@@ -531,8 +531,6 @@ def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
 
 def _array(result: Any) -> Any:
     """Return an argument's content as an array of its own."""
-    import numpy as np
-
     dtype = numpy_dtype(_dtype(result.get_shape()))
     if dtype.isbuiltin == 1:
         return np.array(result)

@@ -15,6 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops import load_op
+
 from .measuring import Program
 from .onnx_models import outputs_behind
 from .protocol import blamed_on_compiler
@@ -25,17 +30,12 @@ if TYPE_CHECKING:
 
 class _Evaluated(Program):
     def __init__(self, path: str) -> None:
-        import onnx
-        from onnx.reference import ReferenceEvaluator
-
         with blamed_on_compiler(_REFUSAL):
             self.evaluator = ReferenceEvaluator(onnx.load_model(path))
         self.outputs = [str(name) for name in self.evaluator.output_names]
 
     def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
-        import numpy as np
-
         with blamed_on_compiler(_REFUSAL):
             return [np.asarray(value) for value in self.evaluator.run(None, prepared)]
 
@@ -53,8 +53,6 @@ LIST = Path(__file__).with_name("onnx_forms.json")
 
 def doubted_outputs(model: Any) -> dict[str, str]:
     """Return the outputs of a model whose values the evaluator may get wrong, each with the reason."""
-    import onnx
-
     known = json.loads(LIST.read_text())
     right: dict[str, list[str]] = known["right"]
     versions = versions_of(model)
@@ -79,8 +77,6 @@ def versions_of(model: Any) -> dict[str, int]:
 
 def form_of(node: Any, versions: Mapping[str, int]) -> tuple[str, frozenset[str]]:
     """Return which of the evaluator's operators runs a node, and what the node has beyond what it must have."""
-    import onnx
-
     domain = node.domain if node.domain != "ai.onnx" else ""
     version = versions.get(domain, 1)
     operator = f"{domain}.{node.op_type}" if domain else _implementation(node.op_type, version)
@@ -93,8 +89,6 @@ def form_of(node: Any, versions: Mapping[str, int]) -> tuple[str, frozenset[str]
 
 def _attributes(node: Any, schema: Any) -> Iterator[str]:
     """Yield attributes that are not the default: texts with their values, since each is another algorithm."""
-    import onnx
-
     for attribute in node.attribute:
         value = onnx.helper.get_attribute_value(attribute)
         default = schema.attributes[attribute.name].default_value if attribute.name in schema.attributes else None
@@ -117,9 +111,6 @@ def _ports(node: Any, schema: Any) -> Iterator[str]:
 @cache
 def _implementation(op_type: str, version: int) -> str:
     """Return the name of the class that runs an operator: older versions of it may have one of their own."""
-    from onnx.reference import ReferenceEvaluator
-    from onnx.reference.ops import load_op
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

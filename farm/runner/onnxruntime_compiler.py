@@ -18,12 +18,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+import onnx
+import onnxruntime
+
 from . import onnx_models, onnxruntime_sessions
 from .actions import find_module
 from .measuring import Program
 from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
 from .precisions import CONVERSIONS, DENSE
-from .protocol import RequestFailed, blamed_on_compiler, first_line, keep_text
+from .protocol import RequestFailed, blamed_on_compiler, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
@@ -81,8 +85,6 @@ class RuntimeDevice:
         found: dict[str, str] | None = None,
     ) -> Any:
         """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
-        import onnxruntime
-
         with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):
             providers = self.providers(found or {})
             return onnxruntime.InferenceSession(
@@ -140,8 +142,6 @@ class SessionProgram(Program):
         self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None = None
     ) -> None:
         """See `RuntimeDevice.load`."""
-        import onnxruntime
-
         options = onnxruntime.SessionOptions()
         options.log_severity_level = QUIET
         options.graph_optimization_level = getattr(
@@ -157,8 +157,6 @@ class SessionProgram(Program):
 
     def run(self, prepared: Arrays) -> list[Array]:
         """Run once."""
-        import numpy as np
-
         with blamed_on_compiler(
             f"ONNX Runtime failed while running{f', {self.device.where}' * bool(self.device.where)}"
         ):
@@ -207,11 +205,6 @@ def cpu_family() -> str:
 
 def probe(request: Request) -> ProbeAnswer:
     """Return which ONNX Runtime is installed: for CPUs, or for the device that the request names."""
-    try:
-        import onnx
-        import onnxruntime
-    except ImportError as error:
-        return {"available": False, "reason": f"cannot import ONNX Runtime: {first_line(str(error))}"}
     build = onnxruntime.get_build_info()
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
@@ -225,11 +218,9 @@ def probe(request: Request) -> ProbeAnswer:
     label += device.label(found.versions)
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
     libraries = {}
-    for name, distribution in (("ml_dtypes", "ml_dtypes"), ("onnx_ir", "onnx-ir"), ("sympy", "sympy")):
-        try:
-            libraries[name] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for name in ("ml_dtypes", "onnx_ir", "sympy"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            libraries[name] = importlib.metadata.version(name)
     return {
         "available": True,
         "reason": "",
@@ -250,9 +241,6 @@ def probe(request: Request) -> ProbeAnswer:
 
 def compile(request: Request, messages: Messages) -> CompileAnswer:
     """Convert to the precision, optimise to the level, and save; accept only a program that loads and is as asked."""
-    import onnx
-    import onnxruntime
-
     debug = request.get("debug") or {}
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
@@ -286,7 +274,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
         symbolic = _optimise_original(request, scratch, program, level, threads)
     result = _accept(request, device, program, quantized, scratch, threads, engine=engine, how=choice)
     result["symbolic_shapes"] = symbolic
-    keep_text(request, "after", lambda: _text(onnx.load_model(program)))
+    keep_text(request, "after", lambda: onnx.helper.printable_graph(onnx.load_model(program).graph))
     if choice and not device.takes(choice, request["program"]):
         # An engine is built already, at its level.
         choice = choice._replace(graph=False) if engine else _choice(request, threads, graph=False)
@@ -321,12 +309,6 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     return {"candidates": len(seconds)}
 
 
-def _text(model: Any) -> str:
-    import onnx
-
-    return str(onnx.helper.printable_graph(model.graph))
-
-
 def _accept(
     request: Request,
     device: RuntimeDevice,
@@ -342,8 +324,6 @@ def _accept(
 
     A device that builds more than ONNX then writes its `engine`, if wanted, built `how` tuning found best.
     """
-    import onnx
-
     precision = request["precision"]
     if program.stat().st_size > onnx_models.LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
@@ -391,8 +371,6 @@ def _optimise(
     It runs on the CPU, or on a `device`. The stored file is plain ONNX in both cases. `basic` keeps to
     standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(target)
     options.intra_op_num_threads = threads
@@ -411,7 +389,7 @@ def _optimise_original(request: Request, scratch: Path, target: Path, level: str
     try:
         _optimise(_prepared(request, scratch, fixed=True), target, level, refusal, threads=threads)
     except RequestFailed as failure:
-        inputs = _loaded(request, load_external_data=False).graph.input
+        inputs = onnx.load_model(request["model"]["path"], load_external_data=False).graph.input
         sizes = [size for value in inputs for size in value.type.tensor_type.shape.dim]
         if any(not size.HasField("dim_value") or size.dim_value <= 0 for size in sizes):  # The model leaves some open.
             with suppress(RequestFailed):
@@ -429,20 +407,14 @@ def _optimise_original(request: Request, scratch: Path, target: Path, level: str
 def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
     """Write the user's model the way it is optimised: `fixed` with the request's shapes, else with its own."""
     with blamed_on_compiler("the model cannot be read", "bad_model"):
-        model = _loaded(request)
+        model = onnx.load_model(request["model"]["path"])
     onnx_models.drop_overridable_constants(model)
     if fixed:
         onnx_models.fix_shapes(model, request["inputs"])
-    keep_text(request, "before", lambda: _text(model))
+    keep_text(request, "before", lambda: onnx.helper.printable_graph(model.graph))
     if request["precision"] in CONVERSIONS:
         model = onnx_models.at_least_opset(model, 13)
     return onnx_models.save(model, scratch / ("fixed.onnx" if fixed else "symbolic.onnx"))
-
-
-def _loaded(request: Request, **how: bool) -> Any:
-    import onnx
-
-    return onnx.load_model(request["model"]["path"], **how)
 
 
 # --- what a program is -----------------------------------------------------------------------------------------

@@ -13,6 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
 from .onnx_models import LARGEST_FILE, drop_overridable_constants, graphs_of, nodes_of, save
 from .protocol import RequestFailed, blamed_on_compiler, first_line
 from .samples import make_samples, points_of
@@ -26,7 +30,6 @@ MIN_WEIGHT = 64  # Smaller constants stay fp32 in bf16 programs: they are scales
 
 
 def _to_fp16(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
-    import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with blamed_on_compiler("conversion to fp16 failed"):
@@ -37,8 +40,6 @@ def _to_fp16(base: Path, target: Path, device: RuntimeDevice, messages: Messages
 def _to_bf16(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
     """Store weights as bf16 with a Cast behind each: ONNX Runtime's CPU has no bf16 activations."""
     import ml_dtypes
-    import onnx
-    from onnx import helper, numpy_helper
 
     model = onnx.load_model(base)
     if device.in_bf16:
@@ -79,11 +80,7 @@ def _to_int8(base: Path, target: Path, device: RuntimeDevice, messages: Messages
     if sums_saturate(options, device):
         print(SATURATING, flush=True)  # noqa: T201 (the log)
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
-    methods = {
-        "minmax": CalibrationMethod.MinMax,
-        "entropy": CalibrationMethod.Entropy,
-        "percentile": CalibrationMethod.Percentile,
-    }
+    methods = {method.name.lower(): method for method in CalibrationMethod}
     with blamed_on_compiler("ONNX Runtime's int8 quantizer failed"):
         quantize_static(
             str(prepared),
@@ -149,7 +146,6 @@ def _preprocessed(base: Path) -> Path:
 
 
 def _to_int4(base: Path, target: Path, device: RuntimeDevice, messages: Messages) -> dict[str, int]:
-    import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     options = device.request["quantization"]
@@ -177,8 +173,6 @@ def pack_weights(request: Request, messages: Messages) -> PackAnswer:
 
     Raises RequestFailed `nothing_quantized` if no weight can be packed.
     """
-    import onnx
-
     messages.phase("quantizing", None, "int4 weights")
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"])
@@ -197,8 +191,6 @@ def pack_weights(request: Request, messages: Messages) -> PackAnswer:
 
 def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
     """Give every MatMul and Gemm with constant weights of this graph its packed ones; return their numbers."""
-    from onnx import numpy_helper
-
     weights = {tensor.name: tensor for tensor in graph.initializer}
     counts: Counter[str] = Counter()
     made: set[str] = set()
@@ -229,9 +221,7 @@ def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
 
 def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:
     """Whether MIGraphX takes a weight so: it refuses a single block, and an odd number of values in a row."""
-    from onnx import TensorProto
-
-    if len(weight.dims) != 2 or weight.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+    if len(weight.dims) != 2 or weight.data_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         return False
     inputs, outputs = reversed(weight.dims) if turned else weight.dims
     return bool(inputs % block == 0 and inputs > block and outputs % 2 == 0)
@@ -240,8 +230,6 @@ def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:
 def _add(graph: Any, name: str, array: Any, block: int, symmetric: bool) -> Any:
     """Add the packed tensors of a weight `[inputs, outputs]` to a graph; return the node that makes floats of them."""
     import ml_dtypes
-    import numpy as np
-    from onnx import helper, numpy_helper
 
     blocks = array.astype(np.float32).reshape(-1, block, array.shape[1])
     if symmetric:

@@ -15,6 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx
+from onnx import helper, inliner, numpy_helper, shape_inference
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.reference import ReferenceEvaluator
+
 from .onnx_models import DTYPES, RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save
 
 if TYPE_CHECKING:
@@ -53,9 +59,6 @@ def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> Sl
 
 def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) -> Iterator[tuple[Any, SlicedModel]]:
     """Yield the slices of the model in a file, at these input shapes, in its own order; each is not written yet."""
-    import onnx
-    from onnx import inliner
-
     model = onnx.load_model(path, load_external_data=False)
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -71,8 +74,6 @@ def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) 
 
 def _with_shapes(model: Any) -> Any:
     """Return the model with the types of its tensors, small constants computed; alternates until nothing is new."""
-    from onnx import shape_inference
-
     for _ in range(_ROUNDS):
         model = shape_inference.infer_shapes(model, data_prop=True)
         if not _fold(model):
@@ -82,8 +83,6 @@ def _with_shapes(model: Any) -> Any:
 
 def _fold(model: Any) -> bool:
     """Replace nodes that make small constants by their result; say whether there were any."""
-    from onnx import numpy_helper
-
     graph, types = model.graph, _types(model.graph)
     known = {
         tensor.name: numpy_helper.to_array(tensor)
@@ -110,18 +109,12 @@ def _fold(model: Any) -> bool:
 
 def _result(node: Any, known: Mapping[str, Any], types: Mapping[str, Type], model: Any) -> dict[str, Any] | None:
     """Return the tensors that a node makes of constants, or None if it has to be run."""
-    import onnx
-    from onnx import helper, numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
     if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM | _QUANTIZED:
         return None
     if node.op_type == "Constant" and node.attribute[0].HasField("t"):
         return {node.output[0]: onnx.TensorProto.FromString(node.attribute[0].t.SerializeToString())}
     arguments = {name: known.get(name) for name in node.input if name}
     if node.op_type == "Shape" and node.input[0] in types:
-        import numpy as np
-
         # The reference implementation wants the tensor; its shape is enough, as a view of one element.
         arguments = {node.input[0]: np.broadcast_to(np.zeros(1, bool), types[node.input[0]][1])}
     small = all(name in types and math.prod(types[name][1]) <= MAX_FOLDED for name in node.output if name)
@@ -223,9 +216,6 @@ class _Graph:
 
     def slice(self, start: int, end: int, folder: Path) -> tuple[Any, SlicedModel]:
         """Make a model of a run of nodes, with the weights that it uses, and describe it."""
-        from onnx import helper
-        from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
-
         nodes = self.nodes[start:end]
         own = {name for node in nodes for name in node.output if name}
         taken = {name: None for node in nodes for name in sorted(reads(node)) if name not in own}
@@ -295,8 +285,6 @@ def _signature(model: Any, types: Mapping[str, Type]) -> str:
 
     Inner shapes too (`types`): the scales of a Resize are not whole numbers, and decide the shapes behind it.
     """
-    from onnx import numpy_helper
-
     graph = model.graph
     numbers: dict[str, int] = {"": -1}
 
