@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 class CompilerModule(Protocol):
     """What each compiler's module offers."""
 
-    RECIPE: int
-    """Its number in cache keys: it goes up when its conversion or quantization changes what comes out."""
+    RECIPE: int  # Its number in cache keys: it goes up when its conversion or quantization changes what comes out.
 
     def probe(self, request: documents.Request) -> documents.ProbeAnswer:
         """Return what is installed; if it cannot be used, why not."""

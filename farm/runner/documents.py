@@ -212,32 +212,23 @@ class ChildRequest(TypedDict, total=False):
     action: Required[str]
     extension: str
     """The name in `farm.children` of the module that has the action; without it the action is the farm's own."""
-    compiler: str
-    """Also `torch` for a model of PyTorch; of a `reference` also `onnx`, `expected` and `none`."""
-    device: str
-    """`cpu`, `ref`, `gfx…`, `cuda`."""
+    compiler: str  # Also `torch` for a model of PyTorch; of a `reference` also `onnx`, `expected` and `none`.
+    device: str  # `cpu`, `ref`, `gfx…`, `cuda`.
     threads: int
-    gpu: str
-    """What the child is pinned to."""
-    maker: Literal["", "amd", "nvidia"]
-    """Of that GPU."""
-    cpus: Sequence[int]
-    """Numbers of the CPUs to stay on; none: all."""
-    search: Sequence[str]
-    """Folders to import the compiler from."""
+    gpu: str  # What the child is pinned to.
+    maker: Literal["", "amd", "nvidia"]  # Of that GPU.
+    cpus: Sequence[int]  # Numbers of the CPUs to stay on; none: all.
+    search: Sequence[str]  # Folders to import the compiler from.
     environment: Mapping[str, str]
     """Variables of the cell. The child sets them when it is sealed: before, they would act on what watches it, too."""
     modules: Mapping[str, Sequence[str]]
     """Modules of extensions, by target: the name of each, and the folder of its package. `run_child` sets it."""
 
-    memory: int
-    """Bytes; 0 means no limit, as of the following ones. `run_child` sets all of them."""
+    memory: int  # Bytes; 0 means no limit, as of the following ones. `run_child` sets all of them.
     processes: int
-    disk: int
-    """Bytes that `folders` may grow to."""
+    disk: int  # Bytes that `folders` may grow to.
     files: int
-    dying: float
-    """Seconds that what was killed gets to be gone."""
+    dying: float  # Seconds that what was killed gets to be gone.
     folders: list[str]
     group: ControlGroup
     seal: SealPaths | None
@@ -436,8 +427,7 @@ class Verification(TypedDict, total=False):
     origin: Annotated[Mapping[Name, Word], Default({})]
     refused: Annotated[Mapping[str, str], Default({})]
     """References that could not run the model and why, by their names, in the order in which they were asked."""
-    unverified: Annotated[Mapping[Name, str], Default({})]
-    """Outputs that were compared with nothing, and why."""
+    unverified: Annotated[Mapping[Name, str], Default({})]  # Outputs that were compared with nothing, and why.
     doubted: Annotated[Mapping[Name, str], Default({})]
     """Outputs whose reference is not known to be right, and why: a difference proves nothing there."""
     samples: Annotated[Count, Default(0)]
@@ -533,7 +523,5 @@ class GuardEnd(TypedDict):
 
     `awake`: it did not stand still while it was paused. `guard`: the guard has reported nothing.
     """
-    memory: int
-    """Peak in bytes."""
-    stuck: NotRequired[list[int]]
-    """Process ids of what could not be killed; only the launcher knows."""
+    memory: int  # Peak in bytes.
+    stuck: NotRequired[list[int]]  # Process ids of what could not be killed; only the launcher knows.

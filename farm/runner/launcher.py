@@ -39,17 +39,13 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_GET_TID_ADDRESS = 40
 """Where the C library keeps the number of this thread: the kernel writes that of a forked one there."""
 SYS_CLONE3 = 435
-CLONE_FLAGS = 1 << 33 | 1 << 24 | 1 << 21
-"""CLONE_INTO_CGROUP, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID."""
+CLONE_FLAGS = 1 << 33 | 1 << 24 | 1 << 21  # CLONE_INTO_CGROUP, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID.
 
 SPARE_BYTES = 16 << 20
 """How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
-AGAIN_SECONDS = 2.0
-"""Seconds for killed processes to be gone, after a guard that took all that the request gives them."""
-_LONGEST_DETAIL = 1000
-"""Characters with which a child says how far it is."""
-_KEPT = 20_000
-"""Characters of each end of an error's detail: the worker takes no message of more than 1 MiB."""
+AGAIN_SECONDS = 2.0  # Seconds for killed processes to be gone, after a guard that took all that the request gives them.
+_LONGEST_DETAIL = 1000  # Characters with which a child says how far it is.
+_KEPT = 20_000  # Characters of each end of an error's detail: the worker takes no message of more than 1 MiB.
 
 
 class Messages:
@@ -93,8 +89,7 @@ class Messages:
         self.send({"error": {"kind": kind, "message": message[:_KEPT], "detail": detail}})
 
 
-RequestWork = Callable[[Any, Messages], Any]
-"""Takes a request, and returns its answer."""
+RequestWork = Callable[[Any, Messages], Any]  # Takes a request, and returns its answer.
 
 
 def run(request_path: str, messages: int, words: int, work: RequestWork | None) -> int:
@@ -316,16 +311,12 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-SAMPLE_SECONDS = 0.1
-"""Seconds between two checks of the child's memory, if it has a limit."""
-COUNT_SECONDS = 0.25
-"""Seconds between two counts of its processes, if they have a limit and its memory has none."""
-USAGE_SECONDS = 1.0
-"""Seconds between two messages about CPU time and memory, and between two checks of its files."""
+SAMPLE_SECONDS = 0.1  # Seconds between two checks of the child's memory, if it has a limit.
+COUNT_SECONDS = 0.25  # Seconds between two counts of its processes, if they have a limit and its memory has none.
+USAGE_SECONDS = 1.0  # Seconds between two messages about CPU time and memory, and between two checks of its files.
 DISK_SHARE = 10
 """After a check of its files, the guard waits this many times the duration of the check: large trees take a while."""
-PAUSE_SECONDS = 0.05
-"""Seconds between two tries to pause the child."""
+PAUSE_SECONDS = 0.05  # Seconds between two tries to pause the child.
 AWAKE_SECONDS = 0.1
 """CPU seconds of a child that stands still: what is stopped uses none, but the kernel counts roughly."""
 
@@ -345,8 +336,7 @@ class Guard:
         self.words = Messages(words)
         self.goer = goer
         self.pausing = self.paused = False
-        self.spent = 0.0
-        """CPU seconds when it was paused."""
+        self.spent = 0.0  # CPU seconds when it was paused.
         self.memory_limit = int(request.get("memory") or 0)
         self.process_limit = int(request.get("processes") or 0)
         self.disk_limit = int(request.get("disk") or 0)

@@ -60,8 +60,7 @@ class Option:
     feature: str = ""
     newer: bool = False
     """Newer than published cache keys: at its default the option is left out of the spec, so those keys stay valid."""
-    devices: tuple[str, ...] = ("*",)
-    """The devices that have the option (`fnmatch`)."""
+    devices: tuple[str, ...] = ("*",)  # The devices that have the option (`fnmatch`).
 
     @property
     def type(self) -> type[OptionValue]:
@@ -105,12 +104,10 @@ class TuningMode:
     `{database}` in a value stands for the job's private folder, into which the mode's shared database was restored.
     """
 
-    stores: Mapping[str, str] = field(default_factory=dict)
-    """Environment that says where the databases are."""
+    stores: Mapping[str, str] = field(default_factory=dict)  # Environment that says where the databases are.
     search: Mapping[str, str] = field(default_factory=dict)
     """Environment that makes the compiler search for entries that they lack."""
-    arguments: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Arguments of the compile that do the same."""
+    arguments: Mapping[str, OptionValue] = field(default_factory=dict)  # Arguments of the compile that do the same.
 
     def reading(self, database: str) -> dict[str, str]:
         """Return the environment of a child that reads the databases in this folder."""
@@ -125,15 +122,12 @@ class TuningMode:
 class DeviceKind:
     """Devices of one kind (`gfx…`, `cpu`, `ref`) and their abilities."""
 
-    pattern: str
-    """Matches the device part of a target (`fnmatch`)."""
+    pattern: str  # Matches the device part of a target (`fnmatch`).
     precisions: tuple[str, ...]
     tuning: Mapping[str, TuningMode] = field(default_factory=dict)
     """The modes except `off`; each has its own shared database, because a hit ends tuning for good."""
-    min_samples: int = 8
-    """Distinct samples that verification runs at least."""
-    maker: Maker | None = None
-    """Whose GPUs they are; None: no GPU."""
+    min_samples: int = 8  # Distinct samples that verification runs at least.
+    maker: Maker | None = None  # Whose GPUs they are; None: no GPU.
     quantization: Mapping[str, Option] = field(default_factory=dict)
     """Quantization options that are others here than elsewhere."""
     lowest: Mapping[str, int] = field(default_factory=dict)
@@ -146,8 +140,7 @@ class DeviceKind:
     """The module of an extension that does the work in children: of a compiler as `farm.runner.actions.CompilerModule`
     has it, of a device of ONNX Runtime's with its `RuntimeDevice`. Its package imports `farm.runner` alone of the farm.
     Empty: the farm's own."""
-    optional: bool = False
-    """Whether a node that has such devices may lack what compiles for them."""
+    optional: bool = False  # Whether a node that has such devices may lack what compiles for them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +149,8 @@ class Debugging:
 
     levels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By log level. A compiler without variables for it takes the level from its request."""
-    traces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By what is traced."""
-    timings: Mapping[str, str] = field(default_factory=dict)
-    """For the time of each pass."""
+    traces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # By what is traced.
+    timings: Mapping[str, str] = field(default_factory=dict)  # For the time of each pass.
 
     def environment(self, debug: DebugWish) -> dict[str, str]:
         """Return the variables for a work order's `debug`; what the compiler does not have is left out."""
@@ -177,25 +168,19 @@ class Compiler:
     recipe: int
     devices: tuple[DeviceKind, ...]
     formats: tuple[str, ...]
-    extension: str
-    """Ending of a program's file, unless an option says otherwise."""
+    extension: str  # Ending of a program's file, unless an option says otherwise.
     options: Mapping[str, Option]
     quantization: Mapping[str, Mapping[str, Option]]
     """Quantization options by precision; a pair has those of both halves."""
-    calibrated: frozenset[str]
-    """Precisions that need calibration data."""
-    toolchains: tuple[str, ...]
-    """How the ids of this compiler's toolchains may begin."""
+    calibrated: frozenset[str]  # Precisions that need calibration data.
+    toolchains: tuple[str, ...]  # How the ids of this compiler's toolchains may begin.
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Libraries outside the toolchain that rewrite the model, by precision; `*` is every precision."""
-    tuning_binds: bool = False
-    """Whether the result of tuning depends on the CPU family."""
-    find_enforce: str = ""
-    """The variable that `tuning.miopen_find_enforce` sets; empty if there is none."""
+    tuning_binds: bool = False  # Whether the result of tuning depends on the CPU family.
+    find_enforce: str = ""  # The variable that `tuning.miopen_find_enforce` sets; empty if there is none.
     env: Mapping[str, Variable] = field(default_factory=dict)
     """Environment variables that a manifest may set, by name or pattern; they are part of the cache key."""
-    refused_env: Mapping[str, str] = field(default_factory=dict)
-    """Those that are refused whatever `env` says, and why."""
+    refused_env: Mapping[str, str] = field(default_factory=dict)  # Those that are refused whatever `env` says, and why.
     refused_options: Mapping[str, str] = field(default_factory=dict)
     """Names that the compiler itself has for what is written otherwise or never asked of it, and why."""
     features: Mapping[str, str] = field(default_factory=dict)

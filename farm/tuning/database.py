@@ -382,20 +382,15 @@ class Collector:
         self._database, self._patient = database, patient or database
         restored = self._patient.since(frozenset())
         self._known, self.seen = restored.snapshot, restored.seen
-        self._folders: dict[Path, Snapshot] = {}
-        """What each folder is known to hold."""
+        self._folders: dict[Path, Snapshot] = {}  # What each folder is known to hold.
         self._write(folder)
-        self._pending = Snapshot()
-        """Records that are not committed yet."""
-        self._dropped: dict[Path, Dropped] = {}
-        """What the last look dropped."""
+        self._pending = Snapshot()  # Records that are not committed yet.
+        self._dropped: dict[Path, Dropped] = {}  # What the last look dropped.
         self._source = RecordSource("", worker, job, toolchain)
-        self._learnt = self._learnt_size = 0
-        """Records, and their characters, that children have written so far."""
+        self._learnt = self._learnt_size = 0  # Records, and their characters, that children have written so far.
         self._session = Session(session, "", TuningWork())
         self._seconds = 0.0
-        self.others = len(self._known) > 0
-        """Whether others have left a record."""
+        self.others = len(self._known) > 0  # Whether others have left a record.
 
     @property
     def slices(self) -> Table:

@@ -73,16 +73,14 @@ class Dropped:
 
     nulls: int = 0
     broken: int = 0
-    files: dict[str, str] = field(default_factory=dict)
-    """Whole files, with the reason."""
+    files: dict[str, str] = field(default_factory=dict)  # Whole files, with the reason.
     parts: dict[str, str] = field(default_factory=dict)
     """Files that are damaged, with the place of the first damage; what is whole in them was read."""
     of_child: bool = False
     """Whether what is read is a child's, so that the size of all its files is bounded before they are parsed."""
     size: int = 0
     records: int = 0
-    values: int = 0
-    """What was read of a child's files so far."""
+    values: int = 0  # What was read of a child's files so far.
 
     def broke(self, name: str, where: str) -> None:
         """Count a damage in a file; keep the place of the first."""

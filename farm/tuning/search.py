@@ -50,10 +50,8 @@ class FanOut(Generic[Piece]):
         self._free, self._own, self._work, self._cancelled = free, own, work, cancelled
         self._change = threading.Condition()
         self._waiting: deque[Piece] = deque()
-        self._returned: list[Piece] = []
-        """Pieces that failed in a borrowed slot."""
-        self._borrowed = 0
-        """Borrowed slots that work at the moment."""
+        self._returned: list[Piece] = []  # Pieces that failed in a borrowed slot.
+        self._borrowed = 0  # Borrowed slots that work at the moment.
 
     @property
     def slots(self) -> int:
@@ -202,18 +200,12 @@ class Search:
         self.steps, self.children, self.order = steps, steps.children, steps.order
         self.spec = steps.order["spec"]
         self.mode = tuning_mode(self.order)
-        self.folder = self.children.folder / "tuning"
-        """The private folder of the attempt's own slot."""
-        self._slices = self.folder.with_name("slices")
-        """The folder of the model's slices."""
-        self.work = TuningWork()
-        """The work so far."""
-        self.cut = False
-        """Whether the budget ended before the tuning did."""
-        self.left_over = 0
-        """Operations that were left untuned then."""
-        self.slices: list[SlicePart] = []
-        """The model's slices, `{key, count}`."""
+        self.folder = self.children.folder / "tuning"  # The private folder of the attempt's own slot.
+        self._slices = self.folder.with_name("slices")  # The folder of the model's slices.
+        self.work = TuningWork()  # The work so far.
+        self.cut = False  # Whether the budget ended before the tuning did.
+        self.left_over = 0  # Operations that were left untuned then.
+        self.slices: list[SlicePart] = []  # The model's slices, `{key, count}`.
         compiler = steps.compiler
         enforce = self.spec["tuning"].get("miopen_find_enforce")
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
@@ -223,16 +215,13 @@ class Search:
         self.database = database.name
         self.rows = list[str]()
         """SHA-256 of the snapshots and deltas that it read of the database or added to it; known at its end."""
-        self._unsaved = False
-        """Whether the last commit is yet to come."""
+        self._unsaved = False  # Whether the last commit is yet to come.
         self._session = {"session": session, "worker": worker, "job": job}
         self._collect_seconds = collect_seconds
         self._fan_out = FanOut(free or FreeSlots(), self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
-        self._lock = threading.RLock()
-        """Held while work is counted, or the collector is used."""
-        self._lanes = {self.children.slot: Lane(self.steps, self.folder)}
-        """By slot, the attempt's own first."""
+        self._lock = threading.RLock()  # Held while work is counted, or the collector is used.
+        self._lanes = {self.children.slot: Lane(self.steps, self.folder)}  # By slot, the attempt's own first.
 
     @contextmanager
     def open(self) -> Iterator[None]:
