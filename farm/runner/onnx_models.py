@@ -39,16 +39,10 @@ DTYPES: dict[int, tuple[str, int]] = {
 
 DOMAINS = frozenset(
     {
-        "",
-        "ai.onnx",
-        "ai.onnx.ml",
-        "ai.onnx.preview",
-        "ai.onnx.preview.training",
-        "ai.onnx.training",
-        "com.microsoft",
-        "com.microsoft.nchwc",
+        "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training",
+        "com.microsoft", "com.microsoft.nchwc",
     }
-)
+)  # fmt: skip
 """Domains whose operators some compiler of the farm may know."""
 
 _OLD_OPERATORS = frozenset(
@@ -121,7 +115,6 @@ class _Check:
         import onnx
 
         self.defs = onnx.defs
-        self.newest = onnx.defs.onnx_opset_version()
         self.model = model
         self.folder = folder
         self.alone = alone
@@ -172,9 +165,9 @@ class _Check:
             found[domain] = entry.version
         if not found:
             raise BadModel("the model names no opset")
-        version = found.get("")
-        if version is not None and not 1 <= version <= self.newest:
-            raise BadModel(f"opset {version} is not known (this farm knows 1 to {self.newest})")
+        version, newest = found.get("", 1), self.defs.onnx_opset_version()
+        if not 1 <= version <= newest:
+            raise BadModel(f"opset {version} is not known (this farm knows 1 to {newest})")
         if beyond := [number for number in found.values() if abs(number) > MAX_OPSET]:
             raise BadModel(f"opset {beyond[0]} is not known")
         return found
@@ -275,14 +268,11 @@ class _Check:
     ) -> None:
         _require_text(attribute.name)
         place = f"{where}, attribute {_name(attribute.name)}"
-        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+        for tensor in _held(attribute, "t", "tensors"):
             self.tensor(tensor, place)
-        for sparse in (
-            *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
-            *attribute.sparse_tensors,
-        ):
+        for sparse in _held(attribute, "sparse_tensor", "sparse_tensors"):
             self.sparse(sparse, place)
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+        for graph in _held(attribute, "g", "graphs"):
             self.graph(graph, opsets, visible, depth + 1)
 
     def sparse(self, sparse: Any, where: str) -> None:
@@ -551,7 +541,12 @@ def graphs_of(graph: Any) -> Iterator[Any]:
 def subgraphs(node: Any) -> Iterator[Any]:
     """Yield the graphs right inside a node."""
     for attribute in node.attribute:
-        yield from (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+        yield from _held(attribute, "g", "graphs")
+
+
+def _held(attribute: Any, single: str, several: str) -> list[Any]:
+    """Return what an attribute holds in its field for one value and in that for many."""
+    return [*([getattr(attribute, single)] if attribute.HasField(single) else []), *getattr(attribute, several)]
 
 
 def nodes_of(graph: Any) -> Iterator[Any]:
@@ -580,10 +575,9 @@ def reads(node: Any) -> set[str]:
 def random_outputs(model: Any) -> dict[str, str]:
     """Return the outputs of a model that depend on a random operator, each with the operator's name."""
 
-    def random(node: Any) -> str:
-        return str(node.op_type) if node.op_type in RANDOM and node.domain in ("", "ai.onnx") else ""
-
-    return outputs_behind(model, random)
+    return outputs_behind(
+        model, lambda node: str(node.op_type) if node.op_type in RANDOM and node.domain in ("", "ai.onnx") else ""
+    )
 
 
 def outputs_behind(model: Any, why: Callable[[Any], str]) -> dict[str, str]:
