@@ -293,7 +293,7 @@ def _calibration(
         for name, shape in shapes.items():
             array = _program_array(run[name], shape, request)
             wanted = _dtype(shape)
-            if list(array.shape) != list(static_lens(shape)) or str(array.dtype) != wanted:
+            if list(array.shape) != static_lens(shape) or str(array.dtype) != wanted:
                 raise RequestFailed(
                     "bad_calibration",
                     f"calibration for '{name}' is {array.dtype} {list(array.shape)}, "
@@ -372,13 +372,8 @@ def _instructions(program: Any) -> Iterator[_Instruction]:
 def _quantized_operators(program: Any) -> dict[str, int]:
     instructions = list(_instructions(program))
     dequantized = {each.name for each in instructions if each.operator == "dequantizelinear"}
-    return dict(
-        Counter(
-            each.operator
-            for each in instructions
-            if each.operator in ("dot", "convolution") and dequantized.issuperset(each.arguments)
-        )
-    )
+    dense = (each for each in instructions if each.operator in ("dot", "convolution"))
+    return dict(Counter(each.operator for each in dense if dequantized.issuperset(each.arguments)))
 
 
 def _weight_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
@@ -387,9 +382,8 @@ def _weight_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
     for instruction in instructions:
         if instruction.operator.endswith("literal"):
             dtype = dtype_name(instruction.type)
-            sizes[dtype] += instruction.elements * (
-                1 if "8" in dtype and "int" not in dtype else numpy_dtype(dtype).itemsize
-            )
+            width = 1 if "8" in dtype and "int" not in dtype else numpy_dtype(dtype).itemsize
+            sizes[dtype] += instruction.elements * width
     return dict(sizes.most_common())
 
 
@@ -417,12 +411,8 @@ def _described(name: str, shape: Any) -> documents.ProgramPort:
     if shape.dynamic():
         sizes = [f"{size.min}..{size.max}" if size.min < size.max else size.min for size in shape.dyn_dims()]
         return {"name": name, "dtype": _dtype(shape), "shape": sizes, "strides": None}
-    return {
-        "name": name,
-        "dtype": _dtype(shape),
-        "shape": [int(size) for size in shape.lens()],
-        "strides": [int(stride) for stride in shape.strides()],
-    }
+    lens, strides = [*map(int, shape.lens())], [*map(int, shape.strides())]
+    return {"name": name, "dtype": _dtype(shape), "shape": lens, "strides": strides}
 
 
 def _dtype(shape: Any) -> str:

@@ -287,7 +287,7 @@ class Compiler:
         problems = {name: self.env_problem(name, value) for name, value in given.items()}
         if any(problems.values()):
             raise ValueError("; ".join(f"`{name}` {problem}" for name, problem in problems.items() if problem))
-        spelt = {name: self._variable(name).spelt(value) for name, value in given.items()}
+        spelt = {name: self._spelt(name, value) for name, value in given.items()}
         return {name: value for name, value in sorted(spelt.items()) if value}
 
     def has_env(self, name: str) -> bool:
@@ -296,19 +296,18 @@ class Compiler:
 
     def env_problem(self, name: str, value: Any) -> str:
         """Return what is wrong with a variable and its value, or an empty string."""
-        if reason := self._refused(name):
-            return f"is refused: {reason}"
         try:
-            self._variable(name).spelt(value)
+            self._spelt(name, value)
         except ValueError as error:
             return str(error)
         return ""
 
-    def _variable(self, name: str) -> Variable:
-        found = find_variable(self.env, name)
-        if found is None:
+    def _spelt(self, name: str, value: Any) -> str:
+        if reason := self._refused(name):
+            raise ValueError(f"is refused: {reason}")
+        if (found := find_variable(self.env, name)) is None:
             raise ValueError(f"is not a variable of {self.name} that may be set")
-        return found
+        return found.spelt(value)
 
     def _refused(self, name: str) -> str:
         return next((reason for pattern, reason in self.refused_env.items() if fnmatchcase(name, pattern)), "")
@@ -388,6 +387,11 @@ def default_equal_share(precision: str) -> float:
     return 1.0 if precision == "fp32" else 0.99
 
 
+_INT4_OPTIONS = {
+    "block_size": Option(32, "values that share one scale", choices=(16, 32, 64, 128, 256)),
+    "symmetric": Option(True, "scales without a zero point"),
+}
+
 ONNXRUNTIME = Compiler(
     name="onnxruntime",
     recipe=1,
@@ -426,10 +430,7 @@ ONNXRUNTIME = Compiler(
             "method": Option("minmax", "how ranges are found", choices=("minmax", "entropy", "percentile")),
             "reduce_range": Option(False, "7-bit weights, for CPUs whose 8-bit sums saturate (no VNNI)"),
         },
-        "int4": {
-            "block_size": Option(32, "values that share one scale", choices=(16, 32, 64, 128, 256)),
-            "symmetric": Option(True, "scales without a zero point"),
-        },
+        "int4": _INT4_OPTIONS,
     },
     calibrated=frozenset({"int8"}),
     # The onnx version is part of the toolchain id.
@@ -522,10 +523,7 @@ MIGRAPHX = Compiler(
     quantization={
         "fp16": {"fp16_operators": Option(("all",), "MIGraphX operators that fp16 converts", newer=True)},
         "bf16": {"bf16_operators": Option(("all",), "MIGraphX operators that bf16 converts", newer=True)},
-        "int4": {
-            "block_size": Option(32, "values that share one scale", choices=(16, 32, 64, 128, 256)),
-            "symmetric": Option(True, "scales without a zero point"),
-        },
+        "int4": _INT4_OPTIONS,
     },
     calibrated=frozenset({"int8", "fp8"}),
     find_enforce="MIOPEN_FIND_ENFORCE",
