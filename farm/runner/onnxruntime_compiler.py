@@ -55,9 +55,11 @@ class RuntimeDevice:
     where = ""  # The words by which failures on a card differ from those of the machine's, such as `on CUDA`.
     memory = ""  # ONNX Runtime's name of the device's own memory; empty: host and device are one.
     in_bf16 = False  # Whether a model computes in bf16, and has not only its weights in it.
+    untuned = "all"  # The level at which an untuned program is run.
 
     def __init__(self, request: Request | None = None) -> None:
         self.request = request or cast("Request", {})
+        self.threads = int(self.request.get("threads") or 1)
 
     @property
     def family(self) -> str:
@@ -106,13 +108,14 @@ class RuntimeDevice:
         """
         return None
 
-    def candidates(self, mode: str, threads: int) -> list[Candidate]:
+    def candidates(self, mode: str) -> list[Candidate]:
         """Return what a tuning mode tries."""
-        return onnxruntime_sessions.candidates(mode, threads)
+        return onnxruntime_sessions.candidates(mode, self.threads)
 
-    def default(self, threads: int) -> Candidate:
-        """Return how an untuned program is run."""
-        return Candidate("all", threads)
+    @property
+    def default(self) -> Candidate:
+        """How an untuned program is run."""
+        return Candidate(self.untuned, self.threads)
 
     def building(self, engine: Path | None, database: Path | None) -> dict[str, str]:
         """Return the provider's options to build the file `engine`, and to learn into the folder `database`."""
@@ -244,12 +247,11 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     debug = request.get("debug") or {}
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
-    device = device_of(request)
+    device, cpu = device_of(request), RuntimeDevice(request)
     engine = program if device.writes() else None
     if engine:
         program = scratch / "plain.onnx"
-    threads = int(request.get("threads") or 1)
-    choice = _choice(request, threads)
+    choice = _choice(device)
     # For a card the model stays plain ONNX: its session rewrites the graph when it loads it.
     tuned = choice.level if choice and not device.memory else "basic"
     level = "all" if request["options"].get("level") == "tuned" else tuned
@@ -258,35 +260,34 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     convert = CONVERSIONS.get(precision)
     if convert:
         base = scratch / "base.onnx"
-        symbolic = _optimise_original(request, scratch, base, "basic", threads)
+        symbolic = _optimise_original(cpu, scratch, base, "basic")
         messages.phase("quantizing", 0.1)
         converted = scratch / "converted.onnx"
         quantized = convert(base, converted, device, messages)
         messages.phase("compiling")
         if level != "basic":
             # Folding constants would turn half-size weights back into fp32; ONNX Runtime does it when loading.
-            refusal = f"ONNX Runtime refuses its {precision} program"
-            _optimise(converted, program, level, refusal, threads=threads, fold=False)
+            _optimise(cpu, converted, program, level, f"ONNX Runtime refuses its {precision} program", fold=False)
         else:
             converted.replace(program)
     else:
         messages.phase("compiling")
-        symbolic = _optimise_original(request, scratch, program, level, threads)
-    result = _accept(request, device, program, quantized, scratch, threads, engine=engine, how=choice)
+        symbolic = _optimise_original(cpu, scratch, program, level)
+    result = _accept(device, program, quantized, scratch, engine, choice or device.default)
     result["symbolic_shapes"] = symbolic
     keep_text(request, "after", lambda: onnx.helper.printable_graph(onnx.load_model(program).graph))
     if choice and not device.takes(choice, request["program"]):
         # An engine is built already, at its level.
-        choice = choice._replace(graph=False) if engine else _choice(request, threads, graph=False)
+        choice = choice._replace(graph=False) if engine else _choice(device, graph=False)
     if choice:
         result["session"] = choice.session
     return result
 
 
-def _choice(request: Request, threads: int, *, graph: bool = True) -> Candidate | None:
+def _choice(device: RuntimeDevice, *, graph: bool = True) -> Candidate | None:
     """Return how the tuning database says that this program is best run; None if it was not tuned."""
-    slices = request["tuning"].get("slices")
-    return choose(Path(request["database"]), slices, threads, graph=graph) if slices else None
+    slices = device.request["tuning"].get("slices")
+    return choose(Path(device.request["database"]), slices, device.threads, graph=graph) if slices else None
 
 
 def tune(request: Request, messages: Messages) -> TuneAnswer:
@@ -295,7 +296,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
     plain: Request = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
     compile(plain, messages)
     feeds = make_samples(request["calibration"] or {}, request["inputs"], None, what="samples")[0]
-    device, threads, mode = device_of(request), int(request.get("threads") or 1), request["tuning"]["mode"]
+    device, mode = device_of(request), request["tuning"]["mode"]
 
     def load(candidate: Candidate) -> Callable[[], Any] | None:
         if not device.takes(candidate, str(program)):
@@ -303,38 +304,33 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
         loaded = device.load(str(program), candidate, "the slice does not load", Path(request["database"]))
         return lambda: loaded.run(feeds)
 
-    tried = device.candidates(mode, threads)
-    seconds = time_candidates(mode, tried, load, messages)
+    seconds = time_candidates(mode, device.candidates(mode), load, messages)
     add_record(Path(request["database"]), request["key"], seconds)
     return {"candidates": len(seconds)}
 
 
 def _accept(
-    request: Request,
     device: RuntimeDevice,
     program: Path,
     quantized: dict[str, int],
     scratch: Path,
-    threads: int,
-    *,
-    engine: Path | None = None,
-    how: Candidate | None = None,
+    engine: Path | None,
+    how: Candidate,
 ) -> CompileAnswer:
     """Load the program the way its users will, and return what is in it.
 
     A device that builds more than ONNX then writes its `engine`, if wanted, built `how` tuning found best.
     """
-    precision = request["precision"]
+    precision = device.request["precision"]
     if program.stat().st_size > onnx_models.LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
     refusal = f"ONNX Runtime refuses its own {precision} program"
     stored = onnx.load_model(program)
-    built = device.build(program, stored, engine, how or device.default(threads))
-    if built:
+    if built := device.build(program, stored, engine, how):
         session, running = built
     else:
         executed = scratch / "executed.onnx"
-        session = _optimise(program, executed, "all", refusal, threads=threads, device=device)
+        session = _optimise(device, program, executed, "all", refusal)
         running = onnx.load_model(executed)
     placement = device.placement(session, running, engine)
     operators = Counter(node.op_type for node in onnx_models.nodes_of(stored.graph))
@@ -356,44 +352,33 @@ def _accept(
     }
 
 
-def _optimise(
-    source: Path,
-    target: Path,
-    level: str,
-    refusal: str,
-    *,
-    threads: int,
-    fold: bool = True,
-    device: RuntimeDevice | None = None,
-) -> Any:
-    """Run ONNX Runtime's graph optimisation from one file into another and return the session.
+def _optimise(device: RuntimeDevice, source: Path, target: Path, level: str, refusal: str, *, fold: bool = True) -> Any:
+    """Run ONNX Runtime's graph optimisation from one file into another, which is plain ONNX, and return the session.
 
-    It runs on the CPU, or on a `device`. The stored file is plain ONNX in both cases. `basic` keeps to
-    standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
+    `basic` keeps to standard ONNX; `extended` uses ONNX Runtime's own operators, `all` also this CPU's layouts.
     """
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(target)
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = device.threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
-    disabled = None if fold else ["ConstantFolding"]
-    return (device or RuntimeDevice()).session(str(source), options, refusal, disabled)
+    return device.session(str(source), options, refusal, None if fold else ["ConstantFolding"])
 
 
-def _optimise_original(request: Request, scratch: Path, target: Path, level: str, threads: int) -> str:
+def _optimise_original(cpu: RuntimeDevice, scratch: Path, target: Path, level: str) -> str:
     """Optimise the user's model with the request's shapes. An invalid model is the user's fault, not the compiler's.
 
     ONNX Runtime may refuse the shapes because of a branch that is never taken with them. It then gets the model with
     its own shapes; return the reason, or an empty text.
     """
-    refusal = "ONNX Runtime refuses the model"
+    request, refusal = cpu.request, "ONNX Runtime refuses the model"
     try:
-        _optimise(_prepared(request, scratch, fixed=True), target, level, refusal, threads=threads)
+        _optimise(cpu, _prepared(request, scratch, fixed=True), target, level, refusal)
     except RequestFailed as failure:
         inputs = onnx.load_model(request["model"]["path"], load_external_data=False).graph.input
         sizes = [size for value in inputs for size in value.type.tensor_type.shape.dim]
         if any(not size.HasField("dim_value") or size.dim_value <= 0 for size in sizes):  # The model leaves some open.
             with suppress(RequestFailed):
-                _optimise(_prepared(request, scratch, fixed=False), target, level, refusal, threads=threads)
+                _optimise(cpu, _prepared(request, scratch, fixed=False), target, level, refusal)
                 said = f"static shapes are refused, the program keeps the model's own: {failure.message}"
                 print(said, flush=True)  # noqa: T201 (the log)
                 return failure.message
@@ -481,12 +466,11 @@ def compute_dtypes(model: Any) -> dict[str, int]:
 def load(request: Request) -> SessionProgram:
     """Load a compiled program, the way its tuning found best."""
     session, device = request.get("session"), device_of(request)
-    how = Candidate.of_session(session) if session else device.default(int(request.get("threads") or 1))
+    how = Candidate.of_session(session) if session else device.default
     return device.load(request["program"], how, "the program does not load")
 
 
 def load_reference(request: Request) -> SessionProgram:
     """Load the original model, unchanged; its own precision (fp32) is the reference."""
-    how = device_of(request).default(int(request.get("threads") or 1))
     refusal = "ONNX Runtime cannot run the original model for reference (give expected outputs, or another reference)"
-    return RuntimeDevice().load(request["model"]["path"], how, refusal)
+    return RuntimeDevice().load(request["model"]["path"], device_of(request).default, refusal)

@@ -301,10 +301,10 @@ class Cuda(RuntimeDevice):
             "fallback": kinds["fallback"],
         }
 
-    def candidates(self, mode: str, threads: int) -> list[Candidate]:
+    def candidates(self, mode: str) -> list[Candidate]:
         """Return what a tuning mode tries."""
         return [
-            Candidate(level, threads, search=search, nhwc=nhwc, graph=graph)
+            Candidate(level, self.threads, search=search, nhwc=nhwc, graph=graph)
             for level in _LEVELS[mode]
             for search in _SEARCHES[mode]
             for nhwc in (False, True)

@@ -109,6 +109,7 @@ class Tensorrt(Cuda):
     where = "on TensorRT"
     name = "tensorrt"
     in_bf16 = True
+    untuned = "basic"
 
     def find(self) -> DeviceLibraries:
         """Return the versions of TensorRT and of CUDA's libraries. Raises RequestFailed."""
@@ -144,17 +145,13 @@ class Tensorrt(Cuda):
             )
         return found
 
-    def candidates(self, mode: str, threads: int) -> list[Candidate]:
+    def candidates(self, mode: str) -> list[Candidate]:
         """Return what a tuning mode tries."""
         return [
-            Candidate("basic", threads, builder=builder, graph=graph)
+            self.default._replace(builder=builder, graph=graph)
             for builder in _BUILDERS[mode]
             for graph in (False, True)
         ]
-
-    def default(self, threads: int) -> Candidate:
-        """Return how an untuned program is run."""
-        return Candidate("basic", threads)
 
     def writes(self) -> bool:
         """Whether the program holds the engine."""

@@ -243,6 +243,6 @@ def _quiet() -> Messages:
 
 def test_a_session_reads_back_as_the_candidate_that_it_is() -> None:
     for kind in (RuntimeDevice, onnxruntime_cuda.Cuda, Tensorrt):
-        for candidate in kind(None).candidates("exhaustive", 2):
+        for candidate in kind({"threads": 2}).candidates("exhaustive"):
             assert onnxruntime_sessions.Candidate.parse(str(candidate)) == candidate
             assert onnxruntime_sessions.Candidate.of_session(candidate.session) == candidate
