@@ -58,7 +58,7 @@ from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
 from farm.tuning.exchange import pack
 from farm.tuning.search import Search
-from farm.tuning.tuner import Tuner, against
+from farm.tuning.tuner import Tuner
 from farm.wire.program import Against, ProgramRecord, Sidecar
 
 log = get_logger(__name__)
@@ -618,4 +618,4 @@ def compare_with(
     if is_suspicious(found, limit):
         log.info("may be slower than its baseline, measuring again", ratio=found.ratio, limit=limit)
         found = measured(ROUNDS_AGAIN, PAIRS_AGAIN, turned=True)
-    return against(other.key, found)
+    return {"key": other.key, **found.as_dict()}

@@ -59,11 +59,9 @@ class Messages:
     def send(self, message: Mapping[str, object]) -> None:
         """Write one message; a worker that is gone is not an error here: the guard ends the child."""
         line = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        try:
+        with suppress(BrokenPipeError):
             while line:
                 line = line[os.write(self.descriptor, line) :]
-        except BrokenPipeError:
-            return
 
     def phase(self, phase: str, progress: float | None = None, detail: str = "") -> None:
         """Report what is being done now, and how much of it is done (0 to 1, if known)."""
@@ -526,10 +524,7 @@ def _living(pid: int) -> int:
 
 def counted(events: str, name: str) -> int:
     """Return a number of a control group's file of events; 0 if it has none of this name."""
-    for line in _read(events).splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    return 0
+    return next((int(line.split()[1]) for line in _read(events).splitlines() if line.startswith(f"{name} ")), 0)
 
 
 def descendants(root: int) -> dict[int, int]:
@@ -658,7 +653,5 @@ def reap() -> dict[int, int] | None:
 
 def drain(wake: int) -> None:
     """Empty a pipe that wakes this process up, if there is anything in it."""
-    try:
+    with suppress(BlockingIOError):
         os.read(wake, 4096)
-    except BlockingIOError:
-        return

@@ -96,13 +96,8 @@ def evaluate(
             raise
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
         nothing: Verification = {
-            "errors": {},
-            "rms": {},
-            "equal": {},
-            "spread": {},
+            **worst([_compare(request, points[0], 0, [{}], [{}])]),
             "origin": {},
-            "nonfinite": [],
-            "weak": False,
             "samples": 0,
             "runs": 0,
             "unverified": dict.fromkeys(program.outputs, failure.message),
@@ -115,7 +110,7 @@ def evaluate(
     for point, part, verifying in zip(points, parts, times, strict=True):
         repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
         verifying.extend(repeats)
-        latency, shapes = _latency(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
+        latency, shapes = latency_of(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
         throughput = point["batch"] / latency["median"] if latency["median"] else None
         measured.append({"batch": point["batch"], "shapes": shapes, "latency": latency, "throughput": throughput})
     return {
@@ -133,7 +128,7 @@ def evaluate(
             "first_run_cold": times[0][0],
             "first_run_warm": times[0][1],
             "latency": latency,
-            "device_latency": _latency(on_device) if on_device else None,
+            "device_latency": latency_of(on_device) if on_device else None,
             "throughput": throughput,
             "points": measured if len(measured) > 1 else [],
         },
@@ -176,7 +171,8 @@ def _measure(
     return seconds, on_device
 
 
-def _latency(seconds: Sequence[float]) -> Latency:
+def latency_of(seconds: Sequence[float]) -> Latency:
+    """Return the percentiles of runs."""
     median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
     return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}
 

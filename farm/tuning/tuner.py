@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from farm.compiling.pipeline import Databases, StepEnded, inputs_of, is_shared
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
 from farm.logging import get_logger
-from farm.results.speed import Comparison, compare, distribution
-from farm.runner.documents import CompileAnswer, Latency, Request, TimedProgram, TuningWish
+from farm.results.speed import Comparison, compare
+from farm.runner.documents import CompileAnswer, Request, TimedProgram, TuningWish
 from farm.targets.compilers import OFF
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
 from farm.tuning.search import REFUSED, Search
-from farm.wire.program import Against, Conditions, Measurements, ProgramRecord, TuningFacts
+from farm.wire.program import Conditions, Measurements, ProgramRecord, TuningFacts
 
 log = get_logger(__name__)
 
@@ -38,11 +38,6 @@ NOISE = 0.05
 
 _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 """What MIOpen calls its kernel binaries: names for an archive that others unpack."""
-
-
-def against(key: str, compared: Comparison) -> Against:
-    """Return how a program compares with another, whose cache key this is, as a sidecar says it."""
-    return {"key": key, "ratio": compared.ratio, "interval": [compared.low, compared.high], "verdict": compared.verdict}
 
 
 class Tuner:
@@ -231,16 +226,18 @@ class Tuner:
 
     def figures(self) -> Measurements:
         """Return the sidecar's figures of the programs that took turns."""
+        from farm.runner.measuring import latency_of
+
         figures: Measurements = {}
         if self._published and self._against:
-            figures["against"] = against(self._published.key, self._against)
+            figures["against"] = {"key": self._published.key, **self._against.as_dict()}
         if self.comparison is None:
             return figures
-        tuned, baseline = (distribution([run for runs in each["rounds"] for run in runs]) for each in self.measured)
+        tuned, baseline = (latency_of([run for runs in each["rounds"] for run in runs]) for each in self.measured)
         return {
             **figures,
-            "tuned": _latency(tuned),
-            "baseline": _latency(baseline),
+            "tuned": tuned,
+            "baseline": baseline,
             "ratio": self.comparison.ratio,
             "interval": [self.comparison.low, self.comparison.high],
         }
@@ -248,13 +245,3 @@ class Tuner:
     def first_run_warm(self) -> float:
         """Return the seconds of the tuned program's first run in a process that found its kernel binaries."""
         return float(self.measured[0]["first"][0])
-
-
-def _latency(measured: Mapping[str, Any]) -> Latency:
-    return {
-        "median": measured["p50"],
-        "p90": measured["p90"],
-        "p99": measured["p99"],
-        "minimum": measured["minimum"],
-        "repeats": measured["repeats"],
-    }
