@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -298,24 +298,23 @@ class TuningDatabase:
         if head is None and not snapshot:
             return 0
         self._artifacts.put_blob_bytes(data)
-        new = Head(
-            generation=head.generation + 1 if head else 1,
-            snapshot=digest,
-            size=len(data),
-            previous=head.snapshot if head else None,
-            moved=datetime.now(UTC).isoformat(timespec="seconds"),
-            records=snapshot.counts(),
-            etag="",
-        )
-        document = {"schema": HEAD_SCHEMA, **asdict(new)}
-        del document["etag"]
+        generation = head.generation + 1 if head else 1
+        document = {
+            "schema": HEAD_SCHEMA,
+            "generation": generation,
+            "snapshot": digest,
+            "size": len(data),
+            "previous": head.snapshot if head else None,
+            "moved": _now(),
+            "records": snapshot.counts(),
+        }
         self._artifacts.put_object(
             f"{self._prefix}head.json",
             json.dumps(document, indent=1).encode(),
             create=head is None,
             if_match=head.etag if head else "",
         )
-        return new.generation
+        return generation
 
 
 Learning = TuningDatabase | ForOneRun  # Where an attempt's tuning reads its records, and where it commits new ones.
