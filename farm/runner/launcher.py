@@ -148,7 +148,7 @@ def _end_all(wake: int, deadline: float, request: Request) -> list[int]:
 
     Return those that the kernel cannot end before a time, such as a process that waits for a GPU that was reset.
     """
-    group = (request.get("group") or {}).get("folder", "")
+    group = request["group"].get("folder", "")
     if group:
         with suppress(OSError):  # At once, however fast they fork; since Linux 5.14.
             write(f"{group}/cgroup.kill", "1")
@@ -181,7 +181,7 @@ def _guard(request: Request, messages: int, words: int, teller: int, work: Reque
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         go, goer = os.pipe()
         guard = os.getpid()
-        inner = _fork_into((request.get("group") or {}).get("folder", ""))
+        inner = _fork_into(request["group"].get("folder", ""))
         if inner == 0:
             _work(request, Messages(messages, go), guard, work)
         os.close(messages)
@@ -252,7 +252,7 @@ def _work(request: Request, messages: Messages, guard: int, work: RequestWork | 
         write("/proc/self/oom_score_adj", "1000")
     except OSError as error:
         print(f"cannot raise the OOM score: {error}", file=sys.stderr)  # noqa: T201
-    if request.get("disk"):
+    if request["disk"]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["disk"] + SPARE_BYTES,) * 2)
     try:
         seal_for(request)
@@ -327,7 +327,8 @@ class Guard:
 
     def __init__(self, inner: int, wake: int, words: int, goer: int, request: Request, launcher: int) -> None:
         """`inner` is the child's first process; `goer` is where `GO` is passed on to it."""
-        group = request.get("group") or {}
+        group = request["group"]
+        self.request = request
         self.launcher = launcher
         self.inner = inner
         self.wake = wake
@@ -335,11 +336,6 @@ class Guard:
         self.goer = goer
         self.pausing = self.paused = False
         self.spent = 0.0  # CPU seconds when it was paused.
-        self.memory_limit = int(request.get("memory") or 0)
-        self.process_limit = int(request.get("processes") or 0)
-        self.disk_limit = int(request.get("disk") or 0)
-        self.file_limit = int(request.get("files") or 0)
-        self.folders = list(request.get("folders") or ())
         self.looked, self.look_took = time.monotonic(), 0.0
         self.group = group.get("folder", "")
         self.events = f"{self.group}/memory.events" if group.get("memory") else ""
@@ -353,7 +349,8 @@ class Guard:
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
-        pause = SAMPLE_SECONDS if self.memory_limit else COUNT_SECONDS if self.process_limit else USAGE_SECONDS
+        counting = COUNT_SECONDS if self.request["processes"] else USAGE_SECONDS
+        pause = SAMPLE_SECONDS if self.request["memory"] else counting
         said = time.monotonic()
         while self.status is None and not self.killed and os.getppid() == self.launcher:
             # While the child stands still, its guard does next to nothing, either.
@@ -445,16 +442,16 @@ class Guard:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, memory = used.ru_utime + used.ru_stime, 0
         pids = descendants(os.getpid())
-        if self.process_limit and sum(pids.values()) > self.process_limit:
+        if 0 < self.request["processes"] < sum(pids.values()):
             self.killed = "processes"
         for pid in pids:
             seconds, resident = usage(pid)
             cpu += seconds
             memory += resident
-        if self.memory_limit and memory > self.memory_limit:
+        if 0 < self.request["memory"] < memory:
             # Pages shared after a fork were counted twice: ask for each process's share before judging.
             memory = sum(share(pid) for pid in pids)
-            if memory > self.memory_limit:
+            if memory > self.request["memory"]:
                 self.killed = "memory"
         self.peak = max(self.peak, memory)
         self.look_for_kernels_kill()
@@ -464,7 +461,7 @@ class Guard:
         """End the child if the kernel has killed any process of its control group, or refused it one more."""
         if self.events and not self.killed and counted(self.events, "oom_kill"):
             self.killed = "memory"
-            self.peak = max(self.peak, self.memory_limit)
+            self.peak = max(self.peak, self.request["memory"])
         if self.refused_forks and not self.killed and counted(self.refused_forks, "max"):
             self.killed = "processes"
 
@@ -473,13 +470,13 @@ class Guard:
 
         Checks at intervals; `now` checks at once, for the last time.
         """
-        began = time.monotonic()
+        began, most, many = time.monotonic(), self.request["disk"], self.request["files"]
         pause = 0.0 if now else max(USAGE_SECONDS, DISK_SHARE * self.look_took)
-        if not self.disk_limit or began - self.looked < pause:
+        if not most or began - self.looked < pause:
             return
-        used, files = disk_usage(self.folders, descendants(os.getpid()), self.file_limit)
-        if not self.killed and (used > self.disk_limit or files > self.file_limit):
-            self.killed = "disk" if used > self.disk_limit else "files"
+        used, files = disk_usage(self.request["folders"], descendants(os.getpid()), many)
+        if not self.killed and (used > most or files > many):
+            self.killed = "disk" if used > most else "files"
         self.looked = time.monotonic()
         self.look_took = self.looked - began
 
