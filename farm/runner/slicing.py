@@ -21,7 +21,7 @@ from onnx import helper, inliner, numpy_helper, shape_inference
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 from onnx.reference import ReferenceEvaluator
 
-from .onnx_models import DTYPES, RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save
+from .onnx_models import DTYPES, RANDOM, drop_overridable_constants, fix_shapes, nodes_inside, reads, save, subgraphs
 
 if TYPE_CHECKING:
     from .documents import InputSpec, SliceAnswer, SlicedModel
@@ -109,33 +109,29 @@ def _fold(model: Any) -> bool:
 
 def _result(node: Any, known: Mapping[str, Any], types: Mapping[str, Type], model: Any) -> dict[str, Any] | None:
     """Return the tensors that a node makes of constants, or None if it has to be run."""
-    if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM | _QUANTIZED:
+    if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM | _QUANTIZED or list(subgraphs(node)):
         return None
     if node.op_type == "Constant" and node.attribute[0].HasField("t"):
         return {node.output[0]: onnx.TensorProto.FromString(node.attribute[0].t.SerializeToString())}
+    made = [name for name in node.output if name]
     arguments = {name: known.get(name) for name in node.input if name}
     if node.op_type == "Shape" and node.input[0] in types:
         # The reference implementation wants the tensor; its shape is enough, as a view of one element.
         arguments = {node.input[0]: np.broadcast_to(np.zeros(1, bool), types[node.input[0]][1])}
-    small = all(name in types and math.prod(types[name][1]) <= MAX_FOLDED for name in node.output if name)
+    small = all(name in types and math.prod(types[name][1]) <= MAX_FOLDED for name in made)
     if any(value is None for value in arguments.values()) or not (small or node.op_type in ("Shape", "Constant")):
-        return None
-    if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
         return None
     alone = helper.make_graph(
         [node],
         "constant",
         [helper.make_tensor_value_info(name, 0, None) for name in arguments],
-        [helper.make_tensor_value_info(name, 0, None) for name in node.output if name],
+        [helper.make_tensor_value_info(name, 0, None) for name in made],
     )
     try:
         values = ReferenceEvaluator(helper.make_model(alone, opset_imports=model.opset_import)).run(None, arguments)
     except (NotImplementedError, TypeError, ValueError, RuntimeError, IndexError):
         return None  # What cannot be computed here stays a node, and costs cuts at most.
-    return {
-        name: numpy_helper.from_array(value)
-        for name, value in zip((name for name in node.output if name), values, strict=True)
-    }
+    return {name: numpy_helper.from_array(value) for name, value in zip(made, values, strict=True)}
 
 
 def _types(graph: Any) -> dict[str, Type]:
@@ -230,7 +226,7 @@ class _Graph:
         weights = []
         for tensor in tensors:
             copy = type(tensor).FromString(tensor.SerializeToString())
-            if hasattr(copy, "data_location") and uses_external_data(copy):
+            if isinstance(copy, onnx.TensorProto) and uses_external_data(copy):
                 load_external_data_for_tensor(copy, str(folder))
             weights.append(copy)
         graph = helper.make_graph(
@@ -241,8 +237,8 @@ class _Graph:
                 helper.make_tensor_value_info(name, *self.types[name]) if name in self.types else self.outputs[name]
                 for name in outputs
             ],
-            [weight for weight in weights if hasattr(weight, "dims") and not hasattr(weight, "values")],
-            sparse_initializer=[weight for weight in weights if hasattr(weight, "values")],
+            [weight for weight in weights if isinstance(weight, onnx.TensorProto)],
+            sparse_initializer=[weight for weight in weights if isinstance(weight, onnx.SparseTensorProto)],
         )
         model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
         return model, {
@@ -264,7 +260,7 @@ class _Graph:
             found = self.constants.get(name)
             if found is None or name in made or name in tensors:
                 return
-            if not hasattr(found, "op_type"):
+            if not isinstance(found, onnx.NodeProto):
                 tensors[name] = found
                 return
             for read in sorted(reads(found)):
