@@ -255,8 +255,7 @@ def _count(found: tuple[int, ...], tensor: Input) -> int | None:
     """Return how many samples an array of this shape holds, or None if it does not fit."""
     if tensor.batch_axis is not None:
         axis = tensor.batch_axis
-        same_rank = len(found) == len(tensor.shape)
-        fits = same_rank and all(found[index] == size for index, size in enumerate(tensor.shape) if index != axis)
+        fits = len(found) == len(tensor.shape) and _without(found, axis) == _without(tensor.shape, axis)
         return found[axis] if fits else None
     if found == tensor.shape:
         return 1
@@ -505,7 +504,7 @@ def _joined(parts: Sequence[_Part], name: str, axis: tuple[int, int] | None, fil
     return whole
 
 
-def _without(shape: Sequence[int], axis: int) -> list[int]:
+def _without(shape: Sequence[Extent], axis: int) -> list[Extent]:
     return [*shape[:axis], *shape[axis + 1 :]]
 
 

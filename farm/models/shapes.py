@@ -171,20 +171,16 @@ def _resolve(dimension: Dimension, sizes: Mapping[str, Extent]) -> tuple[Extent 
 
 def _without_size(tensor: TensorInfo, axis: int) -> ShapeError:
     shape = tensor["shape"] or ()
-    dimension = shape[axis]
-    if dimension is None:
-        message = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)} has no size"
-        return ShapeError(message, hint=_shape_hint(tensor["name"], _suggested(shape)))
-    message = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}, `{dimension}`, has no size"
-    hint = f"give it one: `dims: {{{dimension}: 1}}`, or {_shape_hint(tensor['name'], _suggested(shape))}"
-    return ShapeError(message, hint=hint)
-
-
-def _suggested(shape: Iterable[Dimension]) -> list[str]:
-    return [
-        str(dimension) if isinstance(dimension, int) else BATCH if axis == 0 else "SIZE"
-        for axis, dimension in enumerate(shape)
-    ]
+    open_sizes = [BATCH, *["SIZE"] * len(shape)]
+    suggested = [str(each) if isinstance(each, int) else name for each, name in zip(shape, open_sizes, strict=False)]
+    hint, where = (
+        _shape_hint(tensor["name"], suggested),
+        f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}",
+    )
+    if shape[axis] is None:
+        return ShapeError(f"{where} has no size", hint=hint)
+    hint = f"give it one: `dims: {{{shape[axis]}: 1}}`, or {hint}"
+    return ShapeError(f"{where}, `{shape[axis]}`, has no size", hint=hint)
 
 
 def _shape_hint(name: str, shape: Sequence[str]) -> str:
