@@ -269,10 +269,7 @@ def compare(
     `errors` is |y| if the reference is all zero, and `rms` is MIGraphX's own measure. The `spread` of what is not float
     is 1 - the share that the best constant answer gets right.
     """
-    errors: dict[str, float] = {}
-    rms: dict[str, float] = {}
-    equal: dict[str, float] = {}
-    spread: dict[str, float] = {}
+    errors, rms, equal, spread = (dict[str, float]() for _ in range(4))
     nonfinite: list[str] = []
     for name in references[0]:
         pairs = [

@@ -164,9 +164,8 @@ def _target(migraphx: Any, device: str, cross: documents.DeviceDocument | None =
 def _parse(migraphx: Any, request: documents.Request) -> Any:
     """Parse the model with the request's shapes, and check that MIGraphX took them."""
     model, options, inputs = request["model"], request["options"], request["inputs"]
-    tensorflow = model["format"] == "tf"
     with blamed_on_compiler("MIGraphX cannot parse the model"):
-        if tensorflow:
+        if model["format"] == "tf":
             program = migraphx.parse_tf(
                 model["path"],
                 is_nhwc=options["nhwc"],

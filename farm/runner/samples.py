@@ -148,8 +148,7 @@ def make_samples(
         return {name: _part(arrays[name], axes[name], index * size, size, counts[name]) for name in inputs}
 
     known = {name: rank for name, rank in (output_ranks or {}).items() if name in arrays and name not in inputs}
-    expected = _expected(known, arrays, total, size, number, what)
-    return Samples(number, make, expected if known else [], size)
+    return Samples(number, make, _expected(known, arrays, total, size, number, what), size)
 
 
 # --- generated -------------------------------------------------------------------------------------------------
@@ -176,7 +175,8 @@ def _generated(source: DataRecipe, inputs: Mapping[str, InputSpec], batch: int |
         }
 
     # Two runs at least: the outputs may not show which samples of one batch differ.
-    return Samples(max(2, -(-int(source["generate"]) // size)), make, [], size)
+    number = max(2, -(-int(source["generate"]) // size))
+    return Samples(number, make, [{} for _ in range(number)], size)
 
 
 def fill(shape: tuple[int, ...], dtype_name: str, declared: DeclaredValues, random: Any) -> Array:
@@ -395,7 +395,7 @@ def make_reference(request: Request, messages: Messages, load: Callable[[], Prog
         limit = max(minimum, MAX_SAMPLES)
         samples = make_samples(source, inputs, batch, what="samples", output_ranks=ranks, limit=limit)
         runs += samples
-        outputs += [dict(expected) for expected in samples.expected] or [{} for _ in range(len(samples))]
+        outputs += samples.expected
         points.append({"batch": samples.batch, "runs": len(samples), "samples": samples.distinct(inputs)})
     origin: dict[str, str] = dict.fromkeys(outputs[0], "expected")
     # What the user expects wins, also of a random output.

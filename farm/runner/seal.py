@@ -163,7 +163,7 @@ def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[st
     rights = _FIRST_RIGHTS | sum(bit for since, bit in _ADDED_IN.items() if since <= version)
     attributes = struct.pack("QQQ", rights, 0, _SCOPES if version >= _SCOPES_IN else 0)
     # An older kernel knows a shorter structure, and accepts a longer one if the rest is zero.
-    ruleset = _syscall(_CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = _call("syscall", _CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for path in _interpreter():
             _allow(ruleset, os.path.realpath(path), _READ | _EXECUTE)
@@ -171,7 +171,7 @@ def _allow_files(read: Iterable[str], write: Iterable[str], devices: Iterable[st
             _allow(ruleset, path, _READ | _EXECUTE)
         for path in (*write, *map(os.path.realpath, devices)):
             _allow(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES))
-        _syscall(_RESTRICT_SELF, ruleset, 0)
+        _call("syscall", _RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
 
@@ -184,7 +184,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             rights &= _OF_FILES
-        _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+        _call("syscall", _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
     finally:
         os.close(place)
 
@@ -268,13 +268,9 @@ def _forbid_calls(*, local_sockets: bool, version: int) -> None:
 def _landlock_version() -> int:
     """Return the version of the kernel's Landlock interface; 0 if it has none, or Landlock is switched off."""
     try:
-        return _syscall(_CREATE_RULESET, None, 0, _VERSION)
+        return _call("syscall", _CREATE_RULESET, None, 0, _VERSION)
     except OSError:
         return 0
-
-
-def _syscall(number: int, *arguments: bytes | int | None) -> int:
-    return _call("syscall", number, *arguments)
 
 
 def _call(name: str, *arguments: ctypes.c_char_p | bytes | int | None) -> int:
