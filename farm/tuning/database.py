@@ -364,19 +364,12 @@ class Collector:
     """
 
     def __init__(
-        self,
-        database: Learning,
-        folder: Path,
-        *,
-        session: str,
-        patient: Learning | None = None,
-        worker: str = "",
-        job: str = "",
-        toolchain: str = "",
+        self, database: Learning, folder: Path, session: str, source: RecordSource, *, patient: Learning | None = None
     ) -> None:
         """Write all that is known into the folder; make it. `session` names this attempt, for ever and everywhere.
 
-        `patient` is the same database, but its requests wait while storage is away. Raises what it raises.
+        `source` is who measures, whenever that will be. `patient` is the same database, but its requests wait while
+        storage is away. Raises what it raises.
         """
         self._database, self._patient = database, patient or database
         restored = self._patient.since(frozenset())
@@ -385,7 +378,7 @@ class Collector:
         self._write(folder)
         self._pending = Snapshot()  # Records that are not committed yet.
         self._dropped: dict[Path, Dropped] = {}  # What the last look dropped.
-        self._source = RecordSource("", worker, job, toolchain)
+        self._source = source
         self._learnt = self._learnt_size = 0  # Records, and their characters, that children have written so far.
         self._session = Session(session, "", TuningWork())
         self._seconds = 0.0

@@ -27,7 +27,7 @@ from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedMod
 from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import compilers
 from farm.tuning.database import Collector, Learning
-from farm.tuning.records import RecordStore, Snapshot, TuningWork
+from farm.tuning.records import RecordSource, RecordStore, Snapshot, TuningWork
 
 log = get_logger(__name__)
 
@@ -216,7 +216,7 @@ class Search:
         self.rows = list[str]()
         """SHA-256 of the snapshots and deltas that it read of the database or added to it; known at its end."""
         self._unsaved = False  # Whether the last commit is yet to come.
-        self._session = {"session": session, "worker": worker, "job": job}
+        self._session, self._source = session, RecordSource("", worker, job, self.spec["toolchain"])
         self._collect_seconds = collect_seconds
         self._fan_out = FanOut(free or FreeSlots(), self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
@@ -226,10 +226,7 @@ class Search:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Restore the database; commit what children learn while the block runs and when it ends, however it ends."""
-        toolchain = self.spec["toolchain"]
-        self._collector = Collector(
-            self._database, self.folder, patient=self._patient, toolchain=toolchain, **self._session
-        )
+        self._collector = Collector(self._database, self.folder, self._session, self._source, patient=self._patient)
         ended = threading.Event()
 
         def collect() -> None:
@@ -261,7 +258,7 @@ class Search:
         missing = [piece for piece in pieces if not self._is_known(piece)]
         self.slices = [{"key": piece.key, "count": piece.cut["count"]} for piece in pieces]
         # Each attempt has its own order, so that attempts with the same slices share them.
-        missing.sort(key=lambda piece: digest_of([self._session["session"], piece.key]))
+        missing.sort(key=lambda piece: digest_of([self._session, piece.key]))
         self._count = len(missing)
         self._deadline = self.children.seconds + self._budget if self._budget else None
         try:

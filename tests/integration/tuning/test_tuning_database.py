@@ -190,7 +190,7 @@ def test_a_collector_commits_what_is_new_while_the_child_writes(database: Tuning
     database.commit(delta(1))
     restored = restore(database, tmp_path)
     known = {json.loads(record.key)["problem"]: "v4:1" for record in restored.snapshot}
-    collector = Collector(database, tmp_path, session="job-9/2", worker="w", job="job-9")
+    collector = Collector(database, tmp_path, "job-9/2", RecordSource("", "w", "job-9"))
 
     def collect(work: TuningWork) -> int:
         found = collector.look(tmp_path, work)
@@ -218,7 +218,7 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     database: TuningDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning_database, "CHILD_RECORDS", 5)
-    collector = Collector(database, tmp_path, session="job-9/3")
+    collector = Collector(database, tmp_path, "job-9/3", RecordSource(""))
     found = []
     for turn in range(10):
         write_cache(tmp_path, {f"new-{turn}-1": "a", f"new-{turn}-2": "b"})
@@ -228,7 +228,7 @@ def test_a_child_that_writes_other_records_each_time_fills_no_memory(
     assert len(database.read().snapshot) == 4
     # Nor do many attempts, one after the other.
     monkeypatch.setattr(tuning_database, "LARGEST_DATABASE", database.read().snapshot.size + 1)
-    collector = Collector(database, tmp_path, session="job-9/4")
+    collector = Collector(database, tmp_path, "job-9/4", RecordSource(""))
     write_cache(tmp_path, {"new-10-1": "a"})
     assert len(collector.look(tmp_path, TuningWork())) == 0
 
@@ -241,7 +241,7 @@ def test_who_is_killed_while_he_writes_takes_nothing_with_him(
     database.commit(delta(1))
     folder = tmp_path / "own"
     restored = restore(database, folder)
-    collector = Collector(database, folder, session="job-9/1")
+    collector = Collector(database, folder, "job-9/1", RecordSource(""))
     cache = folder / PROBLEM_CACHE
     whole = cache.read_bytes()
     cache.write_bytes(whole[: len(whole) // 2])
