@@ -9,6 +9,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -71,7 +72,11 @@ def evaluate(
     Its first runs and its loading are figures too.
     """
     points = meta["points"]
-    parts = list(_parts(points, _MAX_RUNS.get(request["device"], len(runs))))
+    most, starts = (
+        _MAX_RUNS.get(request["device"], len(runs)),
+        accumulate((point["runs"] for point in points), initial=0),
+    )
+    parts = [range(start, start + min(most, point["runs"])) for start, point in zip(starts, points, strict=False)]
     total = sum(len(part) for part in parts)
     started = time.perf_counter()
     program = load(request)
@@ -148,13 +153,6 @@ def _compare(
     ran = len(outputs) * point["batch"]
     few = min(point["samples"], ran) < min(minimum, ran)
     return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
-
-
-def _parts(points: Sequence[SamplePoint], most: int) -> Iterator[range]:
-    start = 0
-    for point in points:
-        yield range(start, start + min(most, point["runs"]))
-        start += point["runs"]
 
 
 def _measure(
@@ -280,12 +278,11 @@ def compare(
             errors[name], rms[name], clean = _float_error(pairs)
             if not clean:
                 nonfinite.append(name)
-            spread[name] = _float_spread([reference for reference, _ in pairs], batch)
         else:
             same = sum(int(np.count_nonzero(output == reference)) for reference, output in pairs)
             count = sum(int(reference.size) for reference, _ in pairs)
             equal[name] = same / count if count else 1.0
-            spread[name] = _discrete_spread([reference for reference, _ in pairs], batch)
+        spread[name] = _spread([reference for reference, _ in pairs], batch)
     return {
         "errors": errors,
         "rms": rms,
@@ -354,27 +351,25 @@ def _float_error(pairs: Sequence[tuple[Any, Any]]) -> tuple[float, float, bool]:
     return _finite(error), _finite(rms), clean
 
 
-def _samples(arrays: Sequence[Any], batch: int) -> list[Any]:
-    """Cut the runs of an output into samples if its first axis is the batch; else each run is one sample."""
-    if batch > 1 and all(array.ndim and array.shape[0] == batch for array in arrays):
-        return [sample for array in arrays for sample in array]
-    return list(arrays)
-
-
-def _float_spread(references: Sequence[Any], batch: int) -> float:
-    samples = [np.nan_to_num(_wide(sample), posinf=0, neginf=0) for sample in _samples(references, batch)]
+def _spread(references: Sequence[Any], batch: int) -> float:
+    """Cut the runs of an output into samples if its first axis is the batch, else each is one; return their spread."""
+    samples = list(references)
+    if batch > 1 and all(array.ndim and array.shape[0] == batch for array in references):
+        samples = [sample for array in references for sample in array]
     if len({sample.shape for sample in samples}) > 1:
         return 1.0  # the shape itself depends on the input: no constant would pass
+    return _float_spread(samples) if samples[0].dtype.kind in "fcV" else _discrete_spread(samples)
+
+
+def _float_spread(references: Sequence[Any]) -> float:
+    samples = [np.nan_to_num(_wide(sample), posinf=0, neginf=0) for sample in references]
     mean = sum(samples) / len(samples)
     total = sum(float(np.sum(np.abs(sample) ** 2)) for sample in samples)
     around = sum(float(np.sum(np.abs(sample - mean) ** 2)) for sample in samples)
     return _finite(math.sqrt(around / total)) if total else 0.0
 
 
-def _discrete_spread(references: Sequence[Any], batch: int) -> float:
-    samples = _samples(references, batch)
-    if len({sample.shape for sample in samples}) > 1:
-        return 1.0
+def _discrete_spread(samples: Sequence[Any]) -> float:
     if not samples[0].size:
         return 0.0
 
