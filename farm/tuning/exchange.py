@@ -116,16 +116,14 @@ def cause_of(error: Exception) -> str:
 
 def _table(part: str, sources: dict[str, RecordSource]) -> tuple[Place, dict[str, Measured]]:
     name, file = part.partition("\n")[0].split("\t")
-    store = RecordStore(name)
     # Every worker writes deltas, and a farm may be hostile: whoever reads them makes files of these names.
-    if store is not RecordStore.PROBLEM_CACHE and (wrong := check_place((store, file))):
-        raise ValueError(wrong)
+    place = _place(name, file)
     # All lines at once: a loop over them takes three times as long.
     fields = part.replace("\n", "\t").split("\t")[2:]
     if len(fields) != 3 * part.count("\n"):
         raise ValueError("a line has not three fields")
     values = zip(fields[2::3], map(sources.__getitem__, fields[0::3]), strict=True)
-    return (store, file), dict(zip(fields[1::3], values, strict=True))
+    return place, dict(zip(fields[1::3], values, strict=True))
 
 
 def _log(document: dict[str, Any]) -> Log:
@@ -137,9 +135,7 @@ def _log(document: dict[str, Any]) -> Log:
 
 
 MOST_BYTES = 64 << 20  # Of unpacked text.
-
 MOST_RECORDS = 500_000
-
 MOST_FILES = 1000  # Tables; the answer names those that are refused.
 LONGEST_LINE = 1 << 20  # Bytes.
 LONGEST_NAME = 1000  # Bytes of the name of a file or a device.
