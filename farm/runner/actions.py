@@ -64,10 +64,7 @@ def find_module(compiler: str, device: str) -> Any:
 
 
 def run_action(request: documents.Request, messages: Messages) -> documents.Answer:
-    """Do what a request asks for.
-
-    Raises RequestFailed with the kind and sentence for the user.
-    """
+    """Do what a request asks for. Raises RequestFailed with the kind and sentence for the user."""
     os.environ.update(request.get("environment") or {})
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     add_modules(request.get("modules") or {})

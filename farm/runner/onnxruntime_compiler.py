@@ -310,12 +310,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
 
 
 def _accept(
-    device: RuntimeDevice,
-    program: Path,
-    quantized: dict[str, int],
-    scratch: Path,
-    engine: Path | None,
-    how: Candidate,
+    device: RuntimeDevice, program: Path, quantized: dict[str, int], scratch: Path, engine: Path | None, how: Candidate
 ) -> CompileAnswer:
     """Load the program the way its users will, and return what is in it.
 

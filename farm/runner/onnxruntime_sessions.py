@@ -162,7 +162,6 @@ CPU = "CPUExecutionProvider"
 
 ON_CARDS = {"cuda": CUDA, "tensorrt": TENSORRT}  # The provider of each device that is a card.
 
-_ARENA = ("arena_extend_strategy",)
 _CUDA = ("cudnn_conv_algo_search",)
 _TENSORRT = ("trt_max_workspace_size", "trt_builder_optimization_level")
 
@@ -199,7 +198,7 @@ def _cuda(precision: str, options: Mapping[str, Any], found: Mapping[str, Any]) 
     chosen = {"use_tf32": str(int(precision == "tf32"))}
     if options.get("gpu_mem_limit"):
         chosen["gpu_mem_limit"] = str(options["gpu_mem_limit"])
-    chosen |= {name: str(options[name]) for name in (*_ARENA, *_CUDA) if name in options}
+    chosen |= {name: str(options[name]) for name in ("arena_extend_strategy", *_CUDA) if name in options}
     if options.get("prefer_nhwc"):
         chosen["prefer_nhwc"] = "1"
     return chosen | {name: str(found[name]) for name in (*_CUDA, "prefer_nhwc") if found.get(name)}

@@ -28,7 +28,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -77,11 +77,8 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
 
 def keep_text(request: Request, when: Literal["before", "after"], text: Callable[[], str]) -> None:
     """Write a program's text `before` or `after` compilation if the request asks for it."""
-    debug = request.get("debug")
-    path = debug.get(when) if debug else ""
-    if path:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text())
+    if path := (request.get("debug") or {}).get(when):
+        Path(path).write_text(text(), encoding="utf-8")
 
 
 def first_line(text: str) -> str:

@@ -553,13 +553,7 @@ MIGRAPHX = Compiler(
         "use_debug_symbols": "MIGraphX 2.16",
     },
     packed=frozenset({"int4"}),
-    needs={
-        "fp16": ("quantize_fp16",),
-        "bf16": ("quantize_bf16",),
-        "int8": ("quantize_int8",),
-        "fp8": ("quantize_fp8",),
-        "int4": ("unpack_int4",),
-    },
+    needs={"int4": ("unpack_int4",)} | {name: (f"quantize_{name}",) for name in ("fp16", "bf16", "int8", "fp8")},
     # MIGraphX `src/targets/gpu/device_name.cpp`; the cpu target computes all in float32, ref in what was asked.
     emulated={
         "fp8": ("*", "!gfx94?", "!gfx95?", "!gfx12??", "!ref"),
