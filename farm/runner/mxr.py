@@ -404,9 +404,7 @@ class _Program:
         self.output_parameters: list[str] = []
         self.outputs: list[StoredPort] = []
         self.shapes: dict[str, StoredPort] = {}
-        self.code_objects: Counter[tuple[str, ...]] = Counter()
-        self.code_bytes: Counter[tuple[str, ...]] = Counter()
-        self.wave_sizes: dict[tuple[str, ...], set[int]] = {}
+        self.code_objects: dict[tuple[str, ...], CodeObjects] = {}
         self.solutions: Counter[tuple[str, int]] = Counter()
         self.weights: Counter[str] = Counter()
         nodes = 0
@@ -451,9 +449,11 @@ class _Program:
         code, data = part.get("code_object"), part.get("data")
         if isinstance(code, Binary):
             arches = tuple(arch[:MAX_NAME] for arch in gpu_arches(code.head)) or ("unknown",)
-            self.code_objects[arches] += 1
-            self.code_bytes[arches] += code.size
-            self.wave_sizes.setdefault(arches, set()).update(wave_sizes(code.head))
+            new: CodeObjects = {"arches": list(arches), "count": 0, "size": 0, "wave_sizes": []}
+            known = self.code_objects.setdefault(arches, new)
+            known["count"] += 1
+            known["size"] += code.size
+            known["wave_sizes"] = sorted({*known["wave_sizes"], *wave_sizes(code.head)})
         shape = part.get("shape")
         if isinstance(data, Binary) and isinstance(shape, dict):
             self.weights[dtype_name(_checked(shape, "type", str, place))] += data.size
@@ -501,15 +501,7 @@ class _Program:
             "outputs": self.outputs,
             "output_parameters": sorted(self.output_parameters, key=_position),
             "modules": {name: {"operators": dict(sorted(found.items()))} for name, found in self.modules.items()},
-            "code_objects": [
-                {
-                    "arches": list(arches),
-                    "count": count,
-                    "size": self.code_bytes[arches],
-                    "wave_sizes": sorted(self.wave_sizes[arches]),
-                }
-                for arches, count in sorted(self.code_objects.items())
-            ],
+            "code_objects": [self.code_objects[arches] for arches in sorted(self.code_objects)],
             "solutions": [
                 {"operator": operator, "solution": solution, "count": count}
                 for (operator, solution), count in sorted(self.solutions.items())
