@@ -141,9 +141,7 @@ class RuntimeDevice:
 class SessionProgram(Program):
     """A model or program in an ONNX Runtime session."""
 
-    def __init__(
-        self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None = None
-    ) -> None:
+    def __init__(self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None) -> None:
         """See `RuntimeDevice.load`."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = QUIET

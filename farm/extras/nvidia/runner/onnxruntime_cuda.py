@@ -150,9 +150,7 @@ class _BoundSession:
 class CardProgram(SessionProgram):
     """A program on a card: its inputs and outputs can stay there, and it can be replayed as a CUDA graph."""
 
-    def __init__(
-        self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None = None
-    ) -> None:
+    def __init__(self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None) -> None:
         super().__init__(device, path, how, refusal, learnt)
         self.bound = _BoundSession(self.session, device.memory) if how.graph else None
 
