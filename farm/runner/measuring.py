@@ -327,10 +327,8 @@ def _same_shape(name: str, output: Any, reference: Any) -> Any:
         return output
     if output.size == reference.size:
         return output.reshape(reference.shape)  # MIGraphX returns a scalar as one element
-    raise RequestFailed(
-        "compiler_error",
-        f"output '{name}' of the program has shape {list(output.shape)}, the reference {list(reference.shape)}",
-    )
+    shapes = f"{list(output.shape)}, the reference {list(reference.shape)}"
+    raise RequestFailed("compiler_error", f"output '{name}' of the program has shape {shapes}")
 
 
 def _float_error(pairs: Sequence[tuple[Any, Any]]) -> tuple[float, float, bool]:

@@ -52,9 +52,8 @@ def compile(request: documents.Request, messages: Messages) -> documents.Compile
     instructions = list(_instructions(program))
     if not gpu and "fp8" in precision and not any("fp8" in instruction.type for instruction in instructions):
         # `cpu` computes all in float32, and drops a conversion and its way back as if they did not round.
-        raise RequestFailed(
-            "nothing_quantized", f"MIGraphX for {request['device']} computes fp8 in float32 without rounding"
-        )
+        said = f"MIGraphX for {request['device']} computes fp8 in float32 without rounding"
+        raise RequestFailed("nothing_quantized", said)
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
         migraphx.save(program, request["program"], format=_format(request))
@@ -102,9 +101,8 @@ def _refuse_broken(request: documents.Request) -> None:
     except mxr.MalformedProgram as error:
         raise RequestFailed("compiler_error", f"the program that MIGraphX saved cannot be read: {error}") from None
     if found["left_over"]:
-        raise RequestFailed(
-            "compiler_error", f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over"
-        )
+        said = f"the tuning database has an undecided solution: {mxr.LEFT_OVER} is left over"
+        raise RequestFailed("compiler_error", said)
     _refuse_foreign(found, (expected["arch"] if expected else "") or request["device"])
 
 
@@ -188,9 +186,8 @@ def _parse(migraphx: Any, request: documents.Request) -> Any:
             for point, _ in (sizes[0], sizes[-1])
         )
         if _bounds(shapes[name]) != (smallest, largest):
-            raise RequestFailed(
-                "compiler_error", f"MIGraphX gives input '{name}' the shape {shapes[name]}, not {spec['shape']}"
-            )
+            said = f"MIGraphX gives input '{name}' the shape {shapes[name]}, not {spec['shape']}"
+            raise RequestFailed("compiler_error", said)
     missing = [name for name in shapes if name not in inputs]
     if missing:
         raise RequestFailed("bad_model", f"no shape was given for input '{missing[0]}'")
@@ -291,13 +288,10 @@ def _calibration(
         arguments = {}
         for name, shape in shapes.items():
             array = _program_array(run[name], shape, request)
-            wanted = _dtype(shape)
-            if list(array.shape) != static_lens(shape) or str(array.dtype) != wanted:
-                raise RequestFailed(
-                    "bad_calibration",
-                    f"calibration for '{name}' is {array.dtype} {list(array.shape)}, "
-                    f"the program wants {wanted} {static_lens(shape)}",
-                )
+            found, wanted = f"{array.dtype} {list(array.shape)}", f"{_dtype(shape)} {static_lens(shape)}"
+            if found != wanted:
+                said = f"calibration for '{name}' is {found}, the program wants {wanted}"
+                raise RequestFailed("bad_calibration", said)
             arguments[name] = _argument(migraphx, held.keep(array), shape)
         calibration.append(arguments)
     return calibration, held

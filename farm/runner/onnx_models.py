@@ -244,10 +244,8 @@ class _Check:
         if key in self.functions:
             return
         if domain not in DOMAINS:
-            raise BadModel(
-                f"node {_node(node)}: operator {_name(node.op_type)} is of unknown domain {_name(domain)}",
-                kind="unsupported_operator",
-            )
+            said = f"operator {_name(node.op_type)} is of unknown domain {_name(domain)}"
+            raise BadModel(f"node {_node(node)}: {said}", kind="unsupported_operator")
         if domain not in opsets and domain == "com.microsoft":
             self.doubts[f"the model imports no opset of domain {_name(domain)}"] = None
             return
@@ -355,9 +353,8 @@ class _Check:
             raise BadModel(f"{where} has a zero byte in its name, which ends it in C and in files of samples")
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "no type"
-            raise BadModel(
-                f"{where} is not a tensor ({kind}), which no compiler of the farm takes", "unsupported_operator"
-            )
+            said = f"{where} is not a tensor ({kind}), which no compiler of the farm takes"
+            raise BadModel(said, "unsupported_operator")
         tensor = info.type.tensor_type
         if tensor.elem_type not in DTYPES:
             raise BadModel(f"{where} has the unknown element type {tensor.elem_type}")
@@ -518,9 +515,8 @@ def fix_shapes(model: Any, inputs: Mapping[str, InputSpec]) -> None:
             if not isinstance(size, int):
                 continue  # stays dynamic
             if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
-                raise RequestFailed(
-                    "bad_model", f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}"
-                )
+                said = f"input '{name}' has {dimension.dim_value} on axis {index}, not {size}"
+                raise RequestFailed("bad_model", said)
             if dimension.dim_param:
                 named[dimension.dim_param] = size
             dimension.dim_value = size

@@ -234,10 +234,8 @@ def _expected(
         array = arrays[name]
         stacked = rank == array.ndim if rank is not None else size > 1 or array.shape[:2] != (total, 1)
         if not array.ndim or array.shape[0] != total:
-            raise RequestFailed(
-                "bad_calibration",
-                f"{what}: expected output '{name}' has shape {list(array.shape)}, not {total} samples first",
-            )
+            said = f"expected output '{name}' has shape {list(array.shape)}, not {total} samples first"
+            raise RequestFailed("bad_calibration", f"{what}: {said}")
         for index, outputs in enumerate(expected):
             outputs[name] = _part(array, 0 if stacked else LEADING, index * size, size, total)
     return expected
@@ -257,9 +255,8 @@ def _read(path: str, what: str) -> Arrays:
                 member.filename.removesuffix(".npy"): _mapped(path, archive, member) for member in archive.infolist()
             }
     except Exception as error:
-        raise RequestFailed(
-            "bad_calibration", f"{what}: not an .npz file of plain arrays: {reason_of(error)}"
-        ) from None
+        said = f"{what}: not an .npz file of plain arrays: {reason_of(error)}"
+        raise RequestFailed("bad_calibration", said) from None
 
 
 def _mapped(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:

@@ -289,9 +289,8 @@ def _chosen(offered: set[str], imported: set[str], miopen: str) -> set[str]:
     listed = ", ".join(sorted(offered))
     if miopen:
         if offered and miopen not in offered:
-            raise UsageError(
-                f"no file is of MIOpen {miopen}", hint=f"nothing was imported; --miopen takes one of {listed}"
-            )
+            hint = f"nothing was imported; --miopen takes one of {listed}"
+            raise UsageError(f"no file is of MIOpen {miopen}", hint=hint)
         return {miopen}
     if not imported and len(offered) > 1:
         raise UsageError(

@@ -138,11 +138,9 @@ def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
         if not path.exists():
             raise UsageError(f"there is no {path}")
         if not path.is_dir() and _reader(path) is None:
-            raise UsageError(
-                f"{path} is not a tuning database"
-                + (f": {_LEFT_ALONE[path.suffix]}" if path.suffix in _LEFT_ALONE else ""),
-                hint="a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt",
-            )
+            why = f": {_LEFT_ALONE[path.suffix]}" if path.suffix in _LEFT_ALONE else ""
+            hint = "a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt"
+            raise UsageError(f"{path} is not a tuning database{why}", hint=hint)
         files += sorted(path.iterdir()) if path.is_dir() else [path]
     found = _read(files, source)
     for path in files:
