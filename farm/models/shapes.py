@@ -173,10 +173,8 @@ def _without_size(tensor: TensorInfo, axis: int) -> ShapeError:
     shape = tensor["shape"] or ()
     open_sizes = [BATCH, *["SIZE"] * len(shape)]
     suggested = [str(each) if isinstance(each, int) else name for each, name in zip(shape, open_sizes, strict=False)]
-    hint, where = (
-        _shape_hint(tensor["name"], suggested),
-        f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}",
-    )
+    hint = _shape_hint(tensor["name"], suggested)
+    where = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}"
     if shape[axis] is None:
         return ShapeError(f"{where} has no size", hint=hint)
     hint = f"give it one: `dims: {{{shape[axis]}: 1}}`, or {hint}"

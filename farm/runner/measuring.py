@@ -72,10 +72,8 @@ def evaluate(
     Its first runs and its loading are figures too.
     """
     points = meta["points"]
-    most, starts = (
-        _MAX_RUNS.get(request["device"], len(runs)),
-        accumulate((point["runs"] for point in points), initial=0),
-    )
+    most = _MAX_RUNS.get(request["device"], len(runs))
+    starts = accumulate((point["runs"] for point in points), initial=0)
     parts = [range(start, start + min(most, point["runs"])) for start, point in zip(starts, points, strict=False)]
     total = sum(len(part) for part in parts)
     started = time.perf_counter()

@@ -231,16 +231,11 @@ class Tuner:
         figures: Measurements = {}
         if self._published and self._against:
             figures["against"] = {"key": self._published.key, **self._against.as_dict()}
-        if self.comparison is None:
-            return figures
-        tuned, baseline = (latency_of([run for runs in each["rounds"] for run in runs]) for each in self.measured)
-        return {
-            **figures,
-            "tuned": tuned,
-            "baseline": baseline,
-            "ratio": self.comparison.ratio,
-            "interval": [self.comparison.low, self.comparison.high],
-        }
+        if self.comparison is not None:
+            tuned, baseline = (latency_of([run for runs in each["rounds"] for run in runs]) for each in self.measured)
+            figures |= {"tuned": tuned, "baseline": baseline, "ratio": self.comparison.ratio}
+            figures["interval"] = [self.comparison.low, self.comparison.high]
+        return figures
 
     def first_run_warm(self) -> float:
         """Return the seconds of the tuned program's first run in a process that found its kernel binaries."""
