@@ -196,7 +196,8 @@ def write_folder(snapshot: Snapshot, folder: Path, *, problem_cache: str = PROBL
         write_new(path, _entries_json(caches[""]))
     for (store, file), table in snapshot.tables.items():
         if store in OBJECTS:
-            write_object(folder, store, {key: json.loads(entry[0]) for key, entry in table.items()})
+            lines = (f"{json.dumps(key)}:{value}" for key, (value, _) in table.items())
+            write_new(folder / OBJECTS[store], "{" + ",\n".join(lines) + "}\n")
         elif store is RecordStore.TIMING_CACHE:
             for value, _ in table.values():
                 write_new(folder / file, base64.b64decode(value))
@@ -341,12 +342,6 @@ def _write_sqlite(tables: Mapping[str, Table], path: Path) -> None:
 
 
 # --- the farm's own ---------------------------------------------------------------------------------------------
-
-
-def write_object(folder: Path, store: RecordStore, values: Mapping[str, Any]) -> None:
-    """Write a store of our own. A reader sees the file before or after, never half of it."""
-    lines = (f"{json.dumps(key)}:{canonical(value)}" for key, value in values.items())
-    write_new(folder / OBJECTS[store], "{" + ",\n".join(lines) + "}\n")
 
 
 def _read_object(path: Path, source: RecordSource, dropped: Dropped) -> list[Record]:
