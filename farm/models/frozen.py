@@ -440,8 +440,7 @@ class _Onnx:
         return array
 
 
-_Part = _Npy | _Npz | _Onnx
-"""One file, or one folder of tensors, that holds every array once, with the bytes of each in `sizes`."""
+_Part = _Npy | _Npz | _Onnx  # One file, or one folder of tensors, with every array once; `sizes` has the bytes of each.
 
 
 @contextmanager

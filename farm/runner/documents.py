@@ -210,8 +210,7 @@ class ChildRequest(TypedDict, total=False):
     """What every request says: what to do with which compiler, where, and within which limits."""
 
     action: Required[str]
-    extension: str
-    """The name in `farm.children` of the module that has the action; without it the action is the farm's own."""
+    extension: str  # The name in `farm.children` of the module that has the action; else it is the farm's own.
     compiler: str  # Also `torch` for a model of PyTorch; of a `reference` also `onnx`, `expected` and `none`.
     device: str  # `cpu`, `ref`, `gfx…`, `cuda`.
     threads: int

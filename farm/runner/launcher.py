@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PR_GET_TID_ADDRESS = 40
-"""Where the C library keeps the number of this thread: the kernel writes that of a forked one there."""
+PR_GET_TID_ADDRESS = 40  # Where the C library keeps this thread's number: the kernel writes that of a forked one there.
 SYS_CLONE3 = 435
 CLONE_FLAGS = 1 << 33 | 1 << 24 | 1 << 21  # CLONE_INTO_CGROUP, CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID.
 
-SPARE_BYTES = 16 << 20
-"""How much more than the disk limit a single file may take, so that going over the limit is seen as that."""
+SPARE_BYTES = 16 << 20  # How much more than the disk limit a file may take, so that going over it is seen as that.
 AGAIN_SECONDS = 2.0  # Seconds for killed processes to be gone, after a guard that took all that the request gives them.
 _LONGEST_DETAIL = 1000  # Characters with which a child says how far it is.
 _KEPT = 20_000  # Characters of each end of an error's detail: the worker takes no message of more than 1 MiB.
@@ -312,11 +310,9 @@ def _prctl(option: int, value: int) -> None:
 SAMPLE_SECONDS = 0.1  # Seconds between two checks of the child's memory, if it has a limit.
 COUNT_SECONDS = 0.25  # Seconds between two counts of its processes, if they have a limit and its memory has none.
 USAGE_SECONDS = 1.0  # Seconds between two messages about CPU time and memory, and between two checks of its files.
-DISK_SHARE = 10
-"""After a check of its files, the guard waits this many times the duration of the check: large trees take a while."""
+DISK_SHARE = 10  # The guard waits this many times as long as a check of its files took: large trees take a while.
 PAUSE_SECONDS = 0.05  # Seconds between two tries to pause the child.
-AWAKE_SECONDS = 0.1
-"""CPU seconds of a child that stands still: what is stopped uses none, but the kernel counts roughly."""
+AWAKE_SECONDS = 0.1  # CPU seconds of a child that stands still: stopped ones use none, but the kernel counts roughly.
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 2_000  # Runs of one program in one round at most.
 MAX_TOLD = 40_000  # Runs of all programs in all rounds at most: so many fit into an answer.
-FIRST_SECONDS = 60.0
-"""After so long no more first runs are begun: one run of a small net takes half a minute on MIGraphX's `ref`."""
+FIRST_SECONDS = 60.0  # No first run is begun after so long: one of a small net takes half a minute on MIGraphX's `ref`.
 MAX_REPEATS = 10_000
 _MAX_RUNS = {"ref": 2}  # Runs that verification takes at most of a device on which one run can last minutes.
 

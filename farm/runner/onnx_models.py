@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 2**31  # Protobuf's own limit; a larger model keeps its weights in external data.
 MAX_DEPTH = 24  # Subgraphs inside subgraphs, functions inside functions; protobuf itself reads no more than about 30.
-MAX_NODES = 2_000_000
-"""Nodes of all graphs together, with every call of a model's own functions counted as what it stands for."""
+MAX_NODES = 2_000_000  # Nodes of all graphs, with every call of a model's own functions counted as what it stands for.
 MAX_ELEMENTS = 2**40  # Elements of one tensor, with every empty axis counted as one.
 MAX_OPSET = 2**31 - 1  # The newest opset of a domain that ONNX's own functions take.
 

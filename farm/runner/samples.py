@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from .measuring import Program
 
 MAX_SAMPLES = 64  # Samples of the user's that verification runs at most.
-MOST_UNPACKED = 32 << 20
-"""Bytes of compressed arrays, which are unpacked in memory; the farm stores arrays as they are."""
+MOST_UNPACKED = 32 << 20  # Bytes of compressed arrays, which are unpacked in memory; the farm stores them as they are.
 
 LEADING = -1  # Samples are stacked on an axis of their own, before those of the input.
 

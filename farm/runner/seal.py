@@ -91,8 +91,7 @@ _NAMESPACES = 0x7E020000  # CLONE_NEW… of mounts, control groups, host names, 
 _SHARE_FILES, _THREAD = 0x400, 0x10000  # flags of `clone`
 _UNSHARE = 2  # flag of `close_range`
 _CUTS = 0x200 | 3  # O_TRUNC and O_ACCMODE: of open's flags, what decides
-_CUTS_UNSEEN = 0x200, 0x200 | 3
-"""A file that is opened so is cut short without a right to write: for reading, or for neither."""
+_CUTS_UNSEEN = 0x200, 0x200 | 3  # A file opened so is cut short without a right to write: for reading, or for neither.
 _SET_OWNER = (8, 15), (0x8901, 0x8902)  # What `fcntl` and `ioctl` are asked so that a file sends signals to a process.
 
 _SYSTEM = (

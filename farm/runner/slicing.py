@@ -34,10 +34,9 @@ TUNABLE = frozenset(
 PER_SLICE = 4  # Tunable operations that a slice has at most, if it can be cut: a child that dies loses one slice.
 MAX_FOLDED = 65_536  # Elements of a constant that are computed here, to learn shapes from; weights are left alone.
 _ROUNDS = 20
-_LEADING = frozenset({"DequantizeLinear", "Cast"})
-"""Operators that belong to the operation behind them: compilers look for them there."""
+_LEADING = frozenset({"DequantizeLinear", "Cast"})  # They belong to the operation behind them: compilers look there.
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""Not computed in advance, since that would undo the quantization."""
+"""Not computed in advance: that would undo the quantization."""
 
 Type = tuple[int, tuple[int, ...]]  # ONNX element type and static shape of a tensor.
 

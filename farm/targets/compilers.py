@@ -59,7 +59,7 @@ class Option:
     low: int = 0
     feature: str = ""
     newer: bool = False
-    """Newer than published cache keys: at its default the option is left out of the spec, so those keys stay valid."""
+    """Newer than published cache keys: at its default it is left out of the spec, so they stay valid."""
     devices: tuple[str, ...] = ("*",)  # The devices that have the option (`fnmatch`).
 
     @property
@@ -105,8 +105,7 @@ class TuningMode:
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)  # Environment that says where the databases are.
-    search: Mapping[str, str] = field(default_factory=dict)
-    """Environment that makes the compiler search for entries that they lack."""
+    search: Mapping[str, str] = field(default_factory=dict)  # Environment for a search for entries that they lack.
     arguments: Mapping[str, OptionValue] = field(default_factory=dict)  # Arguments of the compile that do the same.
 
     def reading(self, database: str) -> dict[str, str]:
@@ -128,14 +127,11 @@ class DeviceKind:
     """The modes except `off`; each has its own shared database, because a hit ends tuning for good."""
     min_samples: int = 8  # Distinct samples that verification runs at least.
     maker: Maker | None = None  # Whose GPUs they are; None: no GPU.
-    quantization: Mapping[str, Option] = field(default_factory=dict)
-    """Quantization options that are others here than elsewhere."""
+    quantization: Mapping[str, Option] = field(default_factory=dict)  # Quantization options that are others here.
     lowest: Mapping[str, int] = field(default_factory=dict)
     """Lowest compute capability, times 10, that has a precision; others need no more than the libraries do."""
-    options: Mapping[str, Option] = field(default_factory=dict)
-    """Options that an extension adds to the compiler with these devices."""
-    computes: tuple[str, ...] = ()
-    """Precisions that these devices compute, though the compiler's others do so in a wider type."""
+    options: Mapping[str, Option] = field(default_factory=dict)  # Options that an extension adds with these devices.
+    computes: tuple[str, ...] = ()  # Precisions that these compute, though the compiler's others do so in a wider type.
     module: str = ""
     """The module of an extension that does the work in children: of a compiler as `farm.runner.actions.CompilerModule`
     has it, of a device of ONNX Runtime's with its `RuntimeDevice`. Its package imports `farm.runner` alone of the farm.
@@ -170,8 +166,7 @@ class Compiler:
     formats: tuple[str, ...]
     extension: str  # Ending of a program's file, unless an option says otherwise.
     options: Mapping[str, Option]
-    quantization: Mapping[str, Mapping[str, Option]]
-    """Quantization options by precision; a pair has those of both halves."""
+    quantization: Mapping[str, Mapping[str, Option]]  # Options by precision; a pair has those of both halves.
     calibrated: frozenset[str]  # Precisions that need calibration data.
     toolchains: tuple[str, ...]  # How the ids of this compiler's toolchains may begin.
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -183,8 +178,7 @@ class Compiler:
     refused_env: Mapping[str, str] = field(default_factory=dict)  # Those that are refused whatever `env` says, and why.
     refused_options: Mapping[str, str] = field(default_factory=dict)
     """Names that the compiler itself has for what is written otherwise or never asked of it, and why."""
-    features: Mapping[str, str] = field(default_factory=dict)
-    """The release of the compiler since which it has a feature."""
+    features: Mapping[str, str] = field(default_factory=dict)  # The compiler's release since which it has a feature.
     packed: frozenset[str] = frozenset()
     """Precisions that the farm itself packs into the weights of ONNX models, before the compiler sees them."""
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 FILE = "sha256:"  # How the value of a variable that names a file begins in a spec; the file's SHA-256 follows.
 
-_TEXT = r"[A-Za-z0-9_.,:;~!+-]{1,200}"
-"""No separator of paths and no blank: an allowed value cannot name a file of the worker."""
+_TEXT = r"[A-Za-z0-9_.,:;~!+-]{1,200}"  # No separator of paths, no blank: an allowed value names no file of the worker.
 
 
 class Variable(NamedTuple):

@@ -53,8 +53,7 @@ PACKED = "application/gzip"  # The content type of a delta.
 
 HEAD_SCHEMA = 1
 
-MERGE_SECONDS = 600.0
-"""Age of a delta at which it is merged, however small; an attempt finds it before that, only more slowly."""
+MERGE_SECONDS = 600.0  # Age of a delta at which it is merged, however small; attempts find it before, only slower.
 
 MERGE_COUNT = 32  # Number of deltas at which they are merged: each costs a restore one request.
 

@@ -202,8 +202,7 @@ def _refusal(why: str) -> UsageError:
     return UsageError(f"the import is not a snapshot of a tuning database: {why}", hint="bring a part of it at a time")
 
 
-MLIR = "gpu::mlir_op"
-"""The operator whose problem names its device: arch, compute units, chiplets, problem, separated by tabs."""
+MLIR = "gpu::mlir_op"  # Its problem names its device: arch, compute units, chiplets, problem, separated by tabs.
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from farm.errors import UsageError
 from farm.files import is_plain, read_plain, write_new
 from farm.tuning.records import Place, Record, RecordSource, RecordStore, Snapshot, Table
 
-PROBLEM_CACHE = "problem_cache.json"
-"""The problem cache's name in a folder of ours: `MIGRAPHX_PROBLEM_CACHE` points there."""
+PROBLEM_CACHE = "problem_cache.json"  # The cache's name in a folder of ours: `MIGRAPHX_PROBLEM_CACHE` points there.
 
 OBJECTS = {RecordStore.ONNXRUNTIME: "onnxruntime.json", RecordStore.SLICES: "slices.json"}
 """Stores of our own, and their files in a folder: one JSON object each, `{key: value}`."""
@@ -45,8 +44,7 @@ FILE_LIMIT = 1 << 30  # Bytes of a file that a user named that are read at most.
 CHILD_LIMIT = 256 << 20  # Bytes of all files in a folder in which a child writes that are read at most.
 CHILD_RECORDS = 1_000_000  # Lines, and solutions in them, of all these files.
 
-CHILD_VALUES = 8_000_000
-"""JSON values in all these files: an empty one takes three bytes there, and a hundred in memory."""
+CHILD_VALUES = 8_000_000  # JSON values in all these files: an empty one takes three bytes there, a hundred in memory.
 
 _MIOPEN_NAME = re.compile(
     r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
@@ -77,7 +75,7 @@ class Dropped:
     parts: dict[str, str] = field(default_factory=dict)
     """Files that are damaged, with the place of the first damage; what is whole in them was read."""
     of_child: bool = False
-    """Whether what is read is a child's, so that the size of all its files is bounded before they are parsed."""
+    """Whether it is a child's, so that the size of all its files is bounded before they are parsed."""
     size: int = 0
     records: int = 0
     values: int = 0  # What was read of a child's files so far.

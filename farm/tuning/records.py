@@ -12,8 +12,7 @@ from typing import Annotated, NotRequired, cast
 from pydantic import Field
 from typing_extensions import TypedDict
 
-FOLD_AFTER = timedelta(days=7)
-"""Sessions that ended longer ago are kept as sums of their day only; no attempt lasts that long."""
+FOLD_AFTER = timedelta(days=7)  # Sessions that ended earlier are kept as sums of their day; no attempt lasts that long.
 
 
 class RecordStore(StrEnum):
@@ -49,8 +48,7 @@ RECORD_SIZE = 200  # Bytes of memory that a record takes in addition to its key 
 LARGEST_DATABASE = 1 << 30
 """Bytes of memory that the records of a database may take: the control plane and every worker that tunes read all."""
 
-Measured = tuple[str, RecordSource]
-"""A record's value and source. A plain tuple, since there are hundreds of thousands."""
+Measured = tuple[str, RecordSource]  # A record's value and source. A tuple, since there are hundreds of thousands.
 
 Table = Mapping[str, Measured]  # Records of one file by key.
 

@@ -155,8 +155,7 @@ class Lane:
     steps: Steps
     folder: Path
     learnt: Snapshot = field(default_factory=Snapshot)
-    began: float | None = None
-    """In seconds of its children, which do not count pauses; None also once its seconds were taken."""
+    began: float | None = None  # In seconds of its children, without pauses; None also once its seconds were taken.
     ended: float | None = None
 
     @property
@@ -213,8 +212,7 @@ class Search:
         self._deadline: float | None = None
         self._database, self._patient = database, patient
         self.database = database.name
-        self.rows = list[str]()
-        """SHA-256 of the snapshots and deltas that it read of the database or added to it; known at its end."""
+        self.rows = list[str]()  # SHA-256 of the snapshots and deltas that it read or added; known at its end.
         self._unsaved = False  # Whether the last commit is yet to come.
         self._session, self._source = session, RecordSource("", worker, job, self.spec["toolchain"])
         self._collect_seconds = collect_seconds

@@ -33,8 +33,7 @@ from farm.wire.program import Conditions, Measurements, ProgramRecord, TuningFac
 log = get_logger(__name__)
 
 ROUNDS = 10  # In which the tuned program and the untuned one take turns.
-NOISE = 0.05
-"""How much two processes with the same program may differ: their memory layout differs, and they take no turns."""
+NOISE = 0.05  # How much two processes with one program may differ: in memory layout, and they take no turns.
 
 _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 """What MIOpen calls its kernel binaries: names for an archive that others unpack."""
@@ -50,8 +49,7 @@ class Tuner:
         self.mode, self.folder = self.search.mode, self.search.folder
         self.proof = self.children.folder / "proof"
         """Empty databases, with which the tuned program is measured: it must need none, and leave none."""
-        self.measuring = Databases(self.mode.reading(str(self.proof)), [self.proof])
-        """Those of the children that measure."""
+        self.measuring = Databases(self.mode.reading(str(self.proof)), [self.proof])  # Those of children that measure.
         self.untuned = self.children.folder / "untuned" / self.steps.program.name
         self.untuned_compiled: CompileAnswer | None = None
         self.measured: Sequence[TimedProgram] = []
@@ -60,8 +58,7 @@ class Tuner:
         self._against: Comparison | None = None
         self._alone: Comparison | None = None
         self._written = 0
-        self.kernel_cache: Path | None = None
-        """The archive of MIOpen's kernel binaries that the chosen program takes; None if it takes none."""
+        self.kernel_cache: Path | None = None  # The archive of MIOpen's kernels that the chosen program takes, if any.
         self._is_faster = True
         self._conditions: list[Conditions] = []
         self._turns: Conditions | None = None
