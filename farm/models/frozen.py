@@ -295,7 +295,7 @@ def freeze_data(
         with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
             for name in sorted(names):
                 file = Path(scratch) / "array.npy"
-                array = _joined(parts, name, _axis(symbolic.get(name), len(parts)), file)
+                array = _joined(parts, name, symbolic.get(name), file)
                 if name in symbolic and _has_nan(array):
                     hint = "a single NaN makes every scale and error NaN: leave that sample out"
                     raise DataError(f"{path}: array `{name}` holds NaN", hint=hint)
@@ -460,25 +460,19 @@ def _require_numbers(where: str, dtype: np.dtype[Any]) -> None:
         raise DataError(f"{where} holds {dtype}, not numbers", hint="save plain arrays of numbers")
 
 
-def _axis(tensor: TensorInfo | None, parts: int) -> tuple[int, int] | None:
-    """Return the axis on which parts are joined and the rank of one sample; None if there is one part."""
-    if parts == 1:
-        return None
-    if tensor is None or tensor["shape"] is None:
-        return 0, -1
-    return (tensor["shape"].index(BATCH), -1) if BATCH in tensor["shape"] else (0, len(tensor["shape"]))
-
-
-def _joined(parts: Sequence[_Part], name: str, axis: tuple[int, int] | None, file: Path) -> np.ndarray[Any, Any]:
+def _joined(parts: Sequence[_Part], name: str, tensor: TensorInfo | None, file: Path) -> np.ndarray[Any, Any]:
     """Write what the parts have of an array into one `.npy`, little-endian and in C order; return it, mapped."""
     import numpy as np
 
-    place, rank = axis or (0, -1)
+    # The axis on which several parts are joined, and the rank of a sample that lacks it.
+    place, rank, several = 0, -1, len(parts) > 1
+    if several and tensor and tensor["shape"] is not None:
+        place, rank = (tensor["shape"].index(BATCH), -1) if BATCH in tensor["shape"] else (0, len(tensor["shape"]))
 
     def load(part: _Part) -> np.ndarray[Any, Any]:
         array = part.load(name, file.parent)
         # An input without a batch axis, and an output that is a single number, get an axis for the samples.
-        return array[np.newaxis] if axis and (array.ndim == rank or not array.ndim) else array
+        return array[np.newaxis] if several and (array.ndim == rank or not array.ndim) else array
 
     found = [((array := load(part)).shape, array.dtype) for part in parts]
     shape = list(found[0][0])

@@ -140,11 +140,7 @@ def read_files(paths: Iterable[Path], source: RecordSource) -> Read:
             hint = "a problem cache ends in .json, .db or .sqlite, MIOpen's user databases in .ufdb.txt or .udb.txt"
             raise UsageError(f"{path} is not a tuning database{why}", hint=hint)
         files += sorted(path.iterdir()) if path.is_dir() else [path]
-    found = _read(files, source)
-    for path in files:
-        if path.suffix in _LEFT_ALONE:
-            found.dropped.files[path.name] = _LEFT_ALONE[path.suffix]
-    return found
+    return _read(files, source)
 
 
 _LEFT_ALONE = {
@@ -160,6 +156,8 @@ def _read(paths: Iterable[Path], source: RecordSource, *, of_child: bool = False
     dropped = Dropped(of_child=of_child)
     for path in paths:
         reader = _reader(path)
+        if path.suffix in _LEFT_ALONE:
+            dropped.files[path.name] = _LEFT_ALONE[path.suffix]
         if reader is None or path.is_dir():
             continue
         try:
