@@ -107,13 +107,3 @@ def get_logger(name: str) -> Logger:
 
 bound = structlog.contextvars.bound_contextvars
 """In its block, every logged line has these fields, also in threads that requests are answered in."""
-
-
-def bind_attempt(job_id: str, attempt: int, identifier: str, *, build: str, worker: str) -> None:
-    """Name the attempt, and its job's first build, in every line that this thread logs, until `unbind`."""
-    structlog.contextvars.bind_contextvars(job=job_id, attempt=attempt, cell=identifier, build=build, worker=worker)
-
-
-def unbind() -> None:
-    """Forget what `bind_attempt` bound."""
-    structlog.contextvars.clear_contextvars()

@@ -20,7 +20,7 @@ from farm.compiling.alone import host_at
 from farm.compiling.attempt import AWAY, CONSUME, FAULT, MISMATCH, PAUSE, RELEASE, Attempt, FreeSlots, Slot
 from farm.errors import StoreUnavailable
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptEnd, FailureKind, Outcome, Phase
-from farm.logging import bind_attempt, get_logger, unbind
+from farm.logging import bound, get_logger
 from farm.metrics.instruments import ATTEMPT_HITS, ATTEMPTS, COMPILED_SECONDS, PHASE_SECONDS, count_tuning
 from farm.node.gpus import until_forgotten
 from farm.settings import Settings
@@ -111,23 +111,22 @@ class Attempts:
             claimed=True,
         )
         host_at(self._settings.lock_dir).is_split = claim.is_split
-        bind_attempt(job_id, number, claim.order["identifier"], build=claim.build, worker=self._worker)
-        try:
-            with self._leases.hold(attempt) as lease:
-                if self._draining.is_set():
-                    lease.cancelled.set()
-                outcome = self._execute(attempt, lease)
-                if (doubt := _DOUBTS.get(outcome.kind)) and self._listens_to(attempt.namespace):
-                    if doubt == FAULT:
-                        self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
-                    self.say(doubt)
-                # Until the store answers: an outcome is worth more than a free slot.
-                send = partial(self._store.jobs.finish, job_id, attempt.token, outcome)
-                answer = _until_reached(send, "finish", threading.Event())
-                log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
-                _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
-        finally:
-            unbind()
+        named = bound(
+            job=job_id, attempt=number, cell=claim.order["identifier"], build=claim.build, worker=self._worker
+        )
+        with named, self._leases.hold(attempt) as lease:
+            if self._draining.is_set():
+                lease.cancelled.set()
+            outcome = self._execute(attempt, lease)
+            if (doubt := _DOUBTS.get(outcome.kind)) and self._listens_to(attempt.namespace):
+                if doubt == FAULT:
+                    self._may_consume.clear()  # At once: the slot is free before the supervisor has heard of it.
+                self.say(doubt)
+            # Until the store answers: an outcome is worth more than a free slot.
+            send = partial(self._store.jobs.finish, job_id, attempt.token, outcome)
+            answer = _until_reached(send, "finish", threading.Event())
+            log.info("attempt ended", end=outcome.end.value, kind=outcome.kind, answer=answer)
+            _count("superseded" if answer == "superseded" else outcome.end.value, outcome)
 
     def release(self) -> None:
         """End all attempts soon and give them back uncharged. Claim nothing more."""
