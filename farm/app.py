@@ -68,6 +68,10 @@ class Farm:
     """What is known about programs that are there."""
     jobs: cached_property[JobViews] = _made("farm.builds.reading:JobViews", "store artifacts")
     """Reads jobs."""
+    executor: cached_property[Executor] = _made("farm.node.executor:Executor", "artifacts settings")
+    """Runs the steps of one attempt."""
+    extensions: cached_property[tuple[Extension[Farm], ...]] = _made("farm.extension:installed", "")
+    """What other packages add to this farm. Raises UsageError for one that cannot be imported."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -80,13 +84,6 @@ class Farm:
         if _current is None:
             _current = cls(load_settings())
         return _current
-
-    @cached_property
-    def extensions(self) -> tuple[Extension[Farm], ...]:
-        """What other packages add to this farm. Raises UsageError for one that cannot be imported."""
-        from farm.extension import installed
-
-        return installed()
 
     def start(self) -> None:
         """Let extensions check the settings before a server answers. Raises UsageError."""
@@ -161,10 +158,3 @@ class Farm:
         from farm.builds.past_builds import BuildIndex
 
         return BuildIndex(self.settings.data_dir / "builds.sqlite3", self.store, self.artifacts)
-
-    @cached_property
-    def executor(self) -> Executor:
-        """Runs the steps of one attempt."""
-        from farm.node.executor import Executor
-
-        return Executor(self.artifacts, self.settings)
