@@ -86,6 +86,11 @@ def by_number(text: str) -> list[tuple[int, str]]:
     return [(len(part), part) if part.isdigit() else (-1, part) for part in parts]
 
 
+def plural(count: int, word: str, words: str = "") -> str:
+    """Return `1 cell`, `2,000 cells`."""
+    return f"{count:,} {word if count == 1 else words or word + 's'}"
+
+
 def counted(counts: Mapping[str, int]) -> str:
     """Return a build's counts by state in words: `3 succeeded, 2 running`."""
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count and name not in ("hits", "expected"))

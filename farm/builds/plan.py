@@ -23,7 +23,7 @@ from farm.results.gates import judge_fallback
 from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell, Report
 from farm.spec import FileReference, SpecDocument, cache_key, changes
-from farm.units import named, together
+from farm.units import named, plural, together
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50  # Number of misses in one plan for which the last artifact's spec is read, to say what changed.
@@ -108,11 +108,11 @@ def make_plan(
 def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterable[str]:
     for pool in sorted({cell.pool for cell in cells}):
         if not live_workers.get(pool):
-            waiting = sum(cell.pool == pool for cell in cells)
-            yield f"no live worker serves {pool}: {_cells(waiting)} would wait (start `farm worker` on a node with it)"
+            waiting = plural(sum(cell.pool == pool for cell in cells), "cell")
+            yield f"no live worker serves {pool}: {waiting} would wait (start `farm worker` on a node with it)"
     emulated = Counter((cell.target, part) for cell in cells for part in cell.emulated)
     for (target, part), count in emulated.items():
-        yield f"{target} has no units for {part}: {_cells(count)} can only round to it, and compute no faster"
+        yield f"{target} has no units for {part}: {plural(count, 'cell')} can only round to it, and compute no faster"
     for pool in sorted({cell.pool for cell in cells if cell.order.get("cross")}):
         yield f"{pool} compiles without the GPU: its programs are not tuned, verified or measured"
     yield from _together((cell.identifier, text) for cell in cells for text in cell.warnings)
@@ -123,17 +123,13 @@ def _warnings(cells: Sequence[Cell], live_workers: Mapping[str, int]) -> Iterabl
             yield f"{cell.identifier} is the same compile as {first}; they share the job"
 
 
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
-
-
 def _undebugged(planned: Sequence[CellPlan]) -> Iterable[str]:
     """Warn if `debug` has no effect: it is not part of the key, so existing programs are not compiled again."""
     known = [cell for cell in planned if cell["state"] != "miss"]
     idle = [cell["identifier"] for cell in known if cell["order"] and cell["order"].get("debug")]
     if idle:
         yield (
-            f"`debug` shows nothing for what is compiled already or just now ({_cells(len(idle))}, "
+            f"`debug` shows nothing for what is compiled already or just now ({plural(len(idle), 'cell')}, "
             f"such as {idle[0]}); another `salt` compiles it again"
         )
 

@@ -24,9 +24,9 @@ from typer import Argument, Option
 from farm import entry_points
 from farm.cli import connection, output, render
 from farm.cli.connection import connect, offering
-from farm.cli.render import plural
 from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
 from farm.inert import one_line
+from farm.units import plural
 
 if TYPE_CHECKING:
     from farm.jobs.rows import AuditLine

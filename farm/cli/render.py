@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from farm.wire.program import Conditions, TuningFacts
 
-size, duration, rate = units.size, units.duration, units.rate
+size, duration, rate, plural = units.size, units.duration, units.rate, units.plural
 
 STYLES = {
     "succeeded": "green",
@@ -71,11 +71,6 @@ def clock(seconds: float | None) -> str:
     whole = int(seconds or 0)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-def plural(count: int, word: str, words: str = "") -> str:
-    """Return `1 cell`, `2 cells`."""
-    return f"{count} {word if count == 1 else words or word + 's'}"
 
 
 def align(rows: Sequence[Sequence[str]], indent: str = "", columns: int = 0) -> list[str]:

@@ -34,7 +34,7 @@ from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, of_cells, of_progr
 from farm.pages.job_pages import cell_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, EventHub, StillReading
-from farm.pages.quantities import duration, moment, part, plural
+from farm.pages.quantities import duration, moment, part
 from farm.results.gates import Movement, between, moved_latency
 from farm.results.report import BuildView
 from farm.results.tradeoff import choices
@@ -42,7 +42,7 @@ from farm.results.verdict import BAND, CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
 from farm.tuning.records import TuningDatabaseView
-from farm.units import by_number, grouped, named, together
+from farm.units import by_number, grouped, named, plural, together
 
 router = APIRouter()
 

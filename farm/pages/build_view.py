@@ -16,11 +16,11 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from farm.pages import quantities
-from farm.pages.quantities import digits, duration, error, milliseconds, plural, size
+from farm.pages.quantities import digits, duration, error, milliseconds, size
 from farm.results.report import BuildView, PastCell
 from farm.results.tradeoff import Contender, weighed
 from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Look, change, is_quiet, look_of
-from farm.units import grouped
+from farm.units import grouped, plural
 
 SIGNS: Mapping[Look, tuple[str, str]] = {
     "compiled": ("✓", "compiled in this build"),

@@ -32,7 +32,7 @@ from farm.pages import quantities
 from farm.pages.build_view import SIGNS, ranked, said
 from farm.pages.page_reading import BuildPages
 from farm.settings import NAMESPACE
-from farm.units import by_number
+from farm.units import by_number, plural
 
 BASE = "/ui"  # Where the pages are.
 FORM_LIMIT = 16 << 10  # Bytes of a form.
@@ -329,6 +329,7 @@ def _environment() -> Environment:
         "short": lambda name: name[:10],
         "places": lambda number, count=2: f"{number:.{count}f}",
         "one_line": one_line,
+        "plural": plural,
         "inert": inert,
     }
     return environment

@@ -95,8 +95,3 @@ def ago(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds // least:.0f} {unit} ago"
     return "just now"
-
-
-def plural(count: int, word: str, words: str = "") -> str:
-    """Return `1 cell`, `2,000 cells`."""
-    return f"{count:,} {word if count == 1 else words or word + 's'}"

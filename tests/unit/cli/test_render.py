@@ -513,7 +513,7 @@ def test_waiting_in_a_queue_is_one_line_however_long_it_is() -> None:
     ahead = [cell("fp32", "queued", waiting=f"{number} jobs ahead for 2 slots of p") for number in range(3, 23)]
     assert render.waiting([*ahead, *[cell("fp16", "queued", waiting="")] * 9000]) == [
         "20 cells waiting: 3 to 22 jobs ahead for 2 slots of p",
-        "9000 cells waiting behind them",
+        "9,000 cells waiting behind them",
     ]
     assert render.waiting(ahead[:1]) == ["1 cell waiting: 3 jobs ahead for 2 slots of p"]
     first = cell("int8", "queued", waiting="1 job ahead for 2 slots of p")
