@@ -192,6 +192,7 @@ def _format_is(*formats: str) -> JsonSchema:
     return {"required": ["format"], "properties": {"format": {"enum": list(formats)}}}
 
 
+_SAVED, _CONVERTED = _format_is("saved-model"), _format_is("saved-model", "torch")
 _FREEZING: JsonSchema = {
     "required": ["conversion"],
     "properties": {"conversion": {"required": ["to"], "properties": {"to": {"const": "tf"}}}},
@@ -240,20 +241,10 @@ class ModelEntry(CellSettings):
             "then": {"not": {"required": ["name"]}},
             "else": {"required": ["name"]},
             "dependentSchemas": {
-                "outputs": {"anyOf": [_format_is("tf"), {"allOf": [_format_is("saved-model"), _FREEZING]}]},
-                "conversion": {
-                    "allOf": [
-                        _format_is("saved-model", "torch"),
-                        {"anyOf": [_format_is("saved-model"), {"not": _FREEZING}]},
-                    ]
-                },
+                "outputs": {"anyOf": [_format_is("tf"), {"allOf": [_SAVED, _FREEZING]}]},
+                "conversion": {"allOf": [_CONVERTED, {"anyOf": [_SAVED, {"not": _FREEZING}]}]},
             },
-            "not": {
-                "allOf": [
-                    _format_is("saved-model", "torch"),
-                    {"properties": {"source": {"type": "object", "required": ["s3"]}}},
-                ]
-            },
+            "not": {"allOf": [_CONVERTED, {"properties": {"source": {"type": "object", "required": ["s3"]}}}]},
         }
     )
 

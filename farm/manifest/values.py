@@ -350,6 +350,11 @@ def off_or(value: Any) -> Any:
     return {"mode": "on", **value} if isinstance(value, dict) else value
 
 
+def _array(items: JsonSchema, **bounds: int) -> JsonSchema:
+    """Return the schema of a list that has items."""
+    return {"type": "array", "items": items, "minItems": 1, **bounds}
+
+
 _NUMBER_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_DIMENSION}
 _SPAN_SCHEMA = {
     "type": "object",
@@ -362,18 +367,16 @@ _SPAN_SCHEMA = {
     "additionalProperties": False,
 }
 _SIZE_SCHEMA = {"anyOf": [_NUMBER_SCHEMA, _SPAN_SCHEMA]}
-BATCHES_SCHEMA = {
-    "type": "array",
-    "items": {**_NUMBER_SCHEMA, "minimum": 1},
-    "minItems": 1,
-    "maxItems": 1000,
-    "uniqueItems": True,
-}
+BATCHES_SCHEMA = _array({**_NUMBER_SCHEMA, "minimum": 1}, maxItems=1000, uniqueItems=True)
 _PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200}
 _POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0}
-_TOLERANCES_SCHEMA = {
-    "anyOf": [_POSITIVE_SCHEMA, {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA}]
+_BY_OUTPUT = {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA}
+_BY_PRECISION = {
+    "type": "object",
+    "propertyNames": {"enum": ["*", *SPELLINGS]},
+    "additionalProperties": {"anyOf": [_POSITIVE_SCHEMA, _BY_OUTPUT]},
 }
+_WORD_SCHEMA = {"type": ["boolean", "integer", "string"]}
 
 Version = Annotated[int, ReadBy(_version, {"const": 1})]
 Name = Annotated[str, Field(pattern=NAME)]
@@ -392,53 +395,23 @@ TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$"), Aft
 Dimension = Annotated[int | str, ReadBy(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]
 Sizes = Annotated[
     tuple[Extent, ...],
-    ReadBy(
-        _sizes,
-        {
-            "anyOf": [
-                _SIZE_SCHEMA,
-                {"type": "array", "items": _SIZE_SCHEMA, "minItems": 1, "maxItems": 1000, "uniqueItems": True},
-            ]
-        },
-    ),
+    ReadBy(_sizes, {"anyOf": [_SIZE_SCHEMA, _array(_SIZE_SCHEMA, maxItems=1000, uniqueItems=True)]}),
 ]
 BatchSizes = Annotated[tuple[int, ...], ReadBy(_batch_sizes, BATCHES_SCHEMA)]
-Patterns = Annotated[
-    tuple[str, ...],
-    ReadBy(_patterns, {"anyOf": [_PATTERN_SCHEMA, {"type": "array", "items": _PATTERN_SCHEMA, "minItems": 1}]}),
-]
+Patterns = Annotated[tuple[str, ...], ReadBy(_patterns, {"anyOf": [_PATTERN_SCHEMA, _array(_PATTERN_SCHEMA)]})]
 Number = Annotated[float | int | None, ReadBy(_number, {"type": "number"})]
 InputRange = Annotated[
-    tuple[float | int, float | int] | None,
-    ReadBy(_range, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
+    tuple[float | int, float | int] | None, ReadBy(_range, _array({"type": "number"}, minItems=2, maxItems=2))
 ]
 Date = Annotated[str, ReadBy(_day, {"type": "string", "format": "date", "pattern": _DATE})]
-Tolerances = Annotated[
-    dict[str, dict[str, float]],
-    ReadBy(
-        _tolerance,
-        {
-            "anyOf": [
-                _POSITIVE_SCHEMA,
-                {
-                    "type": "object",
-                    "propertyNames": {"enum": ["*", *SPELLINGS]},
-                    "additionalProperties": _TOLERANCES_SCHEMA,
-                },
-            ]
-        },
-    ),
-]
+Tolerances = Annotated[dict[str, dict[str, float]], ReadBy(_tolerance, {"anyOf": [_POSITIVE_SCHEMA, _BY_PRECISION]})]
 ExpectedKind = Annotated[str, one_of([kind.value for kind in FailureKind], "unknown kind")]
 Count = Annotated[int | None, ReadBy(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
-_NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-Options = dict[
-    Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
-    Annotated[
-        bool | int | str | tuple[str, ...],
-        ReadBy(_option_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _NAMES_SCHEMA]}),
-    ],
+_OptionValue = Annotated[
+    bool | int | str | tuple[str, ...],
+    ReadBy(_option_value, {"anyOf": [_WORD_SCHEMA, _array({"type": "string"})]}),
 ]
+Options = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], _OptionValue]
 DimName = Annotated[str, Field(pattern=_DIM_NAME)]
 Toolchain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,99}$")]
 Dims = dict[DimName, Sizes]
@@ -494,13 +467,8 @@ _ENV_FILE_SCHEMA = {
     "required": ["path"],
     "additionalProperties": False,
 }
-Env = dict[
-    Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")],
-    Annotated[
-        bool | int | str | EnvFile,
-        ReadBy(_env_value, {"anyOf": [{"type": ["boolean", "integer", "string"]}, _ENV_FILE_SCHEMA]}),
-    ],
-]
+_EnvValue = Annotated[bool | int | str | EnvFile, ReadBy(_env_value, {"anyOf": [_WORD_SCHEMA, _ENV_FILE_SCHEMA]})]
+Env = dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")], _EnvValue]
 
 
 def exactly_one(entry: Entry, names: Iterable[str]) -> str:
@@ -522,23 +490,8 @@ def _glob(value: Any) -> dict[str, tuple[str, ...]]:
 
 
 _FILE_NAME = {"type": "string", "minLength": 1}
-Glob = Annotated[
-    dict[str, tuple[str, ...]],
-    ReadBy(
-        _glob,
-        {
-            "anyOf": [
-                _FILE_NAME,
-                {
-                    "type": "object",
-                    "minProperties": 1,
-                    "maxProperties": 1,
-                    "additionalProperties": {"type": "array", "items": _FILE_NAME, "minItems": 1},
-                },
-            ]
-        },
-    ),
-]
+_FOUND = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": _array(_FILE_NAME)}
+Glob = Annotated[dict[str, tuple[str, ...]], ReadBy(_glob, {"anyOf": [_FILE_NAME, _FOUND]})]
 
 _SOURCE_KINDS = ("path", "package", "https", "hf", "s3", "glob")
 
