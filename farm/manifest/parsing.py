@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
     """Read a manifest from a file; patterns start at `folder`, by default the file's. Raises ManifestError."""
-    manifest, problems = read_manifest(path, folder)
-    return _required(manifest, problems)
+    return _required(*read_manifest(path, folder))
 
 
 def manifest_of(data: Mapping[str, Any], folder: Path) -> Manifest:
@@ -72,8 +71,7 @@ def read_manifest(path: str | Path, folder: Path | None = None) -> tuple[Manifes
 
 def parse_manifest(text: str, file: str = "manifest") -> Manifest:
     """Read a manifest from its text; `file` names it in messages. Raises ManifestError."""
-    manifest, problems = _build(read_document(text, file))
-    return _required(manifest, problems)
+    return _required(*_build(read_document(text, file)))
 
 
 def unwritten(manifest: Manifest, file: str) -> Manifest:
