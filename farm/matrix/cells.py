@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.errors import ManifestError, Problem, suggestion
 from farm.jobs.state import AttemptLimits, LaterTuning, OrderedModel, OrderExtras, WorkOrder, job_key
-from farm.manifest.entries import Budgets, CellSettings, Gates, IncludeEntry, Manifest, OverrideEntry, Tuning, Verify
+from farm.manifest.entries import Budgets, CellSettings, IncludeEntry, Manifest, OverrideEntry, Tuning, Verify
 from farm.manifest.values import Entry
 from farm.matrix.combinations import Combination, Combinations, Complaints, Lookup, Path, Recipe, Shape
 from farm.models.frozen import FrozenData, FrozenModel, lowered
@@ -32,7 +32,7 @@ from farm.targets.compilers import OFF, TUNING_MODES, Compiler, DeviceKind, defa
 from farm.targets.pools import Choice, NoPool, Pool, Target, choose_pools
 
 if TYPE_CHECKING:
-    from farm.matrix.planned import AskedGates, CellGates, ExpectedFailure, SoughtBatch
+    from farm.matrix.planned import CellGates, ExpectedFailure, SoughtBatch
     from farm.wire.asked import BlobSize
 
 
@@ -122,7 +122,15 @@ def _gates(
     gates: CellGates = {"tolerance": told, "weak": weak, "on_fail": on_fail, "unverifiable": unknown}
     if kind.maker:
         gates["fallback"] = verify.fallback
-    return {**gates, **gates_of(settings.gates, settings.budgets)}
+    asked, budgets = settings.gates, settings.budgets.model_dump(exclude_none=True)
+    limits = {name: limit for name in Budgets.model_fields if (limit := getattr(asked, name)) is not None}
+    if limits:
+        gates.update({"limits": limits, "baseline": asked.baseline, "hits": asked.hits})
+    if budgets:
+        gates["budgets"] = budgets
+    if limits or budgets:
+        gates["undecided"] = asked.undecided
+    return gates
 
 
 def _work(
@@ -550,21 +558,6 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
         if any(own):
             found[name] = max(max(numbers, default=half["*"]) for numbers, half in zip(own, given, strict=True))
     return found
-
-
-def gates_of(gates: Gates, budgets: Budgets) -> AskedGates:
-    """Return the limits and budgets that are asked for, as a plan has them."""
-    numbers = [name for name in Budgets.model_fields if getattr(gates, name, None) is not None]
-    limits = {name: getattr(gates, name) for name in numbers}
-    most = {name: value for name, value in budgets.model_dump().items() if value is not None}
-    asked: AskedGates = {}
-    if limits:
-        asked.update({"limits": limits, "baseline": gates.baseline, "hits": gates.hits})
-    if most:
-        asked["budgets"] = most
-    if asked:
-        asked["undecided"] = gates.undecided
-    return asked
 
 
 # --- dynamic dimensions ------------------------------------------------------------------------------------------
