@@ -169,33 +169,35 @@ def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
 
     Raises ManifestError if the matrix is too large to be made, NotFound if no cell fits.
     """
-    complaints = Complaints(manifest)
-    rules = MatrixRules(manifest, complaints)
+    rules = MatrixRules(manifest)
     combinations = rules.all()
     expected = rules.expected(combinations)
     needed: Collection[int] = range(len(manifest.models))
     if only:
         known = [each.identifier for each in combinations]
         combinations = [each for each in combinations if fits_any(only, [each.identifier])]
-        if not combinations and not complaints.problems:
+        if not combinations and not rules.complaints.problems:
             raise NotFound(f"no cell fits {' or '.join(only)}", hint=f"the first of {len(known)} is {known[0]}")
         needed = {each.index for each in combinations}
-    return Combinations(manifest, combinations, expected, tuple(complaints.problems), needed)
+    return Combinations(manifest, combinations, expected, tuple(rules.complaints.problems), needed)
 
 
 class MatrixRules:
     """The rules of the matrix for one manifest."""
 
-    def __init__(self, manifest: Manifest, complaints: Complaints) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.complaints = complaints
-        self.complain = complaints.complain
+        self.complaints = Complaints(manifest)
+        self.complain = self.complaints.complain
         self.comparisons = 0
 
     def all(self) -> list[Combination]:
         """Apply the rules of the matrix, with `overrides`; stop before multiplying out a matrix that is too large."""
         self._check_size()
-        original = [combination for index in range(len(self.manifest.models)) for combination in self._of_model(index)]
+        original: list[Combination] = []
+        for index, model in enumerate(self.manifest.models):
+            points = list(_points(model, model.sizes))
+            original += self._product(index, self._targets(index), self._precisions(index), None, points)
         excluded: set[int] = set()
         for position, entry in enumerate(self.manifest.exclude):
             excluded.update(self._chosen_by(entry, ("exclude", position), original))
@@ -250,11 +252,6 @@ class MatrixRules:
                 hint = f"this model alone has {count:,}; split the manifest, or give fewer sizes"
                 self.complain(message, ("models", index, "dims" if model.dims else "name"), hint)
                 raise ManifestError(self.complaints.found())
-
-    def _of_model(self, index: int) -> Iterator[Combination]:
-        model = self.manifest.models[index]
-        points = list(_points(model, model.sizes))
-        yield from self._product(index, self._targets(index), self._precisions(index), None, points)
 
     def _product(
         self,
@@ -490,7 +487,8 @@ class Lookup:
         env, env_files = self._env(compiler, settings.env)
         ranges = self.ranges(combination)
         calibration, calibration_data = self._calibration(combination, compiler, ranges)
-        samples, sample_data = self._samples(combination, kind, ranges)
+        given_samples = combination.model.samples or Data(generate=kind.min_samples)
+        samples, sample_data = self._described(combination, "samples", given_samples, ranges)
         data = {"calibration": calibration_data, "samples": sample_data if settings.verify.mode != "off" else None}
         blobs = {use: found for use, found in data.items() if found}
         return Recipe(options, quantization, env, env_files, calibration, samples, blobs)
@@ -626,16 +624,10 @@ class Lookup:
             return None, None
         return self._described(combination, "calibration", use, ranges)
 
-    def _samples(self, combination: Combination, kind: DeviceKind, ranges: Mapping[str, DeclaredValues]) -> FoundData:
-        """Return the samples with which a program is compared and measured."""
-        use = combination.model.samples
-        if use is None:
-            return {"generate": kind.min_samples, "seed": 0, "ranges": ranges}, None
-        return self._described(combination, "samples", use, ranges)
-
     def _described(
         self, combination: Combination, use: str, described: Data, ranges: Mapping[str, DeclaredValues]
     ) -> FoundData:
+        """Return what a spec says about calibration data or samples, and the data if it is a blob."""
         place = combination.data_place(use)
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
@@ -644,13 +636,11 @@ class Lookup:
             described = self.matrix.manifest.datasets[described.dataset]
         if described.generate:
             return {"generate": described.generate, "seed": described.seed, "ranges": ranges}, None
-        frozen = self._data.get(key)
-        if frozen is None:
-            if self.is_all:
-                message = f"{use} of model `{combination.model.name}` was not submitted with the manifest"
-                self.complain(message, place)
-            return None, None
-        return {"digest": frozen["digest"]}, frozen
+        if frozen := self._data.get(key):
+            return {"digest": frozen["digest"]}, frozen
+        if self.is_all:
+            self.complain(f"{use} of model `{combination.model.name}` was not submitted with the manifest", place)
+        return None, None
 
 
 def data_key(model: str, use: str, override: int | None = None) -> str:
