@@ -64,6 +64,11 @@ class Farm:
         "farm.builds.reading:BuildReader", "store artifacts jobs build_index"
     )
     """Reads builds and their reports."""
+    build_finisher: cached_property[BuildFinisher] = _made(
+        "farm.builds.finishing:BuildFinisher",
+        "store artifacts admission build_reader known build_index refused refs notify",
+    )
+    """Finishes the builds that have ended."""
     known: cached_property[KnownArtifacts] = _made("farm.builds.planner:KnownArtifacts", "store artifacts")
     """What is known about programs that are there."""
     jobs: cached_property[JobViews] = _made("farm.builds.reading:JobViews", "store artifacts")
@@ -99,6 +104,13 @@ class Farm:
         after = [each.on_named(self, namespace, tag, cells) for each in self.extensions if each.on_named]
         return lambda: [each() for each in after if each]
 
+    @cached_property
+    def notify(self) -> partial[None]:
+        """Calls a hook of all extensions with a report."""
+        from farm.extension import notify
+
+        return partial(notify, self.extensions, self)
+
     def part(self, make: Callable[[Farm], P]) -> P:
         """Return what `make` returned for this farm when it was first asked for: a part that an extension adds."""
         if make not in self._parts:
@@ -132,24 +144,6 @@ class Farm:
         on_commit = [partial(each.on_commit, self) for each in found if each.on_commit]
         return Refs(
             self.artifacts, on_commit, [partial(each.on_committed, self) for each in found if each.on_committed]
-        )
-
-    @cached_property
-    def build_finisher(self) -> BuildFinisher:
-        """Finishes the builds that have ended."""
-        from farm.builds.finishing import BuildFinisher
-        from farm.extension import notify
-
-        return BuildFinisher(
-            self.store,
-            self.artifacts,
-            admission=self.admission,
-            reader=self.build_reader,
-            known=self.known,
-            index=self.build_index,
-            refused=self.refused,
-            refs=self.refs,
-            notify=partial(notify, self.extensions, self),
         )
 
     @cached_property

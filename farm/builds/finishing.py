@@ -41,7 +41,6 @@ class BuildFinisher:
         self,
         store: Store,
         artifacts: S3Store,
-        *,
         admission: Admission,
         reader: BuildReader,
         known: KnownArtifacts,
