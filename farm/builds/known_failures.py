@@ -16,10 +16,11 @@ from farm.artifacts.storage import Object, rewrite
 from farm.errors import NotFound, UsageError
 from farm.jobs.state import FailureKind
 from farm.logging import get_logger
-from farm.matrix.planned import CellPlan
+from farm.matrix.planned import CellPlan, ExpectedFailure
 from farm.results.gates import Rules, joined, left_out, rules_of, written_rule
 from farm.results.ref_rules import has_passed
 from farm.results.report import JudgedCell
+from farm.wire.checking import view_of
 
 log = get_logger(__name__)
 
@@ -96,13 +97,7 @@ class AcknowledgedFailures:
         for cell in cells if valid else ():
             entry = valid.get(cell["identifier"])
             if entry and cell["expected"] is None:
-                cell["expected"] = {
-                    "kind": entry["kind"],
-                    "reason": entry["reason"],
-                    "until": entry["until"],
-                    "link": entry["link"],
-                    "by": entry["by"],
-                }
+                cell["expected"] = view_of(ExpectedFailure, entry)
 
     def _change(self, namespace: str, change: Callable[[Sequence[Acknowledged]], Sequence[Acknowledged]]) -> None:
         oldest = str(today() - timedelta(days=KEPT))

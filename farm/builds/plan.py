@@ -323,10 +323,7 @@ def plan_retry(
         "retries": before["id"],
     }
     build.pop("concurrency", None)  # It is for what somebody asks for again, not for what is newer.
-    document: PlanDocument = {"schema": 1, "build": build, "cells": again}
-    if shadow := planned.get("shadow"):
-        document["shadow"] = shadow
-    return document
+    return {**planned, "build": build, "cells": again}
 
 
 # --- estimates -------------------------------------------------------------------------------------------------------
