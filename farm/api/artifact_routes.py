@@ -192,7 +192,7 @@ def missing_blobs(
         size = wanted[digest]
         large = size > MAX_PUT
         store = farm.artifacts
-        puts = store.uploads.begin(caller.namespace, digest, size) if large else [store.presign_put(digest, size)]
+        puts = store.begin_upload(caller.namespace, digest, size) if large else [store.presign_put(digest, size)]
         uploads.append({"digest": digest, "size": size, "puts": puts, "finish": large})
     return {"missing": uploads}
 
@@ -205,7 +205,7 @@ def finish_upload(
     farm: FarmDep,
 ) -> BlobSize:
     """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
-    farm.artifacts.uploads.finish(caller.namespace, digest, size)
+    farm.artifacts.finish_upload(caller.namespace, digest, size)
     return {"digest": digest, "size": size}
 
 

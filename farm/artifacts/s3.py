@@ -27,22 +27,20 @@ CLIENT_PARTS = 1000  # Parts of one client's upload at most: each costs a signat
 UPLOAD_SECONDS = 43_200  # How long URLs for the parts of a large upload are valid: a slow line needs hours.
 
 
-class LargeUploads:
-    """The uploads of large blobs to one bucket, by clients."""
+class LargeUploads(Bucket):
+    """A bucket to which clients bring large blobs in parts."""
 
-    def __init__(self, store: S3Store) -> None:
-        self._store = store
-
-    def begin(self, namespace: str, digest: str, size: int) -> list[storage.Put]:
+    def begin_upload(self, namespace: str, digest: str, size: int) -> list[storage.Put]:
         """Return permissions to upload a large blob in parts: those parts that an earlier try has not brought yet.
 
-        Nothing signs the bytes of a part: the blob is there once `finish` has hashed the whole.
+        Nothing signs the bytes of a part: the blob is there once `finish_upload` has hashed the whole.
         """
         key = storage.upload_key(namespace, digest)
         upload = self._begun(key)
         if not upload:
-            begin = partial(self._store.s3.create_multipart_upload, Bucket=self._store.name, Key=key)
-            upload = self._store.ask("write", key, begin)["UploadId"]
+            upload = self.ask("write", key, lambda: self.s3.create_multipart_upload(Bucket=self.name, Key=key))[
+                "UploadId"
+            ]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
         part_size = _client_part(size)
         puts: list[storage.Put] = []
@@ -50,14 +48,12 @@ class LargeUploads:
             length = min(part_size, size - start)
             if there.get(number) == length:
                 continue
-            parameters = {"Bucket": self._store.name, "Key": key, "UploadId": upload, "PartNumber": number}
-            url = self._store.public.generate_presigned_url(
-                "upload_part", Params={**parameters, "ContentLength": length}, ExpiresIn=UPLOAD_SECONDS
-            )
+            part = {"Bucket": self.name, "Key": key, "UploadId": upload, "PartNumber": number, "ContentLength": length}
+            url = self.public.generate_presigned_url("upload_part", Params=part, ExpiresIn=UPLOAD_SECONDS)
             puts.append({"url": url, "headers": {"content-length": str(length)}, "start": start, "size": length})
         return puts
 
-    def finish(self, namespace: str, digest: str, size: int) -> None:
+    def finish_upload(self, namespace: str, digest: str, size: int) -> None:
         """Put a large blob's parts together, hash them, and make them the blob. Repeating it is harmless.
 
         Raises UsageError when parts are missing, or the bytes are not those of the digest (which are deleted).
@@ -70,40 +66,36 @@ class LargeUploads:
                 hint = "upload the missing parts, then finish again"
                 raise UsageError(f"{brought} of {size} bytes of blob {digest} are there", hint=hint)
             listed = [{"PartNumber": part["PartNumber"], "ETag": part["ETag"]} for part in parts]
-            self._store.complete(key, upload, listed, lambda: self._store.head(key) is not None)
-        found = self._store.head(key)
+            self.complete(key, upload, listed, lambda: self.head(key) is not None)
+        found = self.head(key)
         if found is None:
-            if not self._store.has_blob(digest, size):
+            if not self.has_blob(digest, size):
                 raise UsageError(f"no upload of blob {digest} was started here", hint="submit again")
             return
-        actual = self._store.hash_of(found)
+        actual = self.hash_of(found)
         if actual == digest:
-            source: type_defs.CopySourceTypeDef = {"Bucket": self._store.name, "Key": key}
+            source: type_defs.CopySourceTypeDef = {"Bucket": self.name, "Key": key}
             what_was_hashed = {"CopySourceIfMatch": found.etag}
-            copy = partial(
-                self._store.s3.copy, source, self._store.name, storage.blob_key(digest), ExtraArgs=what_was_hashed
-            )
-            self._store.ask("copy", key, copy)
-        self._store.delete_object(key)
+            copy = partial(self.s3.copy, source, self.name, storage.blob_key(digest), ExtraArgs=what_was_hashed)
+            self.ask("copy", key, copy)
+        self.delete_object(key)
         if actual != digest:
             hint = "did the file change while it was uploaded?"
             raise UsageError(f"the uploaded bytes have the SHA-256 {actual}, not {digest}", hint=hint)
 
-    def abort(self, older_than: timedelta) -> int:
+    def abort_uploads(self, older_than: timedelta) -> int:
         """End large uploads that were begun longer ago and never became blobs; return how many."""
         before = datetime.now(UTC) - older_than
         ours = (storage.BLOBS, storage.UPLOADS, storage.QUARANTINE)  # The bucket may have other users.
         old = [upload for prefix in ours for upload in self._open(prefix) if upload["Initiated"] < before]
         for upload in old:
             key = upload["Key"]
-            abort = partial(
-                self._store.s3.abort_multipart_upload, Bucket=self._store.name, Key=key, UploadId=upload["UploadId"]
-            )
+            abort = partial(self.s3.abort_multipart_upload, Bucket=self.name, Key=key, UploadId=upload["UploadId"])
             with suppress(FinalStatus):  # Completed or ended meanwhile.
-                self._store.ask("end an upload to", key, abort, final={404})
-        stale = [entry for entry in self._store.list_entries(storage.UPLOADS) if entry.modified < before]
+                self.ask("end an upload to", key, abort, final={404})
+        stale = [entry for entry in self.list_entries(storage.UPLOADS) if entry.modified < before]
         for entry in stale:
-            self._store.delete_object(entry.key)
+            self.delete_object(entry.key)
         return len(old) + len(stale)
 
     def _begun(self, key: str) -> str | None:
@@ -113,13 +105,13 @@ class LargeUploads:
 
     def _open(self, prefix: str) -> list[type_defs.MultipartUploadTypeDef]:
         """Return the multipart uploads under a prefix that are neither completed nor ended."""
-        pages = self._store.s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._store.name, Prefix=prefix)
-        return self._store.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
+        pages = self.s3.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=prefix)
+        return self.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
 
     def _parts(self, key: str, upload: str) -> list[type_defs.PartTypeDef]:
         """Return the parts of an upload that are there, in order."""
-        pages = self._store.s3.get_paginator("list_parts").paginate(Bucket=self._store.name, Key=key, UploadId=upload)
-        return self._store.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
+        pages = self.s3.get_paginator("list_parts").paginate(Bucket=self.name, Key=key, UploadId=upload)
+        return self.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
 
 
 def client_parts(size: int) -> int:
@@ -134,7 +126,7 @@ def _client_part(size: int) -> int:
 log = get_logger(__name__)
 
 
-class S3Store(Bucket):
+class S3Store(LargeUploads):
     """The artifact store: a bucket with artifacts in it. One per process is enough: it is thread-safe."""
 
     @classmethod
@@ -148,11 +140,6 @@ class S3Store(Bucket):
             access_key=settings.s3_access_key.get_secret_value(),
             secret_key=settings.s3_secret_key.get_secret_value(),
         )
-
-    @property
-    def uploads(self) -> LargeUploads:
-        """Blobs that clients bring in parts."""
-        return LargeUploads(self)
 
     @property
     def sources(self) -> SourceBuckets:

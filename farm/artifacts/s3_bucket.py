@@ -295,7 +295,7 @@ class Bucket:
             parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
             self.complete(key, upload, parts, lambda: self.has_blob(digest, size))
         except BaseException:
-            with suppress(BotoCoreError, ClientError):  # Else `LargeUploads.abort` ends it later.
+            with suppress(BotoCoreError, ClientError):  # Else `abort_uploads` ends it later.
                 self.s3.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
             raise
 

@@ -202,7 +202,7 @@ def tidy_storage(store: Store, artifacts: S3Store, *, changes_kept: timedelta) -
 
     The index's checkpoint is what makes planning fast again after Redis was lost.
     """
-    aborted = artifacts.uploads.abort(UPLOADS_KEPT)
+    aborted = artifacts.abort_uploads(UPLOADS_KEPT)
     if aborted:
         log.info("abandoned uploads aborted", count=aborted)
     forget_changes(artifacts, changes_kept)

@@ -179,8 +179,8 @@ def test_killed_between_blobs_and_sidecar(
 
     wait_until(lambda: not left_over(), message="all orphans are collected")
     left = left_over()
-    uploads = farm.artifacts.uploads.abort(timedelta(0))
-    uploads_left = farm.artifacts.uploads.abort(timedelta(0))
+    uploads = farm.artifacts.abort_uploads(timedelta(0))
+    uploads_left = farm.artifacts.abort_uploads(timedelta(0))
     fault.measured(
         readers_saw={"none": none, "whole": whole},
         orphans=orphans,

@@ -460,8 +460,8 @@ def test_promised_sizes_cost_nothing_before_they_are_summed(
 ) -> None:
     """Each part of an upload takes a signature: what one request asks for is counted before the first is made."""
     begun: list[int] = []
-    begin = s3.LargeUploads.begin
-    monkeypatch.setattr(s3.LargeUploads, "begin", lambda *given: begun.append(given[-1]) or begin(*given))
+    begin = s3.LargeUploads.begin_upload
+    monkeypatch.setattr(s3.LargeUploads, "begin_upload", lambda *given: begun.append(given[-1]) or begin(*given))
     api = client.transport._api
 
     def ask(size: int, count: int) -> httpx.Response:
@@ -498,7 +498,7 @@ def test_a_large_blob_with_other_bytes_is_refused(
     assert not farm.artifacts.has_blob("0" * 64)
     assert list(farm.artifacts.list_objects("uploads/")) == []
     with pytest.raises(UsageError, match="no upload of blob"):
-        farm.artifacts.uploads.finish("main", "0" * 64, 11 << 20)
+        farm.artifacts.finish_upload("main", "0" * 64, 11 << 20)
 
 
 def test_a_build_is_found_by_prefix_and_latest(client: FarmClient, frozen: Frozen) -> None:

@@ -500,8 +500,8 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
     assert run.returncode == -signal.SIGKILL, run.stderr
     found = store.lookup(["main"], KEY)
     assert (found is not None) == (step == "sidecar sent")
-    assert store.uploads.abort(timedelta(0)) == (1 if "part" in step else 0)
-    assert store.uploads.abort(timedelta(0)) == 0
+    assert store.abort_uploads(timedelta(0)) == (1 if "part" in step else 0)
+    assert store.abort_uploads(timedelta(0)) == 0
     assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
 
 
@@ -516,7 +516,7 @@ def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
         part = data[put["start"] : put["start"] + put["size"]]
         httpx.put(put["url"], content=part, headers=put["headers"], timeout=60).raise_for_status()
 
-    puts = store.uploads.begin("main", digest, len(data))
+    puts = store.begin_upload("main", digest, len(data))
     assert [(put["start"], put["size"]) for put in puts] == [
         (0, 5 << 20),
         (5 << 20, 5 << 20),
@@ -525,12 +525,12 @@ def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
     bring(puts[0])
     bring(puts[2])
     with pytest.raises(UsageError, match=f"{(6 << 20) + 3} of {len(data)} bytes of blob {digest} are there"):
-        store.uploads.finish("main", digest, len(data))
-    (left,) = store.uploads.begin("main", digest, len(data))
+        store.finish_upload("main", digest, len(data))
+    (left,) = store.begin_upload("main", digest, len(data))
     assert (left["start"], left["size"]) == (5 << 20, 5 << 20)
     bring(left)
     for _ in range(2):
-        store.uploads.finish("main", digest, len(data))
+        store.finish_upload("main", digest, len(data))
         assert store.has_blob(digest, len(data))
         assert list(store.list_objects("uploads/")) == []
 
@@ -539,9 +539,9 @@ def test_what_was_uploaded_and_never_finished_goes_when_it_is_old(store: S3Store
     key = f"uploads/main/{KEY}"
     store.put_object(key, b"whole, but its name was never checked")
     s3_client.create_multipart_upload(Bucket=store.name, Key=key)
-    assert store.uploads.abort(timedelta(hours=1)) == 0
+    assert store.abort_uploads(timedelta(hours=1)) == 0
     assert store.get_object(key) is not None
-    assert store.uploads.abort(timedelta(0)) == 2
+    assert store.abort_uploads(timedelta(0)) == 2
     assert store.get_object(key) is None
 
 
@@ -552,7 +552,7 @@ def test_uploads_of_other_applications_in_the_bucket_are_left_alone(
     theirs, ours = "backups/database", f"blobs/sha256/ab/{'ab' * 32}"
     for key in (theirs, ours):
         s3_client.create_multipart_upload(Bucket=bucket, Key=key)
-    assert store.uploads.abort(timedelta(0)) == 1
+    assert store.abort_uploads(timedelta(0)) == 1
     left = s3_client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["Key"] for upload in left] == [theirs]
     s3_client.abort_multipart_upload(Bucket=bucket, Key=theirs, UploadId=left[0]["UploadId"])
@@ -745,7 +745,7 @@ def test_a_failed_large_upload_leaves_no_parts_behind(s3_connection: dict[str, s
     faults.before = lambda request: (503, "SlowDown") if "partNumber=2" in request.url else None
     with pytest.raises(StorageUnavailable, match="503 SlowDown"):
         store.put_blob_file(path)
-    assert store.uploads.abort(timedelta(0)) == 0
+    assert store.abort_uploads(timedelta(0)) == 0
 
 
 def test_every_verb_works_on_a_bad_day(s3_connection: dict[str, str], tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_long_requests_of_one_token_keep_nobody_else_waiting(
         begun.release()
         assert go_on.wait(120)
 
-    monkeypatch.setattr(LargeUploads, "finish", hash_slowly)
+    monkeypatch.setattr(LargeUploads, "finish_upload", hash_slowly)
     headers = {"Authorization": f"Bearer {client.tokens.create('busy', 'submitter', 'main')}"}
     finish = f"{url}/v1/blobs/{'ab' * 32}/finish"
     with ThreadPoolExecutor(60) as threads:
