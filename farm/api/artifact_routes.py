@@ -12,12 +12,11 @@ from farm.api import schemas
 from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.app import Farm
 from farm.artifacts.inventory import lacking
-from farm.artifacts.refs import Cells, ListedRefs, Refs, RefView, ShownRef
+from farm.artifacts.refs import ListedRefs, Refs, RefView, ShownRef
 from farm.artifacts.s3 import client_parts
 from farm.artifacts.storage import Missing, SignedSidecar, Upload, at_once, blob_key, readable, sidecar_key
 from farm.artifacts.tokens import Token
 from farm.errors import ArtifactGone, NotFound, UsageError
-from farm.results.ref_rules import entries
 from farm.wire.asked import BlobSize
 from farm.wire.program import Sidecar
 
@@ -102,8 +101,7 @@ def ref(tag: Tag, caller: ReaderCaller, farm: FarmDep, response: Response) -> Sh
     refs = Refs(farm.artifacts)
     namespace, found = refs.found(caller.namespace, tag)
     if found is None and BUILD.fullmatch(tag):
-        cells = farm.build_finisher.snapshot(caller.namespace, tag)
-        named = entries(caller.namespace, cells)
+        named = farm.build_finisher.snapshot(caller.namespace, tag)
         return {"tag": tag, "generation": 0, "snapshot": "", "previous": None, "moved": "", "schema": 1, "cells": named}
     if found is None:
         first = "`latest` exists after the first build that passed"
@@ -132,7 +130,7 @@ def point(
     generation = _condition(generation, if_match)
     refs, source = farm.refs, pointing.source
     if BUILD.fullmatch(source) and refs.find(caller.namespace, source) is None:
-        wanted: Cells = entries(caller.namespace, farm.build_finisher.snapshot(caller.namespace, source))
+        wanted = farm.build_finisher.snapshot(caller.namespace, source)
     else:
         wanted = refs.source(caller.namespace, source, previous=pointing.previous)
     moved = refs.move(

@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic_core import to_json
 
-from farm.artifacts.refs import Refs, SnapshotCell
+from farm.artifacts.refs import Cells, Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key
 from farm.builds.known_failures import RefusedPrograms
@@ -196,7 +196,7 @@ class BuildFinisher:
             key = build_key(namespace, report["build"]["id"], "sweep.svg")
             self._artifacts.put_object(key, picture, content_type="image/svg+xml")
 
-    def snapshot(self, namespace: str, build_id: str) -> list[SnapshotCell]:
+    def snapshot(self, namespace: str, build_id: str) -> Cells:
         """Return the cells of a finished build that passed, as a ref names them.
 
         Raises NotFound without such a build, Conflict if it has not ended, NotFound if none of its cells passed.
@@ -205,7 +205,7 @@ class BuildFinisher:
         build = report["build"]
         if build["state"] != "reported":
             raise Conflict(f"build {build['id']} has not ended", hint="wait with `farm watch`")
-        named = ref_rules.named_cells(report)
+        named = ref_rules.passed_entries(report)
         if not named:
             why = build["verdict"]["text"] if build["verdict"] else "it has none"
             raise NotFound(f"no cell of build {build['id']} passed: {why}")

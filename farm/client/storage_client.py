@@ -102,7 +102,7 @@ class _StorageTransport(Transport):
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
         from farm.artifacts.refs import ShownRef
-        from farm.results.ref_rules import entries, named_cells
+        from farm.results.ref_rules import passed_entries
 
         if len(build_id.removeprefix("b-")) != 16:
             raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
@@ -110,7 +110,7 @@ class _StorageTransport(Transport):
         key = build_key(self._namespace, name, "report.json")
         report: Any = self._document(key, f"no finished build {name} in {self._here}")
         try:
-            cells = entries(self._namespace, named_cells(report))
+            cells = passed_entries(report)
         except (LookupError, TypeError, AttributeError):
             raise ArtifactGone(f"the report of build {name} cannot be read in {self._here}") from None
         if not cells:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.jobs.facts import ArtifactFacts
     from farm.jobs.rows import PlannedBuild
     from farm.matrix.planned import PlanDocument
-    from farm.results.report import JudgedCell, Report
+    from farm.results.report import BuildView, JudgedCell, Report
     from farm.wire.program import Sidecar
 
 LATEST = "latest"  # The ref that a finished build moves to the cells that passed.
@@ -42,16 +42,15 @@ def is_proven(facts: ArtifactFacts, published: str) -> bool:
     return against is not None and (against["key"], against["verdict"]) == (published, "faster")
 
 
-def submitted(build: PlannedBuild) -> float:
-    """Return when the submission was made for which a planned build stands (Unix seconds, by the store's clock).
+def submitted(build: PlannedBuild | BuildView) -> float:
+    """Return when the submission was made for which a build stands (Unix seconds, by the store's clock).
 
-    A follow-up stands for the build that it follows.
+    A follow-up's plan stands for the build that it follows; what reports say of a build has no such field.
     """
-    return build.get("submitted") or build["created_at"]
+    return cast("PlannedBuild", build).get("submitted") or build["created_at"]
 
 
-def named_cell(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
-    """Return a cell as a ref names it; `manifest` is a manifest's name, submitted at `when` (Unix seconds)."""
+def _named(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
     return {
         "manifest": manifest,
         "submitted": when,
@@ -74,21 +73,16 @@ def named_cell(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFact
     }
 
 
-def named_cells(report: Report) -> list[SnapshotCell]:
-    """Return the cells of a finished build that passed, as a ref names them."""
-    build = report["build"]
-    return [
-        named_cell(build["name"], build["created_at"], cell, cell["facts"])
-        for cell in report["cells"]
-        if has_passed(cell) and cell["facts"]
-    ]
-
-
-def entries_of(build: PlannedBuild, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:
-    """Return the cells of a planned build that have a program as the entries of a snapshot."""
+def entries_of(build: PlannedBuild | BuildView, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:
+    """Return the cells of a build that have a program as the entries of a snapshot."""
     moment = submitted(build)
-    named = (named_cell(build["name"], moment, cell, cell["facts"]) for cell in cells if cell["facts"])
+    named = (_named(build["name"], moment, cell, cell["facts"]) for cell in cells if cell["facts"])
     return entries(build["namespace"], named)
+
+
+def passed_entries(report: Report) -> dict[str, SnapshotCell]:
+    """Return the cells of a finished build that passed, as a ref names them."""
+    return entries_of(report["build"], filter(has_passed, report["cells"]))
 
 
 def entries(namespace: str, cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:

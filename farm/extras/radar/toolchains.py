@@ -193,8 +193,8 @@ class Toolchains:
             if name in facts:
                 cell["reason"] = ""
         self._known.require_inputs(cells, wish["ref"], "; or leave their cells out")
-        ended = self._finisher.snapshot(namespace, wish["against"]) if wish["against"] else ()
-        instead = {cell["identifier"]: cell for cell in ended} or None
+        ended = self._finisher.snapshot(namespace, wish["against"]) if wish["against"] else {}
+        instead = {cell["identifier"]: cell for cell in ended.values()} or None
         gates: ChosenGates = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
         warnings = self._baselines.attach(namespace, "", cells, {**gates, "baseline": wish["ref"]}, instead=instead)
         label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
@@ -315,24 +315,19 @@ class Toolchains:
             hint = "`farm toolchain report` lists what speaks against it; --force takes the cells that passed"
             raise GateFailed(f"{found['ref']} stays: {found['why']}", hint=hint)
         report = self._reader.report(namespace, found["build"])
-        build, moment = report["build"], report["build"]["created_at"]
+        build = report["build"]
         passing = {cell["identifier"] for cell in found["cells"] if cell["passes"]}
-        cells = [
-            ref_rules.named_cell(build["name"], moment, cell, cell["facts"])
-            for cell in report["cells"]
-            if cell["identifier"] in passing and cell["facts"]
-        ]
-        if not cells:
+        new = ref_rules.entries_of(build, (cell for cell in report["cells"] if cell["identifier"] in passing))
+        if not new:
             raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
-        new = ref_rules.entries(namespace, cells)
         moved = self._refs.move(
             namespace,
             found["ref"],
-            lambda there: ref_rules.promoted(there, new, moment),
+            lambda there: ref_rules.promoted(there, new, build["created_at"]),
             generation=found["generation"],
             check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
         )
-        self._refused.taken(namespace, {cell["key"] for cell in cells})
+        self._refused.taken(namespace, {cell["key"] for cell in new.values()})
         return moved
 
     def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> RefView:
