@@ -159,14 +159,10 @@ class Bucket:
         when the condition does not hold; a repetition that finds its own bytes already there has succeeded.
         """
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {"IfMatch": if_match} if if_match else {}
+        put = partial(self.s3.put_object, Bucket=self.name, Key=key, Body=data, ContentType=content_type, **condition)
         STORAGE_BYTES.labels("written").inc(len(data))
         with suppress(FinalStatus):
-            return self.ask(
-                "write",
-                key,
-                lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ContentType=content_type, **condition),
-                final={404, 412} if condition else (),
-            )["ETag"]
+            return self.ask("write", key, put, final={404, 412} if condition else ())["ETag"]
         # An earlier try may have succeeded, with its answer lost.
         found = self.get_object(key)
         if found and found.data == data:
@@ -190,10 +186,9 @@ class Bucket:
     def delete_object(self, key: str, *, if_match: str = "") -> None:
         """Delete an object if it is there. Raises Conflict when it does not have the ETag `if_match`."""
         condition: dict[str, Any] = {"IfMatch": if_match} if if_match else {}
+        delete = partial(self.s3.delete_object, Bucket=self.name, Key=key, **condition)
         with suppress(FinalStatus):
-            self.ask(
-                "delete", key, lambda: self.s3.delete_object(Bucket=self.name, Key=key, **condition), final={404, 412}
-            )
+            self.ask("delete", key, delete, final={404, 412})
             return
         if self.head(key):
             raise Conflict(f"{self.place(key)} was changed meanwhile")
@@ -266,10 +261,8 @@ class Bucket:
 
     def _put_small_blob(self, digest: str, data: bytes) -> None:
         key = blob_key(digest)
-        checksum = _base64(digest)
-        self.ask(
-            "write", key, lambda: self.s3.put_object(Bucket=self.name, Key=key, Body=data, ChecksumSHA256=checksum)
-        )
+        put = partial(self.s3.put_object, Bucket=self.name, Key=key, Body=data, ChecksumSHA256=_base64(digest))
+        self.ask("write", key, put)
         STORAGE_BYTES.labels("written").inc(len(data))
 
     def _put_large_blob(self, digest: str, path: Path, size: int) -> None:
@@ -277,19 +270,14 @@ class Bucket:
         key = blob_key(digest)
         part_size = max(PART, -(-size // MAX_PARTS))
         upload = self.ask("write", key, lambda: self.s3.create_multipart_upload(Bucket=self.name, Key=key))["UploadId"]
+        put = partial(self.s3.upload_part, Bucket=self.name, Key=key, UploadId=upload)
         try:
             with path.open("rb") as file, ThreadPoolExecutor(THREADS) as pool:
 
                 def put_part(number: int) -> str:
                     data = os.pread(file.fileno(), part_size, (number - 1) * part_size)
                     STORAGE_BYTES.labels("written").inc(len(data))
-                    return self.ask(
-                        "write",
-                        key,
-                        lambda: self.s3.upload_part(
-                            Bucket=self.name, Key=key, UploadId=upload, PartNumber=number, Body=data
-                        ),
-                    )["ETag"]
+                    return self.ask("write", key, partial(put, PartNumber=number, Body=data))["ETag"]
 
                 tags = list(pool.map(put_part, range(1, -(-size // part_size) + 1)))
             parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
@@ -316,7 +304,7 @@ class Bucket:
         """Read an object and return the SHA-256 of its bytes."""
         sha256 = hashlib.sha256()
         for start in range(0, entry.size, PART):
-            sha256.update(self._read_part(entry, start, _all))
+            sha256.update(self._read_part(entry, start, lambda body: body.read()))
         return sha256.hexdigest()
 
     def get_blob(self, digest: str, path: Path, size: int | None = None) -> None:
@@ -342,7 +330,8 @@ class Bucket:
             nonlocal data
             if entry.size > limit:
                 raise UsageError(f"blob {digest} has {entry.size} bytes, more than the {limit} allowed here")
-            data = b"".join(self._read_part(entry, start, _all) for start in range(0, entry.size, PART))
+            starts = range(0, entry.size, PART)
+            data = b"".join(self._read_part(entry, start, lambda body: body.read()) for start in starts)
             return hashlib.sha256(data).hexdigest()
 
         self._read_checked(digest, None, read)
@@ -497,15 +486,9 @@ class Bucket:
 
     def complete(self, key: str, upload: str, parts: Sequence[Any], done: Callable[[], bool]) -> None:
         """Make the parts of a multipart upload one object; `done` says whether it is there."""
+        end = partial(self.s3.complete_multipart_upload, Bucket=self.name, Key=key, UploadId=upload)
         try:
-            self.ask(
-                "write",
-                key,
-                lambda: self.s3.complete_multipart_upload(
-                    Bucket=self.name, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
-                ),
-                final={404},
-            )
+            self.ask("write", key, lambda: end(MultipartUpload={"Parts": parts}), final={404})
         except FinalStatus as status:
             # The upload is also gone if an earlier try succeeded and only its answer was lost.
             if not done():
@@ -574,10 +557,6 @@ class Bucket:
 def _require_digest(path: Path, digest: str | None, actual: str) -> None:
     if digest and digest != actual:
         raise UsageError(f"{path} has the SHA-256 {actual}, not {digest}")
-
-
-def _all(body: StreamingBody) -> bytes:
-    return body.read()
 
 
 def _base64(digest: str) -> str:
