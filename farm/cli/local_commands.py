@@ -588,10 +588,11 @@ def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
             for place, measured in enumerate(row):
                 name = "program" if place == 0 else "against"
                 series.setdefault(name, []).append((measured.contestant.batch, measured.latency["throughput"] or 0.0))
-        curves(path, title=rows[0][0].contestant.name, x="batch", y="throughput (samples a second)", series=series)
+        title, rate = rows[0][0].contestant.name, "throughput (samples a second)"
+        path.write_bytes(curves(title=title, x="batch", y=rate, series=series))
         return
     for row in rows:
         for measured in row:
             runs = [seconds * 1000 for block in measured.rounds for seconds in block]
             series[measured.contestant.name] = [(each, float(np.percentile(runs, each))) for each in PERCENTILES]
-    curves(path, title="Latency of each run", x="percentile", y="latency (ms)", series=series)
+    path.write_bytes(curves(title="Latency of each run", x="percentile", y="latency (ms)", series=series))

@@ -320,7 +320,7 @@ def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
         return {date.fromisoformat(day): work[kind] for day, work in days.items()}
 
     operations = {"tuned": by_day("tuned"), "taken from the database": by_day("known")}
-    totals(folder / OPERATIONS, title="Operations tuned, in all", y="operations", series=operations)
+    (folder / OPERATIONS).write_bytes(totals(title="Operations tuned, in all", y="operations", series=operations))
     spent, saved = by_day("seconds"), by_day("saved")
     # Small figures need a smaller unit: 0.02 hours is hard to read.
     size, unit = (60, "minutes") if max(sum(spent.values()), sum(saved.values())) < 2 * 3600 else (3600, "hours")
@@ -328,7 +328,7 @@ def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
         name: {day: seconds / size for day, seconds in sums.items()}
         for name, sums in (("spent", spent), ("saved", saved))
     }
-    totals(folder / HOURS, title="Time spent on tuning and saved by it, in all", y=unit, series=series)
+    (folder / HOURS).write_bytes(totals(title="Time spent on tuning and saved by it, in all", y=unit, series=series))
 
 
 def _readme(name: str, snapshot: Snapshot, cache: str) -> str:

@@ -9,7 +9,6 @@ import io
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
@@ -27,8 +26,8 @@ _STYLE = {
 }
 
 
-def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str, Sequence[PicturePoint]]) -> bytes:
-    """Draw one line with marked points for each series, and return the SVG; also write it if a path is given.
+def curves(*, title: str, x: str, y: str, series: Mapping[str, Sequence[PicturePoint]]) -> bytes:
+    """Draw one line with marked points for each series, and return the SVG.
 
     `x` and `y` are the names of the axes with their units. Series without points are left out.
 
@@ -45,10 +44,10 @@ def curves(path: Path | None, *, title: str, x: str, y: str, series: Mapping[str
         axes.set_ylim(bottom=0)
     if len(drawn) > 1:
         axes.legend(frameon=False)
-    return _written(figure, path)
+    return _written(figure)
 
 
-def totals(path: Path | None, *, title: str, y: str, series: Mapping[str, Mapping[date, float]]) -> bytes:
+def totals(*, title: str, y: str, series: Mapping[str, Mapping[date, float]]) -> bytes:
     """Draw what amounts come to in all by each day, from nothing on the day before the first. As `curves` otherwise.
 
     One day has to be there at least.
@@ -70,7 +69,7 @@ def totals(path: Path | None, *, title: str, y: str, series: Mapping[str, Mappin
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.legend(frameon=False)
-    return _written(figure, path)
+    return _written(figure)
 
 
 def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
@@ -95,12 +94,10 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _written(figure: Any, path: Path | None) -> bytes:
+def _written(figure: Any) -> bytes:
     import matplotlib as mpl
 
     picture = io.BytesIO()
     with mpl.rc_context(_STYLE):
         figure.savefig(picture, format="svg", metadata={"Date": None})
-    if path:
-        path.write_bytes(picture.getvalue())
     return picture.getvalue()

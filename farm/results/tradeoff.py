@@ -220,4 +220,4 @@ def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
     }
     shared = " (not measured alone)" if any(sweep["weak"] for sweep in sweeps) else ""
     subject = name if len(sweeps) > 1 else title(sweeps[0])
-    return curves(None, title=f"{subject}: {field} by batch{shared}", x="batch", y=axis, series=series)
+    return curves(title=f"{subject}: {field} by batch{shared}", x="batch", y=axis, series=series)

@@ -138,7 +138,7 @@ def shares(path: Path, *, title: str, x: str, y: str, series: Mapping[str, Seque
     if axes.lines:
         # Below the axes: its lines are long, and steps go everywhere.
         figure.legend(loc="outside lower left", frameon=False, fontsize="small")
-    pictures._written(figure, path)
+    path.write_bytes(pictures._written(figure))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

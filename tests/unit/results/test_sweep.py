@@ -92,7 +92,7 @@ def test_a_batch_that_takes_just_as_long_as_allowed_may_be_best() -> None:
 
 def test_the_picture_says_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[dict[str, Any]] = []
-    monkeypatch.setattr("farm.results.pictures.curves", lambda _, **shown: drawn.append(shown) or b"")
+    monkeypatch.setattr("farm.results.pictures.curves", lambda **shown: drawn.append(shown) or b"")
     one = [cell(1, 0.001), cell(4, 0.002), cell(8, None)]
     draw(sweeps_of(one), "nightly")
     draw(sweeps_of([cell(batch, seconds, metric="latency") for batch, seconds in ((1, 0.001), (4, 0.002))]), "nightly")
