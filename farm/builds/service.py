@@ -294,21 +294,15 @@ class BuildService:
             if known := self._store.builds.get(build_id):
                 self._admission.replace_older(known)
             return self._accepted(namespace, build_id)
-        document = self._plan_document(namespace, submission, by, request, warnings, unattended=unattended)
+        document = self._plan_document(namespace, submission, by, request, unattended=unattended)
+        document["build"]["warnings"] = [*warnings, *document["build"]["warnings"]]
         self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
         self._admission.accept(document, text)
         log.info("build submitted", build=build_id, cells=len(document["cells"]), by=by)
         return self._accepted(namespace, build_id)
 
     def _plan_document(
-        self,
-        namespace: str,
-        submission: SubmissionDocument,
-        by: str,
-        request: str,
-        warnings: Sequence[str],
-        *,
-        unattended: bool,
+        self, namespace: str, submission: SubmissionDocument, by: str, request: str, *, unattended: bool
     ) -> PlanDocument:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
         plan, manifest, absent, found = self._plan(namespace, submission, by, unattended=unattended)
@@ -339,7 +333,7 @@ class BuildService:
                 "hits": sum(cell["state"] == "hit" for cell in plan.cells),
                 "max_parallel": manifest.max_parallel,
                 "fail_fast": manifest.fail_fast or submission.get("fail_fast", False),
-                "warnings": [*warnings, *plan.warnings, *found],
+                "warnings": [*plan.warnings, *found],
                 "plan": plan.digest,
                 "request": request,
             },
