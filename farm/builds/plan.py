@@ -6,9 +6,10 @@ import hashlib
 import heapq
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean, linear_regression
 from typing import Literal, NamedTuple
 
 from farm.artifacts.refs import SnapshotCell
@@ -23,7 +24,7 @@ from farm.results.gates import judge_fallback
 from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell, Report
 from farm.spec import FileReference, SpecDocument, cache_key, changes
-from farm.units import named, plural, together
+from farm.units import grouped, named, plural, together
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50  # Number of misses in one plan for which the last artifact's spec is read, to say what changed.
@@ -379,21 +380,17 @@ def estimate_all(
 
 def _models(samples: Sequence[Compile]) -> list[Compile]:
     """Return one sample per model: several compiles of one model say no more about another model than one does."""
-    logs: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for sample in samples:
-        logs[sample.model, sample.size].append(math.log(sample.seconds))
-    return [Compile(*model, math.exp(sum(some) / len(some))) for model, some in logs.items()]
+    models = grouped(samples, lambda sample: (sample.model, sample.size))
+    return [Compile(*model, geometric_mean(each.seconds for each in some)) for model, some in models.items()]
 
 
 def _slope(samples: Sequence[Compile]) -> float:
     """Return the power of its size with which a model's duration grows: least squares on logarithms, from 0 to 1.5."""
-    points = [(math.log(sample.size), math.log(sample.seconds)) for sample in samples]
-    middle_x, middle_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    spread = sum((x - middle_x) ** 2 for x, _ in points)
-    if spread < 1e-9:
+    sizes = [math.log(sample.size) for sample in samples]
+    times = [math.log(sample.seconds) for sample in samples]
+    if max(sizes) - min(sizes) < 1e-5:
         return 0.0
-    slope: float = sum((x - middle_x) * (y - middle_y) for x, y in points) / spread
-    return min(1.5, max(0.0, slope))
+    return min(1.5, max(0.0, linear_regression(sizes, times).slope))
 
 
 def _interval(logs: Sequence[float], by: str, fitted: int = 0) -> Estimate:
