@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import ipaddress
@@ -188,19 +187,18 @@ def _token(headers: Headers, secret: str) -> str:
     known = role in [each.name.lower() for each in Role]
     if not known or not _USER.fullmatch(user) or not re.fullmatch(NAMESPACE, namespace):
         return ""
-    document = json.dumps({"name": user, "role": role, "namespace": namespace})
-    text = base64.urlsafe_b64encode(document.encode()).decode()
-    return f"{_PREFIX}{text}.{_signature(text, secret)}"
+    text = f"{user}!{role}!{namespace}"  # None of them has a `!`.
+    return f"{_PREFIX}{text}!{_signature(text, secret)}"
 
 
 def user_of(token: str, secret: str) -> Token | None:
     """Return the user behind a token that `sign_in` made; None for any other."""
-    text, _, signature = token.removeprefix(_PREFIX).rpartition(".")
+    text, _, signature = token.removeprefix(_PREFIX).rpartition("!")
     shown, wanted = signature.encode(), _signature(text, secret).encode()
     if not secret or not token.startswith(_PREFIX) or not hmac.compare_digest(shown, wanted):
         return None
-    document = json.loads(base64.urlsafe_b64decode(text))
-    return Token(f"{PERSON}{document['name']}", Role[document["role"].upper()], document["namespace"])
+    name, role, namespace = text.split("!")
+    return Token(f"{PERSON}{name}", Role[role.upper()], namespace)
 
 
 def _signature(text: str, secret: str) -> str:

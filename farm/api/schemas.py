@@ -16,7 +16,6 @@ DIGEST = r"^[0-9a-f]{64}$"
 FILE_NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
 NODE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,255}$"
 POOL = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
-TUNING_PART = r"^[A-Za-z0-9][A-Za-z0-9._:+-]{0,255}$"
 MANIFEST = r"^[a-z0-9][a-z0-9._-]{0,99}$"
 
 Digest = Annotated[str, Field(pattern=DIGEST, description="SHA-256, 64 hex digits")]

@@ -25,7 +25,7 @@ router = APIRouter(tags=["tuning"])
 
 CENTURY = 100 * 365 * 86_400  # In seconds: no record is older, and the calendar has an end.
 
-Part = Annotated[str, Path(pattern=schemas.TUNING_PART)]
+Part = Annotated[str, Path(pattern=schemas.POOL)]
 
 
 def _addressed(pool: Part, device: Part, mode: Part, caller: ReaderCaller, farm: FarmDep) -> TuningDatabase:

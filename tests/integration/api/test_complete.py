@@ -211,8 +211,9 @@ def test_a_proxy_signs_people_in(farm: Farm) -> None:
             {**PROXY, "Farm-User-Role": "owner"},
             {**PROXY, "Farm-User-Namespace": "../main"},
             {**PROXY, "Authorization": "Bearer wrong"},
-            {"Authorization": "Bearer proxy.e30=.00"},
-            {"Cookie": f"{COOKIES[1]}=proxy.e30=.\xe9".encode("latin-1")},
+            {**PROXY, "Farm-User": "ann!admin!main"},
+            {"Authorization": "Bearer proxy.ann!admin!main!00"},
+            {"Cookie": f"{COOKIES[1]}=proxy.ann!admin!main!\xe9".encode("latin-1")},
         ):
             assert status("/v1/builds", **wrong) == 401, wrong
 
