@@ -593,20 +593,19 @@ class BuildChanges:
 
     def __init__(self, reader: BuildReader, namespace: str, build_id: str, position: str | None) -> None:
         self._reader = reader
-        self._namespace = namespace
-        self._build_id = build_id
+        self._key = namespace, build_id
         self._position = position or "none"
         self._running: dict[str, tuple[object, ...]] = {}
         """How far each running cell was when it was last sent."""
-        self._looked = False
         self._estimated = monotonic()
-        self._pauses: frozenset[str] = frozenset()
+        self._pauses: frozenset[str] | None = None
+        """What was paused at the last look; None before the first one."""
 
     def after(self, seconds: float) -> Iterator[BuildChange]:
         """Yield the next changes; wait up to `seconds` for the first event."""
-        if not self._looked:
+        if self._pauses is None:
             self._look()
-        found = self._reader.events(self._namespace, self._build_id, self._position, seconds)
+        found = self._reader.events(*self._key, self._position, seconds)
         for lot in lots(found["items"], AT_ONCE):
             last = lot[-1]
             if last["type"] == "reset":
@@ -623,15 +622,14 @@ class BuildChanges:
         for some in lots(cells, AT_ONCE):
             yield {"type": "cells", "cells": some}
         # Nothing else may happen for long when something was paused or resumed.
-        pauses, self._pauses = self._pauses, self._reader.pauses(self._namespace, self._build_id)
-        if self._pauses != pauses and (estimate := self._reader.current_outlook(self._namespace, self._build_id)):
+        pauses, self._pauses = self._pauses, self._reader.pauses(*self._key)
+        if self._pauses != pauses and (estimate := self._reader.current_outlook(*self._key)):
             yield {"type": "cells", "cells": [], "outlook": estimate}
 
     def _look(self) -> None:
         """Find the running cells of a reader who may know them already."""
-        self._running = dict.fromkeys(self._reader.running(self._namespace, self._build_id), ())
-        self._pauses = self._reader.pauses(self._namespace, self._build_id)
-        self._looked = True
+        self._running = dict.fromkeys(self._reader.running(*self._key), ())
+        self._pauses = self._reader.pauses(*self._key)
 
     def _changed(self, events: Sequence[BuildEvent]) -> Iterator[BuildChange]:
         """Yield the cells that these events name; the last change has the last event's id."""
@@ -643,7 +641,7 @@ class BuildChanges:
                 change["id"] = events[-1]["id"]
                 if monotonic() - self._estimated >= OUTLOOK_EVERY:
                     self._estimated = monotonic()
-                    if estimate := self._reader.current_outlook(self._namespace, self._build_id):
+                    if estimate := self._reader.current_outlook(*self._key):
                         change["outlook"] = estimate
             yield change
 
@@ -651,11 +649,11 @@ class BuildChanges:
         if "identifier" in event:
             return (event["identifier"],)
         if event["type"] == "accepted":
-            return self._reader.accepted(self._namespace, self._build_id, event["accepted"], event["cells"])
+            return self._reader.accepted(*self._key, event["accepted"], event["cells"])
         return ()
 
     def _cells(self, names: Sequence[str]) -> list[JudgedCell]:
-        cells = self._reader.some_cells(self._namespace, self._build_id, names)
+        cells = self._reader.some_cells(*self._key, names)
         for cell in cells:
             if cell["state"] == State.RUNNING:
                 self._running[cell["identifier"]] = _progress_of(cell)
