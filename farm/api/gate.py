@@ -67,8 +67,7 @@ def authenticate(
 ) -> Token:
     """Return the token of a request's caller, for the namespace that they work in.
 
-    The administrator's own token is a setting; the others are the farm's (`farm.artifacts.tokens`), each for one
-    namespace.
+    The administrator's own token is a setting; the others (`farm.artifacts.tokens`) are for one namespace each.
     Without a configured token the app serves this machine only (`create_app`), and every caller is the administrator.
 
     Raises Unauthenticated, NotAllowed for a namespace that is not the token's, UsageError for one that cannot be.

@@ -169,8 +169,7 @@ class S3Store(LargeUploads):
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
         Replaces a broken sidecar (unreadable, or with missing blobs). `sign` keeps statements about the new one before
-        it is there.
-        Raises UsageError if this sidecar is not valid or its own blobs are missing.
+        it is there. Raises UsageError if this sidecar is not valid or its own blobs are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
         key = storage.sidecar_key(namespace, ours["key"])

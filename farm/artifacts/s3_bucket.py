@@ -316,10 +316,7 @@ class Bucket:
             self._read_checked(digest, size, lambda entry: self._download(entry, file.fileno()))
 
     def read_blob(self, digest: str, limit: int) -> bytes:
-        """Return a blob's bytes, checked.
-
-        Raises ArtifactGone, UsageError for a blob of more than `limit` bytes.
-        """
+        """Return a blob's bytes, checked. Raises ArtifactGone, UsageError for a blob of more than `limit` bytes."""
         # Most are small and right: then one request is enough.
         found = self.get_object(blob_key(digest), limit=min(limit, PART))
         if found and hashlib.sha256(found.data).hexdigest() == digest:
@@ -338,10 +335,7 @@ class Bucket:
         return data
 
     def read_range(self, digest: str, start: int, end: int) -> bytes:
-        """Return the bytes of a blob from `start` to `end`, for what is only looked at: a part cannot be checked.
-
-        Raises ArtifactGone.
-        """
+        """Return a blob's bytes from `start` to `end`, for a look: a part cannot be checked. Raises ArtifactGone."""
         key = blob_key(digest)
 
         def read() -> bytes:

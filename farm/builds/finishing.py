@@ -93,10 +93,7 @@ class BuildFinisher:
                 self._store.builds.pack(build_id)
 
     def _write_report(self, namespace: str, build_id: str) -> Report | None:
-        """Finish an ended build and write its report last; return the report that counts.
-
-        None if the store has lost the build meanwhile.
-        """
+        """Finish an ended build, its report last. Return the report that counts; None if the store lost the build."""
         report = self._reader.live_report(namespace, build_id)
         if report is None:
             return None

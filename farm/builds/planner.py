@@ -246,10 +246,7 @@ class Planner:
         self._kept = KeptSubmissions()
 
     def plan(self, namespace: str, submission: SubmissionDocument, by: str) -> tuple[Plan, Manifest]:
-        """Return the plan of a submission, and its manifest. Keeps the submission for this caller.
-
-        Raises ManifestError with every problem found.
-        """
+        """Return a submission's plan and manifest; keeps it for this caller. Raises ManifestError with all problems."""
         self._known.require_index(namespace)
         pools = self._store.workers.pools()
         read = self._read(namespace, submission, by, pools)
@@ -278,10 +275,7 @@ class Planner:
         return plan, read.matrix.manifest
 
     def planned(self, namespace: str, build_id: str, kept: str, by: str) -> SubmissionDocument:
-        """Return a submission that this caller had planned here; `kept` is its `kept_as`.
-
-        Raises NotPlanned if it is not kept.
-        """
+        """Return a submission that this caller planned here; `kept` is its `kept_as`. Raises NotPlanned without it."""
         if read := self._kept.find((namespace, by, kept)):
             return {**read.submission, "build_id": build_id}
         hint = "send the whole submission to POST /v1/builds"

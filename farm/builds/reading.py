@@ -146,10 +146,7 @@ class JobViews:
         return JobLog.of_blob(self._artifacts, digest)
 
     def reproduction(self, namespace: str, job_id: str) -> ReproductionDocument:
-        """Return everything that determines a job's last attempt, see `farm.compiling.attempt.Attempt.describe`.
-
-        Raises NotFound.
-        """
+        """Return all that determines a job's last attempt, as `Attempt.describe` says it. Raises NotFound."""
         job = self.get(namespace, job_id)
         tried = job["attempts"]
         attempt = Attempt(
@@ -230,10 +227,7 @@ class BuildReader:
         raise NotFound(f"no build {build_id} in namespace {namespace}", hint="`farm status` lists the builds")
 
     def report(self, namespace: str, build_id: str) -> Report:
-        """Return a build with its cells: from the store while it has the build, else from its report.
-
-        Raises NotFound.
-        """
+        """Return a build with its cells, from the store while it has it, else from its report. Raises NotFound."""
         build_id = self.resolve(namespace, build_id)
         row = self._live(namespace, build_id)
         # A report is final: a restored store may have other cells, and an expectation may expire.

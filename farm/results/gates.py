@@ -228,10 +228,7 @@ def moved_latency(before: ArtifactFacts, after: ArtifactFacts, turns: Against | 
 
 
 def movements(cells: Sequence[JudgedCell]) -> list[tuple[str, Movement]]:
-    """Return the numbers that are worse or better than a baseline's, or too close to tell, with their cells.
-
-    The worst comes first.
-    """
+    """Return what is worse or better than a baseline's number, or too close to tell, with its cell; the worst first."""
     order = [*_VERDICTS][:3]
     rows = [
         (order.index(row["outcome"]), -abs(row["change"] or 0.0), cell["identifier"], said)

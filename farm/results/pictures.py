@@ -1,7 +1,4 @@
-"""Pictures of measurements, as SVG.
-
-Drawn by matplotlib (the extra `pictures`), which is only imported when something is drawn.
-"""
+"""Pictures of measurements, as SVG. Draws by matplotlib (extra `pictures`), imported when something is drawn."""
 
 from __future__ import annotations
 
@@ -29,9 +26,8 @@ _STYLE = {
 def curves(*, title: str, x: str, y: str, series: Mapping[str, Sequence[PicturePoint]]) -> bytes:
     """Draw one line with marked points for each series, and return the SVG.
 
-    `x` and `y` are the names of the axes with their units. Series without points are left out.
-
-    Raises UsageError if matplotlib is not installed.
+    `x` and `y` are the names of the axes with their units. Series without points are left out. Raises UsageError if
+    matplotlib is not installed.
     """
     figure, axes = _figure(title, x, y)
     drawn = {name: sorted(points) for name, points in series.items() if points}
@@ -50,9 +46,7 @@ def curves(*, title: str, x: str, y: str, series: Mapping[str, Sequence[PictureP
 def totals(*, title: str, y: str, series: Mapping[str, Mapping[date, float]]) -> bytes:
     """Draw what amounts come to in all by each day, from nothing on the day before the first. As `curves` otherwise.
 
-    One day has to be there at least.
-
-    Raises UsageError if matplotlib is not installed.
+    One day has to be there at least. Raises UsageError if matplotlib is not installed.
     """
     figure, axes = _figure(title, "day (UTC)", y)
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter

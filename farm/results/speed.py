@@ -76,10 +76,7 @@ class Comparison(NamedTuple):
 
 
 def distribution(seconds: Sequence[float], batch: int = 1) -> SpeedDocument:
-    """Return the latency distribution of runs in seconds, and the throughput in samples a second at the median.
-
-    Raises ValueError if there are no runs.
-    """
+    """Return how runs are distributed (seconds), and samples a second at the median. Raises ValueError without runs."""
     import numpy as np
 
     if not seconds:
@@ -96,10 +93,7 @@ def distribution(seconds: Sequence[float], batch: int = 1) -> SpeedDocument:
 
 
 def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:
-    """Compare a program with another that took turns with it, round by round.
-
-    Raises ValueError if they have different numbers of rounds, or none.
-    """
+    """Compare programs that took turns, round by round. Raises ValueError for different numbers of rounds, or none."""
     import numpy as np
 
     ours, theirs = (np.array([np.median(runs) for runs in rounds]) for rounds in (program, other))
