@@ -38,6 +38,7 @@ from farm.results.verdict import CellEnd, CellLine
 from farm.store import Store
 from farm.units import lots
 from farm.wire.asked import ChosenGates
+from farm.wire.checking import view_of
 
 log = get_logger(__name__)
 
@@ -449,24 +450,16 @@ def _more(cell: JudgedCell) -> tuple[object, ...]:
 
 
 def _past(row: sqlite3.Row) -> PastCell:
-    return {
-        "identifier": row["identifier"],
-        "ended": row["ended"],
+    known = dict(zip(row.keys(), row, strict=True))
+    known |= {
         "build": row["id"],
         "manifest": "" if row["aside"] else row["name"],
         "state": _STATES.get(row["look"], row["look"]),
-        "kind": row["kind"],
         "expected": row["look"] == "expected",
         "hit": bool(row["hit"]),
-        "key": row["key"],
-        "toolchain": row["toolchain"],
-        "device": row["device"],
-        "node": row["node"],
-        "error": row["error"],
-        "rules": row["rules"],
-        "baseline": row["baseline"],
         "values": json.loads(row["numbers"]),
     }
+    return view_of(PastCell, known)
 
 
 _STATES = {"compiled": "succeeded", "hit": "succeeded", "expected": "failed"}
@@ -596,15 +589,7 @@ class Baselines:
         """Return how cells ended before; a cell whose past is not read yet is neither new nor fixed."""
         unknown: PastState = {"state": UNKNOWN, "kind": str(reach), "build": ""}
         known = _known(lambda: self._index.last(namespace, manifest, identifiers, reach.since), dict[str, PastCell]())
-        found: dict[str, PastState] = {
-            name: {
-                "state": past["state"],
-                "kind": past["kind"],
-                "build": past["build"],
-                "rules": past.get("rules", "{}"),
-            }
-            for name, past in known.items()
-        }
+        found = {name: view_of(PastState, past) for name, past in known.items()}
         return found if reach.is_whole else {**dict.fromkeys(identifiers, unknown), **found}
 
     def _past_turns(self, namespace: str, cells: Sequence[CellPlan]) -> Mapping[str, TurnsFacts]:

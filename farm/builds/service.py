@@ -29,6 +29,7 @@ from farm.results.verdict import expected_failure
 from farm.settings import Settings
 from farm.spec import digest_of
 from farm.store import Store
+from farm.wire.checking import view_of
 
 log = get_logger(__name__)
 
@@ -195,18 +196,8 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
     facts, order = cell["facts"], cell["order"]
     if facts:
         order = {**order, "hit": True} if order and is_measured(cell) else None
-    return {
-        "identifier": cell["identifier"],
-        "key": cell["key"],
-        "pool": cell["pool"],
-        "priority": cell["priority"],
-        "limits": cell["limits"],
-        "expected_seconds": cell["expected_seconds"],
-        "facts": facts,
-        "namespace": namespace,
-        "order": order,
-        "expected": expected_failure(cell),
-    }
+    known = {**cell, "namespace": namespace, "order": order, "expected": expected_failure(cell)}
+    return view_of(NewCell, known)
 
 
 SET_BACK = 10.0  # Seconds by which submissions may be dated ahead of the clock before somebody hears of it.
