@@ -103,11 +103,9 @@ def shown_token(scope: Scope) -> str:
     """
     headers = Headers(scope=scope)
     scheme, _, shown = headers.get("authorization", "").partition(" ")
-    return (
-        shown.strip()
-        if scheme.lower() == "bearer"
-        else cookie_parser(headers.get("cookie", "")).get(cookie_name(scope), "")
-    )
+    if scheme.lower() == "bearer":
+        return shown.strip()
+    return cookie_parser(headers.get("cookie", "")).get(cookie_name(scope), "")
 
 
 def cookie_name(scope: Scope) -> str:

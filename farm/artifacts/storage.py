@@ -188,11 +188,7 @@ def at_once(ask: Callable[[A], T], about: Iterable[A], most: int = AT_ONCE) -> l
 
 
 def rewrite(
-    artifacts: S3Store,
-    key: str,
-    change: Callable[[Object | None], bytes],
-    *,
-    content_type: str = "application/json",
+    artifacts: S3Store, key: str, change: Callable[[Object | None], bytes], *, content_type: str = "application/json"
 ) -> None:
     """Replace an object by the bytes that `change` makes of it (None: there is none).
 

@@ -114,13 +114,8 @@ class BucketModels:
 def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> CheckAnswer:
     """Check an untrusted model: its parser runs in a child, never in the farm's own process."""
     scratch = path.parent.parent
-    end = run_child(
-        check_of(path, format, outputs, alone=alone),
-        log_path=scratch / "log.txt",
-        folder=scratch,
-        limits=CHECK_LIMITS,
-        seal=Seal(read=[path.parent]),
-    )
+    request, seal = check_of(path, format, outputs, alone=alone), Seal(read=[path.parent])
+    end = run_child(request, log_path=scratch / "log.txt", folder=scratch, limits=CHECK_LIMITS, seal=seal)
     if end.result is not None and end.ok:
         return cast(CheckAnswer, end.result)
     failure = classify(end)
@@ -261,6 +256,7 @@ class Planner:
                 before = last.get(cell.identifier)
                 seconds = before.get("seconds", 0.0) if before else 0.0
                 compiles[cell.identifier] = Compile(spec["model"]["digest"], size, seconds, comparable(spec))
+        history = self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
         plan = make_plan(
             cells,
             known=whole,
@@ -268,9 +264,7 @@ class Planner:
             last=last,
             read_spec=lambda key: self._known.read_spec(namespace, key),
             live_workers={pool["name"]: pool["live_workers"] for pool in pools},
-            estimates=estimate_all(
-                compiles, self._store.history.samples(readable(namespace), {each.sort for each in compiles.values()})
-            ),
+            estimates=estimate_all(compiles, history),
         )
         return plan, read.matrix.manifest
 
@@ -286,12 +280,11 @@ class Planner:
     ) -> ReadSubmission:
         """Read a submission and expand its matrix, or return what was kept if pools and buckets are still the same."""
         asked = namespace, by, kept_as(submission)
-        before, file = self._kept.find(asked), submission.get("file") or "manifest"
-        matrix = (
-            before.matrix
-            if before
-            else combine(parse_manifest(submission["manifest"], file), submission.get("only", ()))
-        )
+        if before := self._kept.find(asked):
+            matrix = before.matrix
+        else:
+            manifest = parse_manifest(submission["manifest"], submission.get("file") or "manifest")
+            matrix = combine(manifest, submission.get("only", ()))
         in_buckets = self._in_buckets(matrix)  # Objects change; unchanged ones are not read again.
         known, slots = [Pool.from_dict(row["pool"]) for row in pools], {row["name"]: row["slots"] for row in pools}
         live = [row["live_workers"] for row in pools]
@@ -299,16 +292,8 @@ class Planner:
         limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         if before and (before.in_buckets, before.known, before.used, before.slots) == (in_buckets, known, used, slots):
             return before
-        cells = expand(
-            matrix,
-            {**submission["models"], **in_buckets},
-            submission["data"],
-            used,
-            known=known,
-            slots=slots,
-            files=submission.get("files"),
-            limits=limits,
-        )
+        models, data, files = {**submission["models"], **in_buckets}, submission["data"], submission.get("files")
+        cells = expand(matrix, models, data, used, known=known, slots=slots, files=files, limits=limits)
         if namespace != MAIN:
             cells = [_bounded(cell, limits) for cell in cells]
         read = ReadSubmission(submission, matrix, in_buckets, known, used, slots, cells)

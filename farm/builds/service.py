@@ -297,13 +297,10 @@ class BuildService:
         """Return the plan of a build that may be accepted now. Raises InputsMissing, and as `Planner.plan`."""
         plan, manifest, absent, found = self._plan(namespace, submission, by, unattended=unattended)
         if absent:
-            raise InputsMissing(
-                f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}",
-                absent,
-                # A stored manifest's build is asked for in another way.
-                kept=kept_as(submission) if request == digest_of_request(submission) else "",
-                hint="upload the missing inputs, then submit again",
-            )
+            said = f"{len(absent)} inputs of the build are not in object storage, the first is {absent[0]}"
+            # A stored manifest's build is asked for in another way.
+            kept = kept_as(submission) if request == digest_of_request(submission) else ""
+            raise InputsMissing(said, absent, kept=kept, hint="upload the missing inputs, then submit again")
         self._acknowledged.attach(namespace, plan.cells)
         moment = self._store.next_moment()
         if (ahead := moment - self._store.now()) > SET_BACK:
@@ -411,14 +408,9 @@ class BuildService:
             raise NotFound(f"no cell of build {build_id} can be tried again: {verdict['text'] if verdict else ''}")
         known = self._known.whole(namespace, {cell["identifier"]: _published_as(cell) for cell in cells})
         missing = [job_key(cell["order"], cell["key"]) for cell in cells if cell["identifier"] not in known]
-        document = plan_retry(
-            planned,
-            cells,
-            known=known,
-            running=self._store.jobs.unfinished(namespace, missing),
-            live_workers={pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()},
-            build_id=new_id,
-        )
+        running = self._store.jobs.unfinished(namespace, missing)
+        live = {pool["name"]: pool["live_workers"] for pool in self._store.workers.pools()}
+        document = plan_retry(planned, cells, known=known, running=running, live_workers=live, build_id=new_id)
         self._known.require_inputs(document["cells"], f"build {build_id}")
         return document
 
