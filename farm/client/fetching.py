@@ -523,7 +523,11 @@ def into(folder: Path) -> Iterator[None]:
 def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
     """Refuse to overwrite files that no fetch has written."""
     document = sidecar_path(places["program"])
-    before = _blobs_in(document)
+    try:
+        known = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"] if os.path.lexists(document) else {}
+        before = {kind: str(blob["digest"]) for kind, blob in known.items() if blob}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise _in_the_way(document) from None
     for kind, blob in _blobs_of(sidecar).items():
         path = places[kind]
         if os.path.lexists(path):
@@ -531,15 +535,6 @@ def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
             digest = hash_file(path)[0] if stat.S_ISREG(path.lstat().st_mode) else ""
             if digest not in (blob["digest"], before.get(kind)):
                 raise _in_the_way(path)
-
-
-def _blobs_in(document: Path) -> dict[str, str]:
-    """Return the digests of the files that a sidecar describes, if there is one. Raises UsageError for another file."""
-    try:
-        blobs = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"] if os.path.lexists(document) else {}
-        return {kind: str(blob["digest"]) for kind, blob in blobs.items() if blob}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _in_the_way(document) from None
 
 
 def _is_document(path: Path, field: str) -> bool:

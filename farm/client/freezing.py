@@ -128,7 +128,7 @@ class _ManifestReader:
         for index, entry in enumerate(self.manifest.models):
             if index not in self.matrix.needed and entry.name not in references:
                 continue
-            path = self.model_path(index)
+            path = self.path(entry.source, ("models", index, "source"), onnx=entry.format == "onnx")
             model = self.model(path, entry, ("models", index, "source")) if path else None
             if model is not None:
                 self.found.models[entry.name] = model
@@ -159,24 +159,6 @@ class _ManifestReader:
         else:
             self.found.env_files[name] = {"digest": reference["digest"], "size": reference["size"]}
             self.found.files[reference["digest"]] = path
-
-    def model_path(self, index: int) -> Path | None:
-        entry = self.manifest.models[index]
-        if entry.source.s3:
-            return None
-        if entry.source.hf:
-            return self.of_hub(entry, ("models", index, "source", "hf"))
-        return self.path(entry.source, ("models", index, "source"))
-
-    def of_hub(self, entry: ModelEntry, place: Place) -> Path | None:
-        try:
-            hub: ModelSource = entry_points.required(entry_points.SOURCES, "hf")
-            if self.quick:
-                return hub.kept_from_hub(entry.source, self.cache)
-            return hub.from_hub(entry.source, self.cache, onnx=entry.format == "onnx")
-        except UsageError as error:
-            self.complain(error, place)
-            return None
 
     def model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
         record = None
@@ -278,22 +260,27 @@ class _ManifestReader:
             spool(name, self.folder, symbolic, model["outputs"], Path(spooled))
             return freeze_data(Path(spooled), model, symbolic, place)
 
-    def path(self, source: Source | Data, place: Place) -> Path | None:
+    def path(self, source: Source | Data, place: Place, *, onnx: bool = False) -> Path | None:
+        """Return where a model, or data, is on this machine; None if that is only known later, or never here."""
         try:
             match source.kind:
                 case "path":
                     return _at_path(self.folder / source.path)
                 case "package":
                     return in_package(source.package)
+                case "hf" if isinstance(source, Source):
+                    hub: ModelSource = entry_points.required(entry_points.SOURCES, "hf")
+                    if self.quick:
+                        return hub.kept_from_hub(source, self.cache)
+                    return hub.from_hub(source, self.cache, onnx=onnx)
                 case "https":
-                    name = re.sub(r"[^A-Za-z0-9._-]", "_", source.https.partition("?")[0].rsplit("/", 1)[-1]).lstrip(
-                        "."
-                    )
-                    cached = self.cache / "downloads" / source.sha256 / (name or "file")[-100:]
+                    last = source.https.partition("?")[0].rpartition("/")[2]
+                    name = re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".") or "file"
+                    cached = self.cache / "downloads" / source.sha256 / name[-100:]
                     note_use(self.cache, [cached])
-                    if cached.is_file() or self.quick:
-                        return cached if cached.is_file() else None
-                    return download(source.https, source.sha256, cached, self.transport, public=self.untrusted)
+                    if not (cached.is_file() or self.quick):
+                        download(source.https, source.sha256, cached, self.transport, public=self.untrusted)
+                    return cached if cached.is_file() else None
         except UsageError as error:
             self.complain(error, (*place, source.kind))
         return None
