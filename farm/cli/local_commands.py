@@ -85,6 +85,11 @@ def compared(comparison: ComparisonDocument) -> str:
 # --- optimize: one model compiled -------------------------------------------------------------------------------------
 
 
+def spelled(name: str, *short: str, **options: Any) -> Any:
+    """Return an option whose name may have underscores too, as MIGraphX's own driver spells it."""
+    return Option(name, f"--{name[2:].replace('-', '_')}", *short, **options)
+
+
 def optimize(
     model: Annotated[
         Path, Argument(metavar="MODEL", help="ONNX, a frozen graph (.pb), a SavedModel, .pt2 or TorchScript.")
@@ -93,11 +98,9 @@ def optimize(
         str, Option("--target", "-t", help="gpu, cpu, ref (MIGraphX's), or any target; default: the best one here.")
     ] = "",
     nchw: Annotated[bool, Option("--nchw", help="TensorFlow: the model's layout is NCHW, not NHWC.")] = False,
-    disable_fast_math: Annotated[
-        bool, Option("--disable-fast-math", "--disable_fast_math", "-d", help="No approximate functions.")
-    ] = False,
+    disable_fast_math: Annotated[bool, spelled("--disable-fast-math", "-d", help="No approximate functions.")] = False,
     offload_copy_off: Annotated[
-        bool, Option("--offload-copy-off", "--offload_copy_off", "-o", help="The caller copies to and from the GPU.")
+        bool, spelled("--offload-copy-off", "-o", help="The caller copies to and from the GPU.")
     ] = False,
     fp32: Annotated[bool, Option("--fp32", help="No conversion (the default for a plain model).")] = False,
     tf32: Annotated[bool, Option("--tf32", help="NVIDIA: fp32 that may compute in TF32.")] = False,
@@ -106,18 +109,14 @@ def optimize(
     fp8: Annotated[bool, Option("--fp8", help="Quantize to fp8; needs --calibration.")] = False,
     int8: Annotated[bool, Option("--int8", "-i", help="Quantize to int8; needs --calibration.")] = False,
     calibration: Annotated[str, Option(metavar="PATH", help="Real inputs: .npz, .npy, folder, module:function.")] = "",
-    exhaustive_tune: Annotated[
-        bool, Option("--exhaustive-tune", "--exhaustive_tune", help="Try all kernels; slow.")
-    ] = False,
+    exhaustive_tune: Annotated[bool, spelled("--exhaustive-tune", help="Try all kernels; slow.")] = False,
     inputs: Annotated[
         list[str] | None,
         Option("--input", metavar="NAME=SHAPE", help="An input's shape, such as x=1x3x224x224 or x=batch,128."),
     ] = None,
     input_files: Annotated[
         list[str] | None,
-        Option(
-            "--input-file", "--input_file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."
-        ),
+        spelled("--input-file", metavar="[NAME=]FILE", help="Run, verify and measure on this array (.npy)."),
     ] = None,
     batch: Annotated[int | None, Option(min=1, metavar="N", help="Size of the open batch; default: 1.")] = None,
     samples: Annotated[
@@ -127,14 +126,12 @@ def optimize(
         float | None, Option(metavar="E", help="Largest accepted relative error; default: the precision's.")
     ] = None,
     memory_limit: Annotated[
-        str,
-        Option("--memory-limit", "--memory_limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB."),
+        str, spelled("--memory-limit", metavar="SIZE", help="Memory limit of the compile, such as 8GiB.")
     ] = "",
     gpu_memory_limit: Annotated[
         str,
-        Option(
+        spelled(
             "--gpu-memory-limit",
-            "--gpu_memory_limit",
             metavar="SIZE",
             help="Memory limit of the GPU, checked at the end; on NVIDIA also what ONNX Runtime may allocate.",
         ),
@@ -144,7 +141,7 @@ def optimize(
         bool, Option("-j", "--json-program", help="Save the program as JSON, not as msgpack.")
     ] = False,
     output_path: Annotated[
-        str, Option("--output-path", "--output_path", "-p", metavar="PATH", help="A file, a folder, or a bare name.")
+        str, spelled("--output-path", "-p", metavar="PATH", help="A file, a folder, or a bare name.")
     ] = "",
 ) -> None:
     """Compile one model on this machine, and show what it gained.
