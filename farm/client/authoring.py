@@ -51,7 +51,7 @@ def name_cells(path: str | Path, only: Sequence[str] = ()) -> tuple[str, list[st
 
 def _read(path: str | Path, *, models: bool, only: Sequence[str] = ()) -> tuple[Combinations | None, list[Problem]]:
     """Return the matrix of a manifest, if it can be made, and every problem."""
-    from farm.client.freezing import FrozenInputs, read_inputs
+    from farm.client.freezing import FrozenInputs, ManifestReader
     from farm.client.transfers import default_cache
     from farm.matrix.cells import check
     from farm.matrix.combinations import combine
@@ -65,7 +65,8 @@ def _read(path: str | Path, *, models: bool, only: Sequence[str] = ()) -> tuple[
         if models:
             with tempfile.TemporaryDirectory() as cache:
                 folder = Path(path).parent
-                found = read_inputs(matrix, folder, cache=Path(cache), quick=True, facts=default_cache())
+                reader = ManifestReader(matrix, folder, cache=Path(cache), quick=True, facts=default_cache())
+                found = reader.read()
         # What the matrix would be without an unknown field is not what was meant.
         problems = [*problems, *found.problems, *(() if problems else check(matrix, found.models, found.data))]
     except ManifestError as error:

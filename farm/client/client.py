@@ -92,7 +92,7 @@ def freeze(
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest; NotFound if no cell fits.
     """
-    from farm.client.freezing import read_inputs, refused
+    from farm.client.freezing import ManifestReader, refused
     from farm.manifest.parsing import load_manifest, manifest_of
     from farm.matrix.cells import check
     from farm.matrix.combinations import combine
@@ -106,7 +106,9 @@ def freeze(
     if untrusted and (problems := refused(read, place)):
         raise errors.ManifestError(problems)
     matrix = combine(read, only)
-    found = read_inputs(matrix, place, cache=cache, pythons=pythons, untrusted=untrusted).required()
+    kept = cache or default_cache()
+    reader = ManifestReader(matrix, place, cache=kept, pythons=pythons or {}, untrusted=untrusted)
+    found = reader.read().required()
     if problems := check(matrix, found.models, found.data):
         raise errors.ManifestError(problems)
     submission: SubmissionDocument = {

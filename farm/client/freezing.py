@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -69,18 +69,9 @@ class FrozenInputs:
         return self
 
 
-def read_inputs(
-    matrix: Combinations,
-    folder: Path,
-    *,
-    cache: Path | None = None,
-    transport: httpx.BaseTransport | None = None,
-    quick: bool = False,
-    pythons: Mapping[str, str] | None = None,
-    facts: Path | None = None,
-    untrusted: bool = False,
-) -> FrozenInputs:
-    """Read, check and hash the models and data that a matrix needs, and list what cannot be read.
+@dataclass(kw_only=True)
+class ManifestReader:
+    """One reading of one manifest's models and data.
 
     Relative paths start at `folder`.
 
@@ -88,79 +79,75 @@ def read_inputs(
     interpreters that have a converter (`ModelConverter.convert`). `facts` is a cache that knows what models and
     data hold; default: `cache`. An `untrusted` manifest has files downloaded from public addresses alone.
     """
-    cache = cache or default_cache()
-    known = KnownFacts((facts or cache) / "facts")
-    reader = _ManifestReader(matrix, folder, cache, transport, pythons or {}, known, quick, untrusted)
-    reader.read()
-    if not quick:
-        note_use(reader.cache, reader.found.files.values())
-        trim(reader.cache)
-    return reader.found
 
-
-@dataclass
-class _ManifestReader:
-    """One reading of one manifest's models and data."""
-
-    matrix: Combinations
-    folder: Path
-    cache: Path
-    transport: httpx.BaseTransport | None
-    pythons: Mapping[str, str]
-    known: KnownFacts
-    quick: bool
-    untrusted: bool
+    matrix: Combinations = field(kw_only=False)
+    folder: Path = field(kw_only=False)
+    cache: Path = field(default_factory=default_cache)
+    transport: httpx.BaseTransport | None = None
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    facts: Path | None = None
+    quick: bool = False
+    untrusted: bool = False
     found: FrozenInputs = field(default_factory=FrozenInputs)
     frozen_before: dict[Hashable, tuple[FrozenData, Path]] = field(default_factory=dict)
     read_before: dict[tuple[Path, str, tuple[str, ...]], FrozenModel] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)  # Where the models are, by their names.
 
     @property
-    def manifest(self) -> Manifest:
+    def _manifest(self) -> Manifest:
         return self.matrix.manifest
 
-    def complain(self, error: UsageError, place: Place) -> None:
-        self.found.problems.append(self.manifest.written.problem(error.message, place, hint=error.hint))
+    @cached_property
+    def _known(self) -> KnownFacts:
+        return KnownFacts((self.facts or self.cache) / "facts")
 
-    def read(self) -> None:
-        models = [(index, self.manifest.models[index]) for index in sorted(self.matrix.needed)]
+    def _complain(self, error: UsageError, place: Place) -> None:
+        self.found.problems.append(self._manifest.written.problem(error.message, place, hint=error.hint))
+
+    def read(self) -> FrozenInputs:
+        """Read, check and hash the models and data that the matrix needs, and list what cannot be read."""
+        models = [(index, self._manifest.models[index]) for index in sorted(self.matrix.needed)]
         references = {entry.reference.model for _, entry in models if entry.reference}
-        for index, entry in enumerate(self.manifest.models):
+        for index, entry in enumerate(self._manifest.models):
             if index not in self.matrix.needed and entry.name not in references:
                 continue
-            path = self.path(entry.source, ("models", index, "source"), onnx=entry.format == "onnx")
-            model = self.model(path, entry, ("models", index, "source")) if path else None
+            path = self._path(entry.source, ("models", index, "source"), onnx=entry.format == "onnx")
+            model = self._model(path, entry, ("models", index, "source")) if path else None
             if model is not None:
                 self.found.models[entry.name] = model
         for index, entry in models:  # What is only a reference runs on the samples of another.
             for use, described in (("calibration", entry.calibration), ("samples", entry.samples)):
                 if described:
-                    self.data(index, data_key(entry.name, use), described, ("models", index, use))
+                    self._data(index, data_key(entry.name, use), described, ("models", index, use))
         for index, override in self.matrix.overridden_calibration():
-            described, name = self.manifest.overrides[override].calibration, self.manifest.models[index].name
+            described, name = self._manifest.overrides[override].calibration, self._manifest.models[index].name
             if described:
                 key = data_key(name, "calibration", override)
-                self.data(index, key, described, ("overrides", override, "calibration"))
-        for place, file in env_files(self.manifest):
+                self._data(index, key, described, ("overrides", override, "calibration"))
+        for place, file in env_files(self._manifest):
             is_needed = place[0] != "models" or place[1] in self.matrix.needed
             if is_needed and file.path not in self.found.env_files:
-                self.env_file(file.path, place)
+                self._env_file(file.path, place)
+        if not self.quick:
+            note_use(self.cache, self.found.files.values())
+            trim(self.cache)
+        return self.found
 
-    def env_file(self, name: str, place: Place) -> None:
+    def _env_file(self, name: str, place: Place) -> None:
         try:
             path = _at_path(self.folder / name)
             if not path.is_file():
                 raise UsageError(f"{path} is not a file")
             reference = file_reference(path, name)
         except UsageError as error:
-            self.complain(error, place)
+            self._complain(error, place)
         except OSError as error:
-            self.complain(UsageError(f"{name}: {error.strerror}"), place)
+            self._complain(UsageError(f"{name}: {error.strerror}"), place)
         else:
             self.found.env_files[name] = {"digest": reference["digest"], "size": reference["size"]}
             self.found.files[reference["digest"]] = path
 
-    def model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
+    def _model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
         record = None
         try:
             if entry.converted:
@@ -171,10 +158,10 @@ class _ManifestReader:
                 path, record = converter.convert(path, entry, self.cache, self.pythons)
             key = (path, entry.compiled_format, entry.output_nodes)
             if key not in self.read_before:
-                check, hashed = self.known.model(*key)
+                check, hashed = self._known.model(*key)
                 self.read_before[key] = read_model(*key, check=check, hashed=hashed)
         except UsageError as error:
-            self.complain(error, place)
+            self._complain(error, place)
             return None
         model = self.read_before[key]
         self.paths[entry.name] = path
@@ -182,17 +169,17 @@ class _ManifestReader:
             self.found.files[file["digest"]] = path.parent / file["path"]
         return {**model, "conversion": record}
 
-    def data(self, index: int, key: str, described: Data, place: Place) -> None:
-        entry = self.manifest.models[index]
+    def _data(self, index: int, key: str, described: Data, place: Place) -> None:
+        entry = self._manifest.models[index]
         model = self.found.models.get(entry.name)
         if model is None:
             return
         own_key = key
         if described.dataset:
-            key, described = described.dataset, self.manifest.datasets[described.dataset]
+            key, described = described.dataset, self._manifest.datasets[described.dataset]
         if described.generate or (described.generator and self.quick):
             return
-        path = None if described.generator else self.path(described, place)
+        path = None if described.generator else self._path(described, place)
         if path is None and not described.generator:
             return
         shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
@@ -208,38 +195,38 @@ class _ManifestReader:
                 if path:
                     data_folder = self.cache / "data"
                     freeze = partial(freeze_data, path, model, symbolic, data_folder)
-                    found = self.known.data(path, None if self.quick else data_folder, seen[1:], freeze)
+                    found = self._known.data(path, None if self.quick else data_folder, seen[1:], freeze)
                 else:
-                    found = self.generated(described.generator, symbolic, model)
+                    found = self._generated(described.generator, symbolic, model)
                 self.frozen_before[seen] = found
         except UsageError as error:
-            self.complain(error, place)
+            self._complain(error, place)
             return
         frozen, file = self.frozen_before[seen]
         if entry.reference and place[-1] == "samples":
-            if expected := self.expected(index, (frozen, file), symbolic):
+            if expected := self._expected(index, (frozen, file), symbolic):
                 self.found.data[own_key], self.found.files[expected[0]["digest"]] = expected
             return
         if self.found.data.setdefault(key, frozen) != frozen:
             self.found.data[own_key] = frozen
         self.found.files[frozen["digest"]] = file
 
-    def expected(
+    def _expected(
         self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, TensorInfo]
     ) -> tuple[FrozenData, Path] | None:
         """Return a model's samples with the outputs of the model that it was quantized from."""
         from farm.client.made_data import with_expected_outputs
 
-        entry = self.manifest.models[index]
+        entry = self._manifest.models[index]
         assert entry.reference
         name, place = entry.reference.model, ("models", index, "reference", "model")
-        names = [other.name for other in self.manifest.models if other.name != entry.name]
+        names = [other.name for other in self._manifest.models if other.name != entry.name]
         model, path = self.found.models.get(name), self.paths.get(name)
         if name not in names:
-            self.complain(UsageError(f"no other model is named `{name}`", hint=suggestion(name, names)), place)
+            self._complain(UsageError(f"no other model is named `{name}`", hint=suggestion(name, names)), place)
         elif model is None or path is None:
             if not (self.quick or self.found.problems):
-                self.complain(UsageError(f"the model `{name}` is not read here: it is in a bucket"), place)
+                self._complain(UsageError(f"the model `{name}` is not read here: it is in a bucket"), place)
         elif not self.quick:
             unquantized = name, model, path
             try:
@@ -247,10 +234,10 @@ class _ManifestReader:
                     samples, self.found.models[entry.name], symbolic, unquantized, self.cache / "data"
                 )
             except UsageError as error:
-                self.complain(error, place)
+                self._complain(error, place)
         return None
 
-    def generated(self, name: str, symbolic: Mapping[str, TensorInfo], model: FrozenModel) -> tuple[FrozenData, Path]:
+    def _generated(self, name: str, symbolic: Mapping[str, TensorInfo], model: FrozenModel) -> tuple[FrozenData, Path]:
         """Freeze what a function of the user's yields; through a folder, so that memory holds one sample at a time."""
         from farm.client.made_data import spool
 
@@ -260,7 +247,7 @@ class _ManifestReader:
             spool(name, self.folder, symbolic, model["outputs"], Path(spooled))
             return freeze_data(Path(spooled), model, symbolic, place)
 
-    def path(self, source: Source | Data, place: Place, *, onnx: bool = False) -> Path | None:
+    def _path(self, source: Source | Data, place: Place, *, onnx: bool = False) -> Path | None:
         """Return where a model, or data, is on this machine; None if that is only known later, or never here."""
         try:
             match source.kind:
@@ -282,7 +269,7 @@ class _ManifestReader:
                         download(source.https, source.sha256, cached, self.transport, public=self.untrusted)
                     return cached if cached.is_file() else None
         except UsageError as error:
-            self.complain(error, (*place, source.kind))
+            self._complain(error, (*place, source.kind))
         return None
 
 

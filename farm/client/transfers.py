@@ -144,7 +144,7 @@ PARTS_AT_ONCE = 2000
 
 
 def upload(transport: Transport, files: Mapping[str, Path], progress: OnUpload | None = None) -> int:
-    """Do what `FarmClient.upload` says."""
+    """Bring blobs (by digest) to object storage; return the bytes sent. More in `FarmClient.upload`."""
     from farm.artifacts.storage import Missing
 
     sizes = {digest: path.stat().st_size for digest, path in files.items()}

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from farm.artifacts import sidecar as sidecars
 from farm.client.authoring import title
-from farm.client.freezing import FrozenInputs, converter_of, read_inputs
+from farm.client.freezing import FrozenInputs, ManifestReader, converter_of
 from farm.client.transfers import default_cache
 from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
 from farm.errors import ManifestError, UsageError, suggestion
@@ -128,7 +128,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     try:
         manifest = unwritten(_manifest(wanted, model, pool, work), "optimize")
         matrix = combine(manifest)
-        found = read_inputs(matrix, Path(), cache=cache, pythons=settings.converters).required()
+        found = ManifestReader(matrix, Path(), cache=cache, pythons=settings.converters).read().required()
         [cell] = expand(matrix, found.models, found.data, [pool])
     except ManifestError as error:
         # Without their places, which are in a manifest that nobody wrote.

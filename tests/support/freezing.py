@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from farm.client.freezing import FrozenInputs, read_inputs
+from farm.client.freezing import FrozenInputs, ManifestReader
 
 
 def freeze(*given: Any, **options: Any) -> FrozenInputs:
     """Read the inputs of a matrix. Raises ManifestError for problems."""
-    return read_inputs(*given, **options).required()
+    return ManifestReader(*given, **options).read().required()

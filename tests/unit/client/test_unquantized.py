@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from farm.client import client
-from farm.client.freezing import FrozenInputs, read_inputs
+from farm.client.freezing import FrozenInputs, ManifestReader
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
@@ -105,7 +105,7 @@ def test_a_reference_needs_samples(fields: str) -> None:
 
 def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.client.made_data.run_child", lambda *_, **__: pytest.fail("it ran"))
-    assert read_inputs(combine(manifest()), made, cache=tmp_path, quick=True).problems == []
+    assert ManifestReader(combine(manifest()), made, cache=tmp_path, quick=True).read().problems == []
 
 
 def test_a_choice_of_cells_reads_the_files_of_their_models_and_what_these_refer_to(made: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.client.freezing import FrozenInputs, read_inputs, refused
+from farm.client.freezing import FrozenInputs, ManifestReader, refused
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
@@ -70,7 +70,7 @@ def test_a_model_comes_with_its_external_data_and_is_kept(hub: StandInHub, tmp_p
     hub.asked.clear()
     assert frozen(tmp_path).models["net"]["digest"] == model["digest"]
     assert (
-        read_inputs(combine(manifest()), tmp_path, cache=tmp_path, quick=True).models["net"]["digest"]
+        ManifestReader(combine(manifest()), tmp_path, cache=tmp_path, quick=True).read().models["net"]["digest"]
         == model["digest"]
     )
     assert hub.asked == [], "what is here needs no hub"
@@ -90,7 +90,9 @@ def test_what_cannot_be_had_is_one_line(hub: StandInHub, tmp_path: Path) -> None
     assert "has the SHA-256" in problem(tmp_path, SOURCE.replace("}", f", sha256: {'0' * 64}}}"))
     assert "org/net@0123456789ab other.onnx cannot be had" in problem(tmp_path, SOURCE.replace("onnx/model", "other"))
     assert (
-        read_inputs(combine(manifest(SOURCE.replace("onnx/model", "new"))), tmp_path, cache=tmp_path, quick=True).models
+        ManifestReader(combine(manifest(SOURCE.replace("onnx/model", "new"))), tmp_path, cache=tmp_path, quick=True)
+        .read()
+        .models
         == {}
     )
 
