@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
 
 from pydantic import TypeAdapter
@@ -441,12 +441,12 @@ def bring_model(bring: Bring, order: WorkOrder, folder: Path) -> Path:
     """Write the model of a work order into a folder, with its external data if it names any; return its path."""
     model, *others = order["model"]["files"]
     for file in others:
-        parts = PurePosixPath(file["path"]).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in file["path"]:
-            raise ArtifactGone(f"the farm names a file {file['path']!r} outside the model's folder")
-        if parts[-1].endswith(IMPORTABLE):
+        try:
+            place = folder / relative(file["path"])
+        except ValueError:
+            raise ArtifactGone(f"the farm names a file {file['path']!r} outside the model's folder") from None
+        if place.name.endswith(IMPORTABLE):
             raise ArtifactGone(f"the farm names a file {file['path']!r} as data of a model, and Python would import it")
-        place = folder.joinpath(*parts)
         place.parent.mkdir(parents=True, exist_ok=True)
         bring(file, place)
     bring(model, folder / model["digest"])
