@@ -31,11 +31,6 @@ class State(StrEnum):
     CANCELLED = "cancelled"
     """Ended because nobody wants it any more."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether the state is final."""
-        return self in ENDED
-
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
