@@ -109,17 +109,14 @@ class Auditor:
     def _index_of(self, namespace: str, whole: set[str]) -> Iterator[AuditLine]:
         if not self._store.index.complete(namespace):
             return
+        where, remedy = f"index of {namespace}", "it is repaired within ten minutes"
         known = self._store.index.keys(namespace)
         for key in sorted(known - whole):
             # Published since the listing, or missing.
             if self._artifacts.lookup([namespace], key) is None:
-                yield _finding(
-                    f"index of {namespace}",
-                    f"it lists {key}, which does not exist",
-                    "it is repaired within ten minutes",
-                )
+                yield _finding(where, f"it lists {key}, which does not exist", remedy)
         for key in sorted(whole - known):
-            yield _finding(f"index of {namespace}", f"it lacks {key}", "it is repaired within ten minutes")
+            yield _finding(where, f"it lacks {key}", remedy)
 
     # --- refs and builds ------------------------------------------------------------------------------------------
 
@@ -168,6 +165,7 @@ class Auditor:
 
     def _report(self, namespace: str, build_id: str) -> Iterator[AuditLine]:
         """Check the ledger: every accepted cell has ended, and every succeeded cell has its artifact."""
+        where, remedy = f"build {build_id}", "please report it"
         found = self._artifacts.get_object(build_key(namespace, build_id, "report.json"))
         plan = self._artifacts.get_object(build_key(namespace, build_id, "plan.json"))
         if found is None or plan is None:
@@ -175,17 +173,11 @@ class Auditor:
         try:
             cells, planned = json.loads(found.data)["cells"], json.loads(plan.data)["cells"]
         except (ValueError, KeyError, TypeError) as error:
-            yield _finding(f"build {build_id}", f"its report cannot be read: {error!r}", "submit it again")
+            yield _finding(where, f"its report cannot be read: {error!r}", "submit it again")
             return
         accepted, ended = {cell["identifier"] for cell in planned}, [cell["identifier"] for cell in cells]
         if len(ended) != len(set(ended)) or set(ended) != accepted:
-            yield _finding(
-                f"build {build_id}",
-                f"{len(accepted)} cells were accepted, but {len(ended)} reported",
-                "please report it",
-            )
+            yield _finding(where, f"{len(accepted)} cells were accepted, but {len(ended)} reported", remedy)
         for cell in cells:
             if cell["state"] not in ENDED:
-                yield _finding(
-                    f"build {build_id}", f"reported with {cell['identifier']} {cell['state']}", "please report it"
-                )
+                yield _finding(where, f"reported with {cell['identifier']} {cell['state']}", remedy)
