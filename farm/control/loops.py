@@ -34,7 +34,7 @@ build's turn comes within two job lengths (docs/decisions/0026). With none, slot
 
 
 def hand_out(store: Store, send: Send, pool: str) -> int:
-    """Hand a pool's next jobs to the broker; return their number. None if no live worker serves it.
+    """Hand a pool's next jobs to the broker; return their number.
 
     Order: the highest priority first; then one job of each build in turn, first turns before others; within a build the
     longest job first, else the manifest's order. The store keeps this order (`lua/_shared.lua`, `lua/hand_out.lua`),
@@ -287,51 +287,44 @@ failure.
 """
 
 
-class ControlPlane:
-    """Runs loops in threads, until it has to stop. Any number of them may run for one farm."""
+def repeat_all(store: Store, loops: Sequence[Loop], stop: threading.Event) -> None:
+    """Run loops, each in a thread, until `stop` is set. Waits for servers that are away."""
+    name = _own_name()
+    threads = [
+        threading.Thread(target=_repeat, args=(store, name, loop, stop), name=f"control-{loop.name}") for loop in loops
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        store.leader.resign(name)
+    except FarmFault as error:
+        log.info("cannot release the leader's lease, it expires by itself", error=error.message)
 
-    def __init__(self, store: Store, loops: Sequence[Loop]) -> None:
-        self._store = store
-        self._loops = loops
-        self._name = _own_name()
 
-    def run(self, stop: threading.Event) -> None:
-        """Run all loops until `stop` is set. Waits for servers that are away."""
-        threads = [
-            threading.Thread(target=self._repeat, args=(loop, stop), name=f"control-{loop.name}")
-            for loop in self._loops
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+def _repeat(store: Store, name: str, loop: Loop, stop: threading.Event) -> None:
+    """Take a loop's step until `stop` is set; no exception ends the loop."""
+    healthy = True
+    stop.wait(loop.first)
+    while not stop.is_set():
+        pause = min(max(loop.seconds, WAIT_SECONDS), AGAIN)
         try:
-            self._store.leader.resign(self._name)
+            if loop.leader_only and not store.leader.lead(name, LEADER_SECONDS):
+                pause = min(loop.seconds, LEADER_SECONDS)
+            else:
+                loop.step()
+                pause = loop.seconds
+            if not healthy:
+                log.info("control loop continues", loop=loop.name)
+            healthy = True
         except FarmFault as error:
-            log.info("cannot release the leader's lease, it expires by itself", error=error.message)
-
-    def _repeat(self, loop: Loop, stop: threading.Event) -> None:
-        """Take a loop's step until `stop` is set; no exception ends the loop."""
-        healthy = True
-        stop.wait(loop.first)
-        while not stop.is_set():
-            pause = min(max(loop.seconds, WAIT_SECONDS), AGAIN)
-            try:
-                if loop.leader_only and not self._store.leader.lead(self._name, LEADER_SECONDS):
-                    pause = min(loop.seconds, LEADER_SECONDS)
-                else:
-                    loop.step()
-                    pause = loop.seconds
-                if not healthy:
-                    log.info("control loop continues", loop=loop.name)
-                healthy = True
-            except FarmFault as error:
-                if healthy:
-                    log.warning("control loop waits", loop=loop.name, error=error.message, hint=error.hint)
-                healthy = False
-            except Exception:
-                log.exception("control loop failed, continuing", loop=loop.name)
-            stop.wait(pause)
+            if healthy:
+                log.warning("control loop waits", loop=loop.name, error=error.message, hint=error.hint)
+            healthy = False
+        except Exception:
+            log.exception("control loop failed, continuing", loop=loop.name)
+        stop.wait(pause)
 
 
 def run_loops(farm: Farm, stop: threading.Event) -> None:
@@ -354,7 +347,7 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
         Loop("index", farm.build_index.fill, LOOK_EVERY, leader_only=False),
         *(loop for extension in farm.extensions if extension.loops for loop in extension.loops(farm)),
     ]
-    ControlPlane(farm.store, loops).run(stop)
+    repeat_all(farm.store, loops, stop)
     with suppress(FarmFault):  # Then it is known as silent for an hour.
         presence.leave()
 

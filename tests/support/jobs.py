@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.attempt import ANYWHERE
-from farm.control.loops import ControlPlane, job_loops
+from farm.control.loops import job_loops, repeat_all
 from farm.jobs.state import Outcome
 from farm.logging import configure
 from farm.node.supervisor import Supervisor
@@ -118,7 +118,7 @@ def control_plane(settings: Settings, store: Store) -> Iterator[Reports]:
         finish=reports.finish,
         resume=reports.resume,
     )
-    with in_a_thread(ControlPlane(store, loops).run):
+    with in_a_thread(partial(repeat_all, store, loops)):
         yield reports
 
 

@@ -13,7 +13,7 @@ from farm.app import Farm
 from farm.artifacts import inventory
 from farm.artifacts.inventory import MARKS
 from farm.control import loops
-from farm.control.loops import ControlPlane, job_loops, send_strays
+from farm.control.loops import job_loops, repeat_all, send_strays
 from farm.errors import StorageUnavailable
 from farm.extension import Loop
 from farm.settings import load_settings
@@ -33,7 +33,7 @@ def test_a_step_that_fails_is_not_repeated_at_once(farm: Farm) -> None:
         raise StorageUnavailable("away")
 
     loops_ = [Loop("tidy", tidy, 600.0), Loop("tick", partial(ticks.append, ""), 0.1, leader_only=False)]
-    with in_a_thread(ControlPlane(farm.store, loops_).run):
+    with in_a_thread(partial(repeat_all, farm.store, loops_)):
         wait_until(lambda: len(ticks) > 15, message="time has passed")
     assert len(tried) == 1
 
@@ -105,18 +105,10 @@ def test_a_queue_that_cannot_be_read_keeps_no_job_from_its_pools_timeout(redis_u
         raise ValueError("no message")
 
     reports = Reports(store)
-    plane = ControlPlane(
-        store,
-        job_loops(
-            settings,
-            store,
-            send=lambda *_: None,
-            queued=broken,
-            finish=reports.finish,
-            resume=reports.resume,
-        ),
+    loops_ = job_loops(
+        settings, store, send=lambda *_: None, queued=broken, finish=reports.finish, resume=reports.resume
     )
-    thread = threading.Thread(target=plane.run, args=(stop,))
+    thread = threading.Thread(target=repeat_all, args=(store, loops_, stop))
     thread.start()
     try:
         join_pool(store)

@@ -18,7 +18,7 @@ import pytest
 
 from farm.app import Farm
 from farm.cli import main
-from farm.control.loops import ControlPlane, job_loops
+from farm.control.loops import job_loops, repeat_all
 from farm.errors import ManifestError
 from farm.node.gpus import Machine
 from farm.node.survey import share_out, survey
@@ -84,7 +84,7 @@ def control(farm: Farm) -> Iterator[None]:
         finish=farm.build_finisher.finish,
         resume=farm.admission.resume,
     )
-    with in_a_thread(ControlPlane(farm.store, loops).run):
+    with in_a_thread(partial(repeat_all, farm.store, loops)):
         yield
 
 
