@@ -250,7 +250,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._stop_timer()
+        if self._timer:
+            self._timer.cancel()
         self._stop_awaiting()
         super().connection_lost(exc)
 
@@ -269,7 +270,8 @@ class BoundedConnection(H11Protocol):
     def _enter(self, stage: _Stage) -> None:
         if stage is self._stage:
             return
-        self._stop_timer()
+        if self._timer:
+            self._timer.cancel()
         self._stage, self._since = stage, self.loop.time()
         if stage is not _Stage.ANSWER:
             seconds = self.header_seconds if stage is _Stage.HEADER else self.body_seconds
@@ -290,11 +292,6 @@ class BoundedConnection(H11Protocol):
         if self._taking:
             self._taking.cancel()
             self._taking = None
-
-    def _stop_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
 
 
 def bounded() -> type[BoundedConnection]:
