@@ -72,11 +72,9 @@ def survey(settings: Settings, machine: Machine = HERE) -> Findings:
     libraries = machine.path(f"{rocm.root}/lib") if rocm else None
     has_module = libraries is not None and any(libraries.glob("migraphx*.so"))  # MIGraphX's Python module
     path = settings.migraphx_path or (str(libraries) if has_module else "")
-    findings = Findings(gpus=gpus, notes=notes, rocm=rocm, migraphx_path=path)
-    if rocm:
-        findings.versions.update(
-            {name: text for name, text in (("rocm", rocm.version), ("miopen", rocm.miopen)) if text}
-        )
+    known = {"rocm": rocm.version, "miopen": rocm.miopen} if rocm else {}
+    versions = {name: text for name, text in known.items() if text}
+    findings = Findings(gpus=gpus, notes=notes, rocm=rocm, versions=versions, migraphx_path=path)
     makers = {gpu.maker for gpu in gpus}
     added = [
         (compiler.name, kind.pattern)
