@@ -258,11 +258,11 @@ class Host:
             return self._folder is None
         if gpu:
             return True if self._paused is None and self._takes_share() else None
-        if self.measurer is None and locks.none_is_due() and _takes(locks.turn, fcntl.LOCK_EX):
+        if self.measurer is None and locks.none_is_due() and takes(locks.turn, fcntl.LOCK_EX):
             self.measurer, self._turn_began = child, now
             self.step()
         if self.measurer is child:
-            if _takes(locks.whole, fcntl.LOCK_EX):
+            if takes(locks.whole, fcntl.LOCK_EX):
                 return not self.is_split
             return False if now - self._turn_began > PATIENCE else None
         return False if now - asked > LONGEST and self._takes_share() else None
@@ -273,7 +273,7 @@ class Host:
         if self.measurer is not child or locks is None:
             return
         # Nobody takes the whole before the turn is free.
-        if _takes(locks.whole, fcntl.LOCK_SH):
+        if takes(locks.whole, fcntl.LOCK_SH):
             locks.share, locks.whole = locks.whole, locks.share
             self._has_share = True
             fcntl.flock(locks.whole, fcntl.LOCK_UN)
@@ -287,7 +287,7 @@ class Host:
             return
         if self.measurer and now - self._turn_began > LONGEST:
             self.measurer.lose_turn()
-        wanted = self.measurer is not None or not _takes(locks.look, fcntl.LOCK_SH)
+        wanted = self.measurer is not None or not takes(locks.look, fcntl.LOCK_SH)
         fcntl.flock(locks.look, fcntl.LOCK_UN)
         if self._paused is None:
             if now >= self._rests_until:
@@ -295,7 +295,7 @@ class Host:
                 self._paused = now if wanted else None
         else:
             lasts = now - self._paused
-            is_due = lasts > STRETCH and _takes(locks.due, fcntl.LOCK_SH)
+            is_due = lasts > STRETCH and takes(locks.due, fcntl.LOCK_SH)
             if ((is_due or not wanted) and self._takes_share()) or lasts > LONGEST:
                 self._rests_until = now + lasts * REST if is_due else now
                 self._paused = None
@@ -310,7 +310,7 @@ class Host:
                 child.look()
 
     def _takes_share(self) -> bool:
-        self._has_share = self._has_share or (self._locks is not None and _takes(self._locks.share, fcntl.LOCK_SH))
+        self._has_share = self._has_share or (self._locks is not None and takes(self._locks.share, fcntl.LOCK_SH))
         return self._has_share
 
     def _watch(self) -> None:
@@ -348,7 +348,7 @@ class _Locks:
 
     def none_is_due(self) -> bool:
         """Whether no process has paused for so long that it comes before the next measurement."""
-        found = _takes(self.others_due, fcntl.LOCK_EX)
+        found = takes(self.others_due, fcntl.LOCK_EX)
         fcntl.flock(self.others_due, fcntl.LOCK_UN)
         return found
 
@@ -358,7 +358,7 @@ class _Locks:
             os.close(descriptor)
 
 
-def _takes(descriptor: int, how: int) -> bool:
+def takes(descriptor: int, how: int) -> bool:
     """Take a lock, or change the one that is held, if that is possible now."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)

@@ -36,7 +36,7 @@ from typing import Any
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
-from farm.compiling.alone import boot_id
+from farm.compiling.alone import boot_id, takes
 from farm.compiling.attempt import Attempt
 from farm.compiling.pipeline import LARGEST
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
@@ -133,12 +133,10 @@ def _taken(lock: Path, how: int) -> int | None:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         return None
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if takes(descriptor, how):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 TRIES = 30  # How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile.
@@ -453,13 +451,11 @@ def _read(folder: Path) -> dict[str, Any] | None:
     if folder.name.startswith("."):
         return None  # The process that wrote or removed it was killed.
     try:
-        document: Any = json.loads((folder / "parcel.json").read_text())
-    except (OSError, ValueError):
+        found: dict[str, Any] = json.loads((folder / "parcel.json").read_text())
+        is_ours = found.keys() >= _FIELDS
+    except (OSError, ValueError, AttributeError):  # It is missing, cut short, or no object.
         return None
-    if not isinstance(document, dict):
-        return None
-    found: dict[str, Any] = document
-    sound = not found.keys() >= _FIELDS or found.get("boot") == boot_id() or (folder / "settled").exists()
+    sound = not is_ours or found.get("boot") == boot_id() or (folder / "settled").exists()
     return found if sound else None
 
 
