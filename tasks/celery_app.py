@@ -32,8 +32,7 @@ log = get_logger(__name__)
 RECONNECT_SECONDS = 3.0
 """Seconds between two tries to reach a broker, in the middle; Celery's own pauses grow to half a minute."""
 
-CALM_SECONDS = 4 * RECONNECT_SECONDS
-"""Seconds without trouble after which new trouble is logged again."""
+CALM_SECONDS = 4 * RECONNECT_SECONDS  # Seconds without trouble after which new trouble is logged again.
 
 app = Farm.current().celery
 app.conf.worker_consumer = "tasks.celery_app:Consumer"

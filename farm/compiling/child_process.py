@@ -39,10 +39,8 @@ from farm.targets.compilers import child_modules, with_folder
 RUNNER = Path(__file__).parent.parent / "runner" / "child.py"
 """The program of every child; its folder holds nothing but the runner."""
 
-_LOOK_SECONDS = 0.2
-"""Longest time until a cancel or a limit is noticed; messages and the end are noticed at once."""
-_PATIENCE = 10.0
-"""Seconds that the launcher gets for its last word, beyond the time that processes may take to die."""
+_LOOK_SECONDS = 0.2  # Longest time until a cancel or a limit is noticed; messages and the end are noticed at once.
+_PATIENCE = 10.0  # Seconds that the launcher gets for its last word, beyond the time that processes may take to die.
 _INHERITED = (
     "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ", "ROCM_PATH", "ROCM_HOME", "HIP_PATH", "SSL_CERT_FILE",
 )  # fmt: skip
@@ -55,20 +53,15 @@ _THREAD_VARIABLES = (
     "MIOPEN_COMPILE_PARALLEL_LEVEL",
 )
 
-OnMessage = Callable[[PhaseMessage], None]
-"""Hears what the child is doing, in the thread that called `run_child`."""
+OnMessage = Callable[[PhaseMessage], None]  # Hears what the child is doing, in the thread that called `run_child`.
 
 LONGEST_MESSAGE = 1 << 20
 """Bytes of one message: what is in an answer goes on to the store, which holds all of it in memory."""
-_DEEPEST_MESSAGE = 32
-"""Levels of lists and objects in a message; answers have six or so."""
+_DEEPEST_MESSAGE = 32  # Levels of lists and objects in a message; answers have six or so.
 _PHASES = frozenset(Phase)
-_LONGEST_DETAIL = 4000
-"""Characters with which a child says how far it is; the store keeps the last of them."""
-_MOST_PHASES = 1000
-"""Phase changes that a child may report: each is an event of its build."""
-_MOST_MESSAGES = 200_000
-"""Messages of one child: each takes time of the worker, which other attempts share."""
+_LONGEST_DETAIL = 4000  # Characters with which a child says how far it is; the store keeps the last of them.
+_MOST_PHASES = 1000  # Phase changes that a child may report: each is an event of its build.
+_MOST_MESSAGES = 200_000  # Messages of one child: each takes time of the worker, which other attempts share.
 
 
 @dataclass(frozen=True, slots=True)

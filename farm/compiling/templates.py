@@ -17,18 +17,12 @@ from pathlib import Path
 from farm.runner.documents import ChildRequest
 from farm.runner.template import FORK, LONGEST, READY
 
-NOWHERE = Path("/nonexistent")
-"""What a template has for the folder of its children, which have one each."""
-MOST = 8
-"""Templates at once: each holds some 60 MB."""
-IDLE_SECONDS = 60.0
-"""Seconds after which a template without work makes room for another."""
-START_SECONDS = 10.0
-"""Seconds that a child waits for a new template; then it starts cold."""
-_WITHOUT_OWN = ("onnx", "expected", "none")
-"""Not compilers: their children import what those of ONNX Runtime do."""
-FORK_SECONDS = 5.0
-"""Seconds in which a template forks; one that needs longer is ended."""
+NOWHERE = Path("/nonexistent")  # What a template has for the folder of its children, which have one each.
+MOST = 8  # Templates at once: each holds some 60 MB.
+IDLE_SECONDS = 60.0  # Seconds after which a template without work makes room for another.
+START_SECONDS = 10.0  # Seconds that a child waits for a new template; then it starts cold.
+_WITHOUT_OWN = ("onnx", "expected", "none")  # Not compilers: their children import what those of ONNX Runtime do.
+FORK_SECONDS = 5.0  # Seconds in which a template forks; one that needs longer is ended.
 
 
 class Forked:

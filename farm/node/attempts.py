@@ -40,11 +40,9 @@ _DOUBTS: dict[FailureKind | None, bytes] = {
 }
 """What an attempt's end says of its node."""
 
-HEARD_AGAIN = 3600.0
-"""Seconds after which a namespace other than `main` has a node looked at again."""
+HEARD_AGAIN = 3600.0  # Seconds after which a namespace other than `main` has a node looked at again.
 
-RETRY_SECONDS = 0.5
-"""Between two tries to reach the store."""
+RETRY_SECONDS = 0.5  # Between two tries to reach the store.
 
 Answer = TypeVar("Answer")
 
