@@ -23,7 +23,6 @@ from pathlib import Path
 from farm.jobs.state import PAUSED, WAITS_FOR_TURN
 from farm.runner.protocol import CONTINUE, GO, PAUSE
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 TURN, RUNNING, DUE = "farm-turn.lock", "farm-running.lock", "farm-due.lock"
 
 LOOK_SECONDS = 0.05  # Between two looks at the locks.
@@ -49,14 +48,6 @@ def open_lock(path: Path) -> int:
     return lock
 
 
-def boot_id() -> str:
-    """Return the id of this boot of the machine, with its line's end; the same text for ever if the system has none."""
-    try:
-        return BOOT.read_text()
-    except OSError:
-        return ""
-
-
 def lock_folder(folder: str) -> Path:
     """Return the folder of the lock files: the one that the settings name, else the system's for temporary files."""
     return Path(folder or tempfile.gettempdir())
@@ -64,8 +55,9 @@ def lock_folder(folder: str) -> Path:
 
 def lock_place(folder: str) -> str:
     """Return what tells apart workers that do not share their lock files: the running kernel, and the folder there."""
-    kernel = boot_id().strip()
-    if not kernel:
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
         return ""
     with suppress(OSError):
         found = lock_folder(folder).stat()
@@ -258,11 +250,11 @@ class Host:
             return self._folder is None
         if gpu:
             return True if self._paused is None and self._takes_share() else None
-        if self.measurer is None and locks.none_is_due() and takes(locks.turn, fcntl.LOCK_EX):
+        if self.measurer is None and locks.none_is_due() and _takes(locks.turn, fcntl.LOCK_EX):
             self.measurer, self._turn_began = child, now
             self.step()
         if self.measurer is child:
-            if takes(locks.whole, fcntl.LOCK_EX):
+            if _takes(locks.whole, fcntl.LOCK_EX):
                 return not self.is_split
             return False if now - self._turn_began > PATIENCE else None
         return False if now - asked > LONGEST and self._takes_share() else None
@@ -273,7 +265,7 @@ class Host:
         if self.measurer is not child or locks is None:
             return
         # Nobody takes the whole before the turn is free.
-        if takes(locks.whole, fcntl.LOCK_SH):
+        if _takes(locks.whole, fcntl.LOCK_SH):
             locks.share, locks.whole = locks.whole, locks.share
             self._has_share = True
             fcntl.flock(locks.whole, fcntl.LOCK_UN)
@@ -287,7 +279,7 @@ class Host:
             return
         if self.measurer and now - self._turn_began > LONGEST:
             self.measurer.lose_turn()
-        wanted = self.measurer is not None or not takes(locks.look, fcntl.LOCK_SH)
+        wanted = self.measurer is not None or not _takes(locks.look, fcntl.LOCK_SH)
         fcntl.flock(locks.look, fcntl.LOCK_UN)
         if self._paused is None:
             if now >= self._rests_until:
@@ -295,7 +287,7 @@ class Host:
                 self._paused = now if wanted else None
         else:
             lasts = now - self._paused
-            is_due = lasts > STRETCH and takes(locks.due, fcntl.LOCK_SH)
+            is_due = lasts > STRETCH and _takes(locks.due, fcntl.LOCK_SH)
             if ((is_due or not wanted) and self._takes_share()) or lasts > LONGEST:
                 self._rests_until = now + lasts * REST if is_due else now
                 self._paused = None
@@ -310,7 +302,7 @@ class Host:
                 child.look()
 
     def _takes_share(self) -> bool:
-        self._has_share = self._has_share or (self._locks is not None and takes(self._locks.share, fcntl.LOCK_SH))
+        self._has_share = self._has_share or (self._locks is not None and _takes(self._locks.share, fcntl.LOCK_SH))
         return self._has_share
 
     def _watch(self) -> None:
@@ -348,7 +340,7 @@ class _Locks:
 
     def none_is_due(self) -> bool:
         """Whether no process has paused for so long that it comes before the next measurement."""
-        found = takes(self.others_due, fcntl.LOCK_EX)
+        found = _takes(self.others_due, fcntl.LOCK_EX)
         fcntl.flock(self.others_due, fcntl.LOCK_UN)
         return found
 
@@ -358,7 +350,7 @@ class _Locks:
             os.close(descriptor)
 
 
-def takes(descriptor: int, how: int) -> bool:
+def _takes(descriptor: int, how: int) -> bool:
     """Take a lock, or change the one that is held, if that is possible now."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)

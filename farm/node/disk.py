@@ -36,7 +36,6 @@ from typing import Any
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
-from farm.compiling.alone import boot_id, takes
 from farm.compiling.attempt import Attempt
 from farm.compiling.pipeline import LARGEST
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
@@ -133,10 +132,12 @@ def _taken(lock: Path, how: int) -> int | None:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         return None
-    if takes(descriptor, how):
-        return descriptor
-    os.close(descriptor)
-    return None
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 TRIES = 30  # How often the copy of a file is tried that is damaged, or that another slot removed or replaced meanwhile.
@@ -259,6 +260,7 @@ PUBLISH_TRIES = 3
 
 _FIELDS = frozenset({"job", "token", "namespace", "sidecar", "files", "phases"})  # The description of a parcel.
 LEARNT = "learnt.gz"  # The file with what the tuning learnt; no blob has this name.
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Outbox:
@@ -288,21 +290,20 @@ class Outbox:
         Raises NotPlain for a file that is not a regular file, OSError.
         """
         new, lock = self._begin(f"{attempt.job_id}-{attempt.number}")
-        document: dict[str, Any] = {
-            "job": attempt.job_id,
-            "token": attempt.token,
-            "namespace": attempt.namespace,
-            "sidecar": sidecar,
-            "files": {blob: path.name for blob, path in files.items()},
-            "phases": phases,
-            "boot": boot_id(),
-        }
         try:
-            taken = {blob: take(path, new / blob, limit, within=within) for blob, path in files.items()}
+            document: dict[str, Any] = {
+                "job": attempt.job_id,
+                "token": attempt.token,
+                "namespace": attempt.namespace,
+                "sidecar": sidecar,
+                "files": {blob: path.name for blob, path in files.items()},
+                "digests": {blob: take(path, new / blob, limit, within=within)[0] for blob, path in files.items()},
+                "phases": phases,
+                "boot": _boot(),
+            }
             if learnt:
                 document["learnt"], packed = learnt
                 (new / LEARNT).write_bytes(packed)
-            document["digests"] = {blob: digest for blob, (digest, _) in taken.items()}
             (new / "parcel.json").write_text(json.dumps(document))
             return Parcel(new.rename(self._folder / new.name.lstrip(".")), lock, document, self._sign)
         except BaseException:
@@ -455,8 +456,16 @@ def _read(folder: Path) -> dict[str, Any] | None:
         is_ours = found.keys() >= _FIELDS
     except (OSError, ValueError, AttributeError):  # It is missing, cut short, or no object.
         return None
-    sound = not is_ours or found.get("boot") == boot_id() or (folder / "settled").exists()
+    sound = not is_ours or found.get("boot") == _boot() or (folder / "settled").exists()
     return found if sound else None
+
+
+def _boot() -> str:
+    """Return the id of this boot of the machine; the same text for ever if the system has none."""
+    try:
+        return BOOT.read_text()
+    except OSError:
+        return ""
 
 
 def _sync(path: Path) -> None:

@@ -449,7 +449,7 @@ def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits"
     (tmp_path / "boot").write_text("the second")
-    monkeypatch.setattr("farm.compiling.alone.BOOT", tmp_path / "boot")
+    monkeypatch.setattr("farm.node.disk.BOOT", tmp_path / "boot")
     assert [parcel.job for parcel in box.left()] == [attempt.job_id]
 
 
@@ -535,7 +535,7 @@ def test_a_parcel_outlives_its_process_and_a_loss_of_power_once_it_waits(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     if after == 2:
         (tmp_path / "boot").write_text("the second")
-        monkeypatch.setattr("farm.compiling.alone.BOOT", tmp_path / "boot")
+        monkeypatch.setattr("farm.node.disk.BOOT", tmp_path / "boot")
     assert [parcel.job for parcel in Outbox(tmp_path / "box").left()] == ["j"] * left
 
 
