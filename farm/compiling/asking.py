@@ -154,8 +154,8 @@ def _generated(order: WorkOrder) -> DataRecipe:
 
 
 def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
-    """Ask for the model to be cut into slices, written to `folder`; nothing of a compiler is imported for it."""
-    return {**_of_model(order, model, "slice"), "slices": str(folder)}
+    """Ask for the model to be cut into slices, written to `folder`."""
+    return {**model_request(order, model, "slice"), "slices": str(folder)}
 
 
 def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
@@ -176,11 +176,6 @@ def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: s
     }
 
 
-def check_request(order: WorkOrder, model: Path) -> Request:
-    """Ask whether a model is safe to open; nothing of a compiler is imported for it."""
-    return _of_model(order, model, "check")
-
-
 def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -> Request:
     """Ask whether a model that has no work order is safe to open; `alone`: its external data is not there yet."""
     return {
@@ -192,8 +187,9 @@ def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -
 
 
 def pack_request(order: WorkOrder, model: Path, packed: Path) -> Request:
-    """Ask for the model with its weights as blocks of int4, written to `packed`; no compiler is imported for it."""
-    return {**_of_model(order, model, "pack"), "quantization": order["spec"]["quantization"], "packed": str(packed)}
+    """Ask for the model with its weights as blocks of int4, written to `packed`."""
+    quantization = order["spec"]["quantization"]
+    return {**model_request(order, model, "pack"), "quantization": quantization, "packed": str(packed)}
 
 
 def compile_request(order: WorkOrder, model: Path, calibration: Path | None, program: Path) -> Request:
@@ -289,8 +285,8 @@ def bench_request(
     return {**whole, "programs": parts}
 
 
-def _of_model(order: WorkOrder, model: Path, action: str) -> Request:
-    """Ask for what is done to a model without any compiler."""
+def model_request(order: WorkOrder, model: Path, action: str) -> Request:
+    """Ask for what is done to a model without any compiler, such as to `check` whether it is safe to open."""
     return _request(order, action=action, compiler="onnxruntime", device="cpu", model=_model(order, model))
 
 

@@ -135,11 +135,6 @@ class Children:
         """Seconds since it all began, without those in which its children were paused."""
         return round(time.monotonic() - self.began - self.clock.lost, 3)
 
-    @property
-    def peak_memory(self) -> int:
-        """The most memory that a child took, in bytes."""
-        return max(self.memory, default=0)
-
     def look(self, when: str) -> Conditions | None:
         """Return the state of the slot's GPU while no child runs; log that others use it, at the moment `when`."""
         found = self.conditions()
@@ -388,7 +383,7 @@ class Steps:
     def _let_check(self, model: Path, installation: Installation | None) -> None:
         """Let a child of the farm's own Python check the model: one of MIGraphX's may lack onnx, and opens it next."""
         if not self._checked and (installation or self.children.settings.migraphx_python):
-            self.children.ask(asking.check_request(self.order, model), read=[model.parent])
+            self.children.ask(asking.model_request(self.order, model, "check"), read=[model.parent])
             self._checked = True
 
     def compile(self, model: Path, calibration: Path | None) -> CompileAnswer:
@@ -513,7 +508,7 @@ class Steps:
             "verification": evidence,
             "measurements": speed,
             "passes": compiled.get("passes", {}),
-            "peak_memory": self.children.peak_memory,
+            "peak_memory": max(self.children.memory, default=0),
             "phases": self.children.phases,
             "seconds": self.children.seconds,
             "node": socket.gethostname(),
