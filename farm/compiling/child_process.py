@@ -131,16 +131,9 @@ def run_child(
                 (host or Host()).child(clock or Clock(), gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
                 closing(Conversation(place, partial(read_answer, whole, kind=answer), on_message)) as conversation,
             ):
-                child = ChildProcess(
-                    [python or sys.executable, str(script)],
-                    whole,
-                    partial(child_environment, request=whole, extra=environment or {}),
-                    scratch,
-                    log.fileno(),
-                    conversation,
-                    limits,
-                    templates,
-                )
+                command = [python or sys.executable, str(script)]
+                variables = partial(child_environment, request=whole, extra=environment or {})
+                child = ChildProcess(command, whole, variables, scratch, log.fileno(), conversation, limits, templates)
                 try:
                     place.started(child.say)
                     by = child.follow(cancelled)
@@ -251,7 +244,6 @@ class ChildProcess:
         Raises OSError if the child cannot be started.
         """
         self._conversation = conversation
-        self._dying = float(request["dying"])
         self._grouped = request["group"].get("memory", False)
         self._oom_kills = 0 if self._grouped else _oom_kills()
         self._stuck: list[int] = []
@@ -299,7 +291,7 @@ class ChildProcess:
             conversation.read(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
             conversation.look()
             by = EndedBy.NONSENSE if conversation.is_nonsense or conversation.wrong else self._verdict(cancelled)
-            if by is not EndedBy.ITSELF or conversation.silence > self._dying:
+            if by is not EndedBy.ITSELF or conversation.silence > limits.dying:
                 return by
         return EndedBy.ITSELF
 
@@ -357,7 +349,7 @@ class ChildProcess:
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
-        deadline = time.monotonic() + self._dying + _PATIENCE
+        deadline = time.monotonic() + self._limits.dying + _PATIENCE
         while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
             self._conversation.read(left)
 
