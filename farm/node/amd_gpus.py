@@ -72,9 +72,8 @@ def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
     notes = []
     if nodes := hidden_nodes(machine):
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
-        notes.append(
-            Note("GPUs", text, "give the container the device (--device /dev/dri/renderD…), if it should use it", False)
-        )
+        fix = "give the container the device (--device /dev/dri/renderD…), if it should use it"
+        notes.append(Note("GPUs", text, fix, broken=False))
     if not base and machine.path("/sys/module/amdgpu").is_dir() and not machine.path("/dev/kfd").exists():
         notes.append(Note("GPUs", "the amdgpu driver is loaded, but there is no /dev/kfd", _CONTAINER))
     return notes

@@ -58,14 +58,7 @@ class Attempts:
     """Those of this process: Celery calls tasks and signals without them."""
 
     def __init__(
-        self,
-        store: Store,
-        executor: Executor,
-        settings: Settings,
-        slots: Sequence[Slot],
-        *,
-        worker: str,
-        node: str,
+        self, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str
     ) -> None:
         self._store = store
         self._executor = executor
