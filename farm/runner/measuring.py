@@ -72,7 +72,7 @@ def evaluate(
     """
     points = meta["points"]
     most = _MAX_RUNS.get(request["device"], len(runs))
-    starts = accumulate((point["runs"] for point in points), initial=0)
+    starts = accumulate([point["runs"] for point in points], initial=0)
     parts = [range(start, start + min(most, point["runs"])) for start, point in zip(starts, points, strict=False)]
     total = sum(len(part) for part in parts)
     started = time.perf_counter()
