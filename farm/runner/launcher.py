@@ -324,12 +324,8 @@ class Guard:
     def __init__(self, inner: int, wake: int, words: int, goer: int, request: Request, launcher: int) -> None:
         """`inner` is the child's first process; `goer` is where `GO` is passed on to it."""
         group = request["group"]
-        self.request = request
-        self.launcher = launcher
-        self.inner = inner
-        self.wake = wake
-        self.words = Messages(words)
-        self.goer = goer
+        self.request, self.launcher, self.inner = request, launcher, inner
+        self.words, self.wake, self.goer = Messages(words), wake, goer
         self.pausing = self.paused = False
         self.spent = 0.0  # CPU seconds when it was paused.
         self.looked, self.look_took = time.monotonic(), 0.0

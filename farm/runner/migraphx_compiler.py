@@ -132,7 +132,7 @@ def _compiled(migraphx: Any, request: documents.Request, messages: Messages) -> 
             migraphx.autocast_fp8(program)
     # Calibration runs the model, which takes a device that is here: every build has `ref`, and every machine runs it.
     runs = _target(migraphx, "ref") if cross else target
-    quantized = _quantize(migraphx, program, runs, request["precision"].split("-"), request, messages)
+    quantized = _quantize(migraphx, program, runs, request, messages)
     keep_text(request, "before", partial(_text, program))
     messages.phase("compiling")
     # A search times kernels. On a CPU there is none.
@@ -222,13 +222,13 @@ def _onnx_arguments(
 
 
 def _quantize(
-    migraphx: Any, program: Any, target: Any, precision: list[str], request: documents.Request, messages: Messages
+    migraphx: Any, program: Any, target: Any, request: documents.Request, messages: Messages
 ) -> dict[str, int]:
     """Quantize in place and return the operators that work on 8 bits, or how many weights have 4.
 
     8-bit first: after bf16 the 8-bit quantizers silently do nothing. Weights of 4 bits came with the model.
     """
-    options = request["quantization"]
+    options, precision = request["quantization"], request["precision"].split("-")
     eight = [part for part in precision if part in _EIGHT_BIT]
     half = [part for part in precision if part in _HALF]
     for part in (*eight, *half):
@@ -422,9 +422,7 @@ class _Prepared(NamedTuple):
 
 class _MigraphxProgram(Program):
     def __init__(self, migraphx: Any, program: Any, request: documents.Request) -> None:
-        self.migraphx = migraphx
-        self.program = program
-        self.request = request
+        self.migraphx, self.program, self.request = migraphx, program, request
         self.shapes = program.get_parameter_shapes()
         self.buffers = [name for name in self.shapes if "#output_" in name]
         self.on_gpu = request["device"].startswith("gfx")

@@ -114,9 +114,7 @@ class _Check:
         import onnx
 
         self.defs = onnx.defs
-        self.model = model
-        self.folder = folder
-        self.alone = alone
+        self.model, self.folder, self.alone = model, folder, alone
         self.operators: Counter[str] = Counter()
         self.weights: Counter[str] = Counter()
         self.files: set[str] = set()

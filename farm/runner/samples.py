@@ -49,10 +49,7 @@ class Samples(Sequence["Arrays"]):
 
     def __init__(self, number: int, make: Callable[[int], Arrays], expected: list[Arrays], batch: int) -> None:
         """`expected[i]` is what the user expects of run `i`; one run holds `batch` samples."""
-        self.number = number
-        self.make = make
-        self.expected = expected
-        self.batch = batch
+        self.number, self.make, self.expected, self.batch = number, make, expected, batch
 
     def __len__(self) -> int:
         return self.number
