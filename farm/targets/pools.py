@@ -201,10 +201,9 @@ def _device_facts(device: Device) -> Iterator[str]:
 def begins(toolchain: str, prefix: str) -> bool:
     """Whether a toolchain's id begins with a prefix that ends where a number ends: `rocm7.1` is not `rocm7.10`."""
     rest = toolchain.removeprefix(prefix)
-    if not toolchain.startswith(prefix):
-        return False
     # Only the label has numbers; the digest behind the last dash may be cut anywhere.
-    return not (prefix[-1:].isdigit() and rest[:1].isdigit() and "-" in rest)
+    cut = prefix[-1:].isdigit() and rest[:1].isdigit() and "-" in rest
+    return toolchain.startswith(prefix) and not cut
 
 
 def version_of(toolchain: str) -> tuple[int, ...]:
