@@ -26,7 +26,7 @@ class CompilerModule(Protocol):
     RECIPE: int  # Its number in cache keys: it goes up when its conversion or quantization changes what comes out.
 
     def probe(self, request: documents.Request) -> documents.ProbeAnswer:
-        """Return what is installed; if it cannot be used, why not."""
+        """Return what is installed. Raises RequestFailed and ImportError if it cannot be used."""
 
     def compile(self, request: documents.Request, messages: Messages) -> documents.CompileAnswer:
         """Quantize, compile, save."""
@@ -116,6 +116,8 @@ def _probe(request: documents.Request, messages: Messages) -> documents.ProbeAns
         return compiler_module(request).probe(request)
     except ImportError as error:
         return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
+    except RequestFailed as failure:
+        return {"available": False, "reason": failure.message, "fix": failure.detail}
 
 
 def _check(request: documents.Request, messages: Messages) -> documents.CheckAnswer:

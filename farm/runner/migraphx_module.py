@@ -42,11 +42,8 @@ _VARIABLES = {"problem_cache": "MIGRAPHX_PROBLEM_CACHE"}
 
 
 def probe(request: Request) -> ProbeAnswer:
-    """Return which MIGraphX is installed; if it cannot be used, why not."""
-    try:
-        migraphx = migraphx_module()
-    except RequestFailed as failure:
-        return {"available": False, "reason": failure.message, "fix": failure.detail}
+    """Return which MIGraphX is installed. Raises RequestFailed if none can be used."""
+    migraphx = migraphx_module()
     targets, missing = [], {}
     for name in ("gpu", "cpu", "ref"):
         try:

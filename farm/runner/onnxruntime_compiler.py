@@ -205,16 +205,13 @@ def cpu_family() -> str:
 
 
 def probe(request: Request) -> ProbeAnswer:
-    """Return which ONNX Runtime is installed: for CPUs, or for the device that the request names."""
+    """Return which ONNX Runtime is installed, for CPUs or the request's device. Raises RequestFailed if none is."""
     build = onnxruntime.get_build_info()
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
     label = f"onnxruntime{onnxruntime.__version__}"
     device = device_of(request)
-    try:
-        found = device.find()
-    except RequestFailed as missing:
-        return {"available": False, "reason": missing.message, "fix": missing.detail}
+    found = device.find()
     parts += map(list, found.versions.items())
     label += device.label(found.versions)
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]

@@ -95,8 +95,8 @@ def test_a_runtime_that_does_not_say_where_nodes_run_is_not_used_for_cards(monke
     name = "get_provider_graph_assignment_info"
     owner = next(each for each in onnxruntime.InferenceSession.__mro__ if name in vars(each))
     monkeypatch.delattr(owner, name)
-    answer = onnxruntime_compiler.probe({"device": "cuda"})  # type: ignore[typeddict-item]
-    assert not answer["available"] and "1.24 and newer do" in answer["reason"]
+    with pytest.raises(onnxruntime_cuda.RequestFailed, match=r"1\.24 and newer do"):
+        onnxruntime_compiler.probe({"device": "cuda"})  # type: ignore[typeddict-item]
     assert onnxruntime_compiler.probe({"device": ""})["available"]  # type: ignore[typeddict-item]
 
 

@@ -249,9 +249,9 @@ def test_what_is_missing_is_said_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [onnxruntime_sessions.CUDA])
     versions = {"cuda": "13.0", "cudnn": "9.28.1", "cublas": "13.10.0"}
     monkeypatch.setattr(onnxruntime_cuda, "libraries", lambda: onnxruntime_cuda.DeviceLibraries(versions, {}, 75))
-    answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
-    assert not answer["available"] and "libnvinfer.so.10" in answer["reason"]
-    assert "TensorRT 10" in answer["fix"] and "LD_LIBRARY_PATH" in answer["fix"]
+    with pytest.raises(RequestFailed, match=r"libnvinfer\.so\.10") as raised:
+        onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
+    assert "TensorRT 10" in raised.value.detail and "LD_LIBRARY_PATH" in raised.value.detail
     there = onnxruntime_compiler.DeviceLibraries({"tensorrt": onnxruntime_cuda.spelt(101303)}, {}, 0)
     monkeypatch.setattr(onnxruntime_tensorrt, "libraries", lambda: there)
     answer = onnxruntime_compiler.probe({"device": "tensorrt"})  # type: ignore[typeddict-item]
