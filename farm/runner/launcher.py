@@ -540,22 +540,21 @@ def disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple[
     A folder that cannot be read, because of its rights or a path that is too long, counts as too much: it could hide
     any number of files.
     """
-    seen: set[tuple[int, int]] = set()
+    sizes: dict[tuple[int, int], int] = {}  # By device and number, since a file may have several names.
     devices: set[int] = set()
-    used = count = 0
-    todo = list(folders)
+    count, todo = 0, list(folders)
     while todo:
         try:
             entries = os.scandir(todo.pop())
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            return used, most + 1
+            return sum(sizes.values()), most + 1
         with entries:
             for entry in entries:
                 count += 1
                 if count > most:
-                    return used, count
+                    return sum(sizes.values()), count
                 try:
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
@@ -563,19 +562,16 @@ def disk_usage(folders: Iterable[str], pids: Iterable[int], most: int) -> tuple[
                 except FileNotFoundError:
                     continue
                 except OSError:
-                    return used, most + 1
+                    return sum(sizes.values()), most + 1
                 devices.add(status.st_dev)
-                if (status.st_dev, status.st_ino) not in seen:
-                    seen.add((status.st_dev, status.st_ino))
-                    used += status.st_blocks * 512
+                sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
     for held in (held for pid in pids for held in _opened(pid)):
         count += 1
         if count > most:
             break
-        if held and held.st_dev in devices and (held.st_dev, held.st_ino) not in seen:
-            seen.add((held.st_dev, held.st_ino))
-            used += held.st_blocks * 512
-    return used, count
+        if held and held.st_dev in devices:
+            sizes[held.st_dev, held.st_ino] = held.st_blocks * 512
+    return sum(sizes.values()), count
 
 
 def _opened(pid: int) -> Iterator[os.stat_result | None]:
