@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,11 +197,7 @@ class _Graph:
             if name not in self.types and self.last_use.get(name, place) > place:
                 edges[place + 1] += 1
                 edges[self.last_use[name] + 1] -= 1
-        blocked, depth = [], 0
-        for edge in edges:
-            depth += edge
-            blocked.append(depth > 0)
-        return blocked
+        return [depth > 0 for depth in accumulate(edges)]
 
     def _cut(self, start: int, place: int, blocked: list[bool]) -> int:
         """Return where to cut before an operation: in front of what leads to it; `start` where nowhere."""
