@@ -189,7 +189,6 @@ class Search:
         worker: str = "",
         job: str = "",
         budget: float = 0.0,
-        collect_seconds: float = COLLECT_SECONDS,
         free: FreeSlots | None = None,
     ) -> None:
         """`session` names this attempt, for ever; `budget` is in seconds, 0 means none. Slots that are `free` help.
@@ -215,7 +214,6 @@ class Search:
         self.rows = list[str]()  # SHA-256 of the snapshots and deltas that it read or added; known at its end.
         self._unsaved = False  # Whether the last commit is yet to come.
         self._session, self._source = session, RecordSource("", worker, job, self.spec["toolchain"])
-        self._collect_seconds = collect_seconds
         self._fan_out = FanOut(free or FreeSlots(), self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
         self._lock = threading.RLock()  # Held while work is counted, or the collector is used.
@@ -228,7 +226,7 @@ class Search:
         ended = threading.Event()
 
         def collect() -> None:
-            while not ended.wait(self._collect_seconds):
+            while not ended.wait(COLLECT_SECONDS):
                 with self._lock:
                     for lane in self._lanes.values():
                         self._collect(lane)

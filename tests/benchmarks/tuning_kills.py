@@ -31,6 +31,7 @@ from farm.artifacts.s3 import S3Store
 from farm.compiling.attempt import FreeSlots, Slot
 from farm.local import servers
 from farm.settings import Settings, load_settings
+from farm.tuning import search
 from farm.tuning.records import RecordStore
 from tests.benchmarks.figures import figure
 from tests.support.scripted_tuner import CANDIDATES, PER_SLICE, database, save_model, tried, tuner_for, worked
@@ -52,7 +53,8 @@ def tune(artifacts: S3Store, settings: Settings, folder: Path, name: str, model:
     free = FreeSlots([Slot(f"GPU-{index}") for index in range(slots)])
     with free.one(threading.Event()) as slot:
         assert slot
-        tuner = tuner_for(artifacts, settings, folder, name, collect_seconds=0.5, slot=slot, free=free)
+        search.COLLECT_SECONDS = 0.5
+        tuner = tuner_for(artifacts, settings, folder, name, slot=slot, free=free)
         tuner.compile(model, None)
 
 

@@ -16,6 +16,7 @@ from farm.compiling.pipeline import Databases, StepEnded
 from farm.errors import StorageUnavailable
 from farm.runner.onnxruntime_sessions import RECORDS, Candidate, add_record, choose
 from farm.settings import Settings
+from farm.tuning import search
 from farm.tuning.formats import OBJECTS, write_folder
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
 from farm.tuning.search import slice_key
@@ -236,9 +237,12 @@ def test_a_slice_that_leaves_nothing_is_not_known_because_others_of_its_attempt_
     assert (tuner.search.work.known, tuner.search.work.tuned, tuner.search.work.untunable) == (0, 4, 4)
 
 
-def test_what_is_tuned_as_a_whole_counts(artifacts: S3Store, farm_settings: Settings, tmp_path: Path) -> None:
+def test_what_is_tuned_as_a_whole_counts(
+    artifacts: S3Store, farm_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A TensorFlow graph is not cut. What the minute's look finds in a running child has taken its seconds, too."""
-    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one", collect_seconds=0.05)
+    monkeypatch.setattr(search, "COLLECT_SECONDS", 0.05)
+    tuner = tuner_for(artifacts, farm_settings, tmp_path, "one")
     tuner.order["model"]["format"] = "tf"
     tuner.compile(save_model(tmp_path, OPERATIONS), None)
     work = tuner.search.work
