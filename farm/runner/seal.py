@@ -113,11 +113,8 @@ FILES, NETWORK, PROCESSES = "files", "network", "processes"
 def unsealable() -> list[str]:
     """Return what this kernel cannot keep from a child, out of files, network and processes."""
     version, filters = _landlock_version(), platform.machine() in _ARCHITECTURES
-    return [
-        *([FILES] if version < 1 else []),
-        *([] if filters else [NETWORK]),
-        *([] if filters or version >= _SCOPES_IN else [PROCESSES]),
-    ]
+    kept = {FILES: version >= 1, NETWORK: filters, PROCESSES: filters or version >= _SCOPES_IN}
+    return [name for name, is_kept in kept.items() if not is_kept]
 
 
 def seal(read: Iterable[str], write: Iterable[str], *, maker: str) -> None:
