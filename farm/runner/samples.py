@@ -445,12 +445,15 @@ def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str
         return dict.fromkeys(request["model"]["names"]), {}, {}
     import onnx
 
-    from .onnx_evaluator import doubted_outputs
     from .onnx_models import random_outputs
 
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"], load_external_data=False)
-    doubted = doubted_outputs(model) if request["compiler"] == "onnx" else {}
+    doubted: dict[str, str] = {}
+    if request["compiler"] == "onnx":  # Else its many modules are not needed.
+        from .onnx_evaluator import doubted_outputs
+
+        doubted = doubted_outputs(model)
     types = {value.name: value.type.tensor_type for value in model.graph.output}
     ranks = {name: len(type.shape.dim) if type.HasField("shape") else None for name, type in types.items()}
     return ranks, random_outputs(model), doubted
