@@ -494,7 +494,7 @@ class PoolChoice:
                 )
             except NoPool as error:
                 place = combination.places["toolchain" if toolchain else "target"]
-                self._complain(str(error), place, error.hint)
+                self._complain(error.message, place, error.hint)
         return self._chosen[asked]
 
     def spread(self, identifier: str, pools: Sequence[str]) -> str:

@@ -552,7 +552,7 @@ class Lookup:
             field: Path = tuple(error.field)
             found = self.place_of_size(combination, str(field[1])) if field[:1] == ("dims",) else (*place, *field)
             at = f" at {combination.label}" if combination.point.sizes else ""
-            self.complain(f"model `{entry.name}`{at}: {error}", found, error.hint)
+            self.complain(f"model `{entry.name}`{at}: {error.message}", found, error.hint)
             return None
         unused = [name for name in combination.point.sizes if name not in used]
         for name in unused:
@@ -573,7 +573,7 @@ class Lookup:
                 self._symbolic[index] = symbolic_inputs(frozen, shapes) if frozen else None
             except ShapeError as error:
                 self._symbolic[index] = None
-                self.complain(f"model `{entry.name}`: {error}", ("models", index, *error.field), error.hint)
+                self.complain(f"model `{entry.name}`: {error.message}", ("models", index, *error.field), error.hint)
         return self._symbolic[index]
 
     def _unused(self, combination: Combination, name: str, symbolic: Mapping[str, TensorInfo]) -> None:

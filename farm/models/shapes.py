@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from farm.errors import suggestion
+from farm.errors import UsageError, suggestion
 from farm.runner.documents import InputSpec, OpenSize, TensorInfo
 from farm.spec import PlainSize
 
@@ -58,13 +58,12 @@ def sum_of(sizes: Sequence[Extent]) -> Extent:
     )
 
 
-class ShapeError(ValueError):
+class ShapeError(UsageError):
     """Input shapes do not work out. `field` is where in the model's entry: `("inputs", "x", "shape")`."""
 
     def __init__(self, message: str, *field: str | int, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, hint=hint)
         self.field = field
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)

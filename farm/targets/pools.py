@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from farm.errors import suggestion
+from farm.errors import UsageError, suggestion
 from farm.files import configs_folder
 from farm.spec import Device, digest_of
 from farm.targets.compilers import Maker, compilers
@@ -336,12 +336,8 @@ def _nvidia(text: str, compiler: str, device: str) -> Choice:
     return Choice(text, target, served, None if split else profile, arch=arch)
 
 
-class NoPool(ValueError):
+class NoPool(UsageError):
     """No pool serves a target, or several do; `hint` suggests what to write."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def choose_pools(
@@ -385,13 +381,13 @@ def choose_pools(
             if family_bound and len({pool.device for pool in candidates}) == 1:
                 builds = " or ".join(sorted({f"`{pool.build}`" for pool in candidates}))
                 hint = f"programs for one CPU family: choose it by an entry of `toolchains`, {builds}"
-        raise NoPool(f"several pools serve `{choice.text}`: {names}", hint)
+        raise NoPool(f"several pools serve `{choice.text}`: {names}", hint=hint)
     if serving:
         names = ", ".join(sorted({pool.toolchain for pool in serving}))
-        raise NoPool(f"no pool of `{choice.text}` has the toolchain `{toolchain}`", f"known: {names}")
+        raise NoPool(f"no pool of `{choice.text}` has the toolchain `{toolchain}`", hint=f"known: {names}")
     targets = ", ".join(sorted({str(pool.target) for pool in in_use})) or "none"
     message = f"no pool serves `{choice.text}`: no such worker was ever seen"
-    raise NoPool(message, f"known: {targets}; start `farm worker` on such a node")
+    raise NoPool(message, hint=f"known: {targets}; start `farm worker` on such a node")
 
 
 def _age(pool: Pool, libraries: Sequence[str]) -> tuple[Any, ...]:
