@@ -363,11 +363,11 @@ def job_loops(
     reaping = min(SWEEP_SECONDS / 2, settings.lease_seconds / 12)
 
     def dispatch_next() -> None:
-        if pool := store.wakeups.next_pool(WAIT_SECONDS):  # That may have jobs to hand out.
+        if pool := store.wakeups.next("pools", WAIT_SECONDS):  # That may have jobs to hand out.
             hand_out(store, send, pool)
 
     def settle_next() -> None:
-        if build_id := store.wakeups.next_build(WAIT_SECONDS):  # That ended or has to be stopped.
+        if build_id := store.wakeups.next("builds", WAIT_SECONDS):  # That ended or has to be stopped.
             settle(store, finish, build_id)
 
     sweep = partial(

@@ -351,18 +351,11 @@ LONGEST_WAIT = 2.0  # Most seconds that one call blocks: less than the socket's 
 class Wakeups(Records):
     """Pools with jobs to hand out, and builds that ended or have to be stopped. Each wake-up goes to one process."""
 
-    def next_pool(self, seconds: float) -> str | None:
-        """Wait for a pool that may have jobs to hand out."""
-        return self._next("pools", seconds)
-
-    def next_build(self, seconds: float) -> str | None:
-        """Wait for a build that ended, or whose cells have to be cancelled."""
-        return self._next("builds", seconds)
+    def next(self, what: Literal["pools", "builds"], seconds: float) -> str | None:
+        """Wait for a pool that may have jobs to hand out, or a build that ended or whose cells have to be cancelled."""
+        found = self._link.ask("BZPOPMIN", ("wake", what), min(seconds, LONGEST_WAIT))
+        return str(found[1]) if found else None
 
     def wake_pool(self, pool: str) -> None:
         """Wake a dispatcher for a pool."""
         self._link.ask("ZADD", ("wake", "pools"), 0, pool)
-
-    def _next(self, what: str, seconds: float) -> str | None:
-        found = self._link.ask("BZPOPMIN", ("wake", what), min(seconds, LONGEST_WAIT))
-        return str(found[1]) if found else None

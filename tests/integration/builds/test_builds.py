@@ -935,10 +935,10 @@ def test_a_pause_and_a_cancel_hold_after_redis_was_lost(farm: Farm, frozen: Froz
     assert farm.build_reader.get("main", paused["id"])["paused"]
     assert set(states(farm, cancelled["id"]).values()) == {"cancelled"}
     assert work(farm) == 0
-    while farm.store.wakeups.next_pool(0.01):
+    while farm.store.wakeups.next("pools", 0.01):
         pass
     farm.builds.pause_pool(POOL.name, paused=False)
-    assert farm.store.wakeups.next_pool(0.01) == POOL.name, "nothing waits for the dispatcher's next round"
+    assert farm.store.wakeups.next("pools", 0.01) == POOL.name, "nothing waits for the dispatcher's next round"
     assert work(farm) == 0
     farm.builds.pause("main", paused["id"], paused=False)
     assert work(farm) == 2

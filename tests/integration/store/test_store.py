@@ -63,7 +63,7 @@ def test_a_build_of_hits_ends_at_once(store: Store) -> None:
     assert cell["facts"] == {"latency": 0.5}
     assert store.builds.get(build_id)["state"] == "ended"
     assert store.jobs.pending(POOL.name) == 0
-    assert store.wakeups.next_build(0.01) == build_id, "somebody has to write its report"
+    assert store.wakeups.next("builds", 0.01) == build_id, "somebody has to write its report"
 
 
 def test_what_a_hit_measured_is_not_known_before_its_job_has_ended(store: Store) -> None:

@@ -51,10 +51,10 @@ def test_a_pool_is_looked_at_again_only_if_no_claim_would_have_it_looked_at(stor
     """With a thousand workers each look takes a hundredth of a second, in which the store answers nobody."""
 
     def woken() -> bool:
-        while store.wakeups.next_pool(0.01):
+        while store.wakeups.next("pools", 0.01):
             pass  # Whoever had it died.
         wake_pools(store)
-        return store.wakeups.next_pool(0.01) == POOL.name
+        return store.wakeups.next("pools", 0.01) == POOL.name
 
     join_pool(store, slots=4)
     submit(store, *cells("aaaaaaaaa"))
@@ -131,7 +131,7 @@ def test_a_large_pool_gets_its_jobs_in_parts_so_that_others_are_served_between_t
     lots: list[list[tuple[str, int]]] = []
     join_pool(store, slots=400)
     submit(store, *[new_cell(f"{number:064x}") for number in range(500)])
-    while pool := store.wakeups.next_pool(0.2):
+    while pool := store.wakeups.next("pools", 0.2):
         hand_out(store, lambda _, lot: lots.append(lot), pool)
     assert [len(lot) for lot in lots] == [100, 100, 100], "until more than half of the slots have one"
     assert len({job for lot in lots for job, _ in lot}) == 300
@@ -237,10 +237,10 @@ def test_what_was_started_before_does_not_overtake_the_more_urgent_in_the_broker
     assert len(others) == 5
     store.jobs.finish(first[0], claim.token, Outcome.released())
     assert store.jobs.hand_out(POOL.name, 2) == [], "it would go on top of the urgent one"
-    while store.wakeups.next_pool(0.01):
+    while store.wakeups.next("pools", 0.01):
         pass
     start(store, urgent)
-    assert store.wakeups.next_pool(0.01) == POOL.name, "nothing more urgent lies there now"
+    assert store.wakeups.next("pools", 0.01) == POOL.name, "nothing more urgent lies there now"
     assert store.jobs.hand_out(POOL.name, 2) == [(first[0], 2)]
 
 
@@ -264,10 +264,10 @@ def test_the_less_urgent_go_on_as_soon_as_a_node_refused_the_more_urgent(store: 
     urgent, other = store.jobs.hand_out(POOL.name, 1)
     store.jobs.finish(other[0], start(store, other, node="n2")[0].token, Outcome.released())
     assert store.jobs.hand_out(POOL.name, 1) == [], "it would go on top of the urgent one"
-    while store.wakeups.next_pool(0.01):
+    while store.wakeups.next("pools", 0.01):
         pass
     assert start(store, urgent)[0].answer == "elsewhere"
-    assert store.wakeups.next_pool(0.01) == POOL.name, "at once, not when somebody looks at all pools"
+    assert store.wakeups.next("pools", 0.01) == POOL.name, "at once, not when somebody looks at all pools"
     assert store.jobs.hand_out(POOL.name, 1) == [(other[0], 2)]
 
 
@@ -348,10 +348,10 @@ def test_the_end_of_a_job_wakes_its_pool_if_its_build_may_have_another_now(store
     submit(store, *cells("aa"), max_parallel=bound)
     handed = store.jobs.hand_out(POOL.name, 1)
     (claim, *_) = start(store, *handed)
-    while store.wakeups.next_pool(0.01):
+    while store.wakeups.next("pools", 0.01):
         pass
     store.jobs.finish(handed[0][0], claim.token, SUCCESS)
-    assert store.wakeups.next_pool(0.01) == (POOL.name if bound else None)
+    assert store.wakeups.next("pools", 0.01) == (POOL.name if bound else None)
 
 
 def test_fail_fast_ends_the_other_cells(store: Store) -> None:
@@ -363,8 +363,8 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     job_id, claim = take(store)
     store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
     assert store.jobs.hand_out(POOL.name, 1) == []
-    assert store.wakeups.next_build(0.01) == other
-    assert store.wakeups.next_build(0.01) == build_id, "it is to be stopped"
+    assert store.wakeups.next("builds", 0.01) == other
+    assert store.wakeups.next("builds", 0.01) == build_id, "it is to be stopped"
     reported: list[str] = []
     settle_left(store, reported.append)
     settle_left(store, reported.append)
@@ -403,10 +403,10 @@ def test_a_lifted_fence_wakes_the_pools_of_its_node_alone(store: Store) -> None:
     other = {**POOL.as_dict(), "name": "another"}
     store.workers.register({"id": "w2", "node": "n2", "slots": 1, "pools": [other]}, ttl=60.0)
     store.workers.probed("w1", node="n1", wrong="it hangs", row=0)
-    while store.wakeups.next_pool(0.01):
+    while store.wakeups.next("pools", 0.01):
         pass
     assert store.workers.unfence("n1")
-    assert [store.wakeups.next_pool(0.01) for _ in range(2)] == [POOL.name, None]
+    assert [store.wakeups.next("pools", 0.01) for _ in range(2)] == [POOL.name, None]
 
 
 def test_jobs_that_nobody_serves_fail_in_the_end(store: Store) -> None:

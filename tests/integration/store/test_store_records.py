@@ -690,7 +690,7 @@ def test_a_wait_for_work_is_not_counted_as_a_slow_answer(store: Store) -> None:
         return REGISTRY.get_sample_value("farm_store_seconds_count", {"operation": "command"}) or 0.0
 
     before = answers()
-    store.wakeups.next_pool(0.01)
+    store.wakeups.next("pools", 0.01)
     assert answers() == before
     store.now()
     assert answers() == before + 1
@@ -820,7 +820,7 @@ def test_a_worker_that_takes_jobs_again_or_finds_half_of_the_stock_gone_wakes_it
     (first, second, third, _) = store.jobs.hand_out(POOL.name, 1)
 
     def woken() -> bool:
-        return store.wakeups.next_pool(0.01) is not None
+        return store.wakeups.next("pools", 0.01) is not None
 
     def claim(handed: tuple[str, int]) -> None:
         assert store.jobs.claim(*handed, nonce=secrets.token_hex(8), worker="w1", node="n1").answer == "run"
