@@ -59,9 +59,9 @@ class Auditor:
     def _in_store(self) -> Iterator[AuditLine]:
         self._counts |= self._store.audit.count()
         remedy = "please report it: no script may leave this behind"
-        for _, build_id, problem in self._store.audit.builds():
+        for build_id, problem in self._store.audit.builds():
             yield _finding(f"build {build_id}", problem, remedy)
-        for _, job_id, problem in self._store.audit.jobs():
+        for job_id, problem in self._store.audit.jobs():
             yield _finding(f"job {job_id}", problem, remedy)
 
     # --- artifacts ----------------------------------------------------------------------------------------------

@@ -352,17 +352,14 @@ AUDITED = 100  # Records that are asked about at once.
 class AuditRecords(Records):
     """Finds records that contradict each other; that happens only if a script has a bug."""
 
-    def builds(self) -> Iterator[tuple[str, str, str]]:
-        """Yield namespace, build and one sentence for each contradiction about a build."""
+    def builds(self) -> Iterator[tuple[str, str]]:
+        """Yield a build and one sentence for each contradiction about one."""
         for namespace in self._link.ask("SMEMBERS", ("namespaces",)):
-            ids = self._link.ask("ZRANGE", ("builds", namespace), 0, -1)
-            for build_id, problem in self._asked("build", ids):
-                yield namespace, build_id, problem
+            yield from self._asked("build", self._link.ask("ZRANGE", ("builds", namespace), 0, -1))
 
-    def jobs(self) -> Iterator[tuple[str, str, str]]:
-        """Yield namespace, job and one sentence for each contradiction about a job."""
-        for job_id, problem in self._asked("job", self._job_ids()):
-            yield self._link.ask("HGET", ("job", job_id), "namespace") or "", job_id, problem
+    def jobs(self) -> Iterator[tuple[str, str]]:
+        """Yield a job and one sentence for each contradiction about one."""
+        return self._asked("job", self._job_ids())
 
     def count(self) -> dict[str, int]:
         """Return the numbers of builds and jobs in the store."""

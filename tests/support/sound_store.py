@@ -47,7 +47,7 @@ def contradictions(settings: Settings) -> list[str]:
         audited = [
             f"{kind} {one} {problem}"
             for kind, found in (("build", store.audit.builds()), ("job", store.audit.jobs()))
-            for _, one, problem in found
+            for one, problem in found
         ]
         store.close()
         return [*audited, *Records(connection, settings).problems()]
