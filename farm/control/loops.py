@@ -180,13 +180,6 @@ COLLECTIONS = 86_400.0  # Seconds between two garbage collections: each reads al
 UPLOADS_KEPT = timedelta(days=1)  # How long a multipart upload may take.
 
 
-def forget_expired(store: Store) -> None:
-    """Drop the names of builds, workers and control planes that are long gone."""
-    store.builds.forget_expired()
-    store.workers.forget_dead()
-    store.planes.forget_dead()
-
-
 def forget_changes(artifacts: S3Store, kept: timedelta) -> None:
     """Delete the days of the log of changes that are older than this."""
     first = str((datetime.now(UTC) - kept).date())
@@ -377,6 +370,8 @@ def job_loops(
         partial(fail_unserved, store, settings.pool_timeout),
     )
     # Separate from the sweep, because these also need object storage.
+    # Names of what is long gone.
+    forget = partial(_each, store.builds.forget_expired, store.workers.forget_dead, store.planes.forget_dead)
     repair = partial(_each, Resumer(store, resume).check, partial(settle_left, store, finish))
     return [
         Loop("dispatch", dispatch_next, 0.0, leader_only=False),
@@ -384,7 +379,7 @@ def job_loops(
         Loop("reap", partial(reap, store, _own_name()), reaping, leader_only=False),
         Loop("sweep", sweep, SWEEP_SECONDS),
         Loop("repair", repair, SWEEP_SECONDS),
-        Loop("forget", partial(forget_expired, store), INTERVAL),
+        Loop("forget", forget, INTERVAL),
     ]
 
 
