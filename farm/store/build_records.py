@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from farm.errors import Conflict, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import BuildEvent, BuildRow, CellRow, EventBatch, NewCell, PlannedBuild, VerdictDocument
 from farm.jobs.state import State, job_key
-from farm.store.link import Link, Records
+from farm.store.link import Records
 from farm.units import in_seconds, lots
 
 LOT = 500  # Cells per script call, so that no call blocks the server for long.
@@ -283,12 +283,8 @@ _STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")  # Milliseconds and a cou
 LONGEST_BLOCK = 2000  # Most milliseconds that one command waits: less than the socket's timeout.
 
 
-class EventStreams:
+class EventStreams(Records):
     """The events of all builds, one stream each. An id is `<epoch>.<stream id>`."""
-
-    def __init__(self, link: Link, epoch: Callable[[], str]) -> None:
-        self._link = link
-        self._new_epoch = epoch
 
     def read(self, build_id: str, after: str | None = None, block_ms: int | None = None) -> EventBatch:
         """Return up to 500 events after an id (None: from the beginning), waiting up to `block_ms` for the first.
@@ -300,7 +296,7 @@ class EventStreams:
         found = ["XRANGE", stream, f"({position}" if position else "+", "+", "COUNT", EVENTS_AT_ONCE]
         asked: list[list[Any]] = [["HGET", ("epoch",), "epoch"], ["XINFO STREAM", stream], found]
         epoch, edges, entries = self._link.ask_many(asked, tolerant=True)
-        epoch = epoch or self._new_epoch()
+        epoch = epoch or self._link.epoch()
         first, last, trimmed = _edges(edges)
         position = _position(after, epoch)
         if position is None or (trimmed and _order(position) < _order(first)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -286,6 +287,10 @@ class Link:
         """Return the server's time (Unix seconds), which all records use."""
         seconds, microseconds = self.ask("TIME")
         return round(int(seconds) + int(microseconds) / 1e6, 3)
+
+    def epoch(self) -> str:
+        """Return the store's epoch, which changes with each restart, failover or loss of the server."""
+        return str(self.run("epoch", server=self.ask("INFO", "server")["run_id"], fresh=secrets.token_hex(4)))
 
     def ask_bytes(self, *command: Any) -> bytes | None:
         """Send one command with a binary answer."""

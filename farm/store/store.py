@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -261,13 +261,8 @@ def _sample(member: str) -> Compile:
 LOT = 1000  # Artifacts that are put at once.
 
 
-class IndexRecords:
+class IndexRecords(Records):
     """Facts by cache key, for each namespace. Object storage is the record: missing entries are looked up there."""
-
-    def __init__(self, link: Link, history: History, epoch: Callable[[], str]) -> None:
-        self._link = link
-        self._history = history
-        self._epoch = epoch
 
     def put(self, namespace: str, cache_key: str, facts: ArtifactFacts) -> None:
         """Record a complete artifact."""
@@ -315,13 +310,13 @@ class IndexRecords:
         Returns their number. Artifacts that are published meanwhile stay: only older entries are dropped. If the store
         loses its data meanwhile, the index is not marked complete.
         """
-        epoch = self._epoch()
+        epoch, history = self._link.epoch(), History(self._link)
         gone = self.keys(namespace)
         count = 0
         for lot in lots(artifacts, LOT):
             pairs = [part for cache_key, facts in lot for part in (cache_key, indexed(facts))]
             self._link.ask("HSET", ("index", namespace, "facts"), *pairs)
-            self._history.remember(namespace, (facts for _, facts in lot))
+            history.remember(namespace, (facts for _, facts in lot))
             gone.difference_update(pairs[::2])
             count += len(lot)
         for some in lots(gone, LOT):
@@ -432,15 +427,14 @@ class Store:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.now = link.now
+        self.now, self.epoch = link.now, link.epoch
         self.builds = BuildRecords(link)
         self.jobs = JobRecords(link)
         self.workers = WorkerRecords(link)
-        self.events = EventStreams(link, self.epoch)
-        self.leader = Leader(link)
+        self.events = EventStreams(link)
         self.planes = ControlPlanes(link)
         self.history = History(link)
-        self.index = IndexRecords(link, self.history, self.epoch)
+        self.index = IndexRecords(link)
         self.signed = SignedRefs(link)
         self.wakeups = Wakeups(link)
         self.audit = AuditRecords(link)
@@ -520,11 +514,6 @@ class Store:
         except ResponseError:  # It has no ACL file, or may not write it.
             return passwords, False
         return passwords, True
-
-    def epoch(self) -> str:
-        """Return the store's epoch, which changes with each restart, failover or loss of the server."""
-        server = self._link.ask("INFO", "server")["run_id"]
-        return str(self._link.run("epoch", server=server, fresh=secrets.token_hex(4)))
 
     def close(self) -> None:
         """Close the connections."""
