@@ -21,6 +21,7 @@ from farm.logging import bound, get_logger
 from farm.metrics.instruments import LEASES_EXPIRED
 from farm.settings import Settings
 from farm.store import Store, broker
+from farm.store.build_records import STOPPED
 from farm.tuning.database import databases
 
 Send = Callable[[str, list[tuple[str, int]]], None]  # Sends a pool's attempts (job id, number) to the broker.
@@ -63,7 +64,7 @@ def settle(store: Store, finish: FinishBuild, build_id: str) -> None:
     with bound(build=build_id):
         build = store.builds.get(build_id)
         if build and build["state"] == "open" and build_id in store.builds.to_stop():
-            store.builds.stop(build_id)
+            store.builds.cancel(build_id, STOPPED)
         elif build and build["state"] == "ended":
             finish(build_id)
 
@@ -291,7 +292,7 @@ def repeat_all(store: Store, loops: Sequence[Loop], stop: threading.Event) -> No
     for thread in threads:
         thread.join()
     try:
-        store.leader.resign(name)
+        store.planes.resign(name)
     except FarmFault as error:
         log.info("cannot release the leader's lease, it expires by itself", error=error.message)
 
@@ -303,7 +304,7 @@ def _repeat(store: Store, name: str, loop: Loop, stop: threading.Event) -> None:
     while not stop.is_set():
         pause = min(max(loop.seconds, WAIT_SECONDS), AGAIN)
         try:
-            if loop.leader_only and not store.leader.lead(name, LEADER_SECONDS):
+            if loop.leader_only and not store.planes.lead(name, LEADER_SECONDS):
                 pause = min(loop.seconds, LEADER_SECONDS)
             else:
                 loop.step()
@@ -369,9 +370,9 @@ def job_loops(
         partial(send_strays, store, send, queued),
         partial(fail_unserved, store, settings.pool_timeout),
     )
-    # Separate from the sweep, because these also need object storage.
     # Names of what is long gone.
     forget = partial(_each, store.builds.forget_expired, store.workers.forget_dead, store.planes.forget_dead)
+    # Separate from the sweep, because these also need object storage.
     repair = partial(_each, Resumer(store, resume).check, partial(settle_left, store, finish))
     return [
         Loop("dispatch", dispatch_next, 0.0, leader_only=False),

@@ -180,10 +180,6 @@ class BuildRecords(Records):
         """Return the fail-fast builds with a failed cell and live cells."""
         return list(self._link.ask("SMEMBERS", ("stopping",)))
 
-    def stop(self, build_id: str) -> int:
-        """Cancel the other cells of a fail-fast build; return their number."""
-        return self.cancel(build_id, STOPPED)
-
     def incomplete(self, seconds: float) -> Names:
         """Return the builds whose cells are still incomplete after this many seconds."""
         return list(self._link.ask("ZRANGEBYSCORE", ("incomplete",), "-inf", 1000 * (self._link.now() - seconds)))

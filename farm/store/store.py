@@ -386,8 +386,10 @@ class AuditRecords(Records):
 EVENTS_KEPT = 50_000  # About the number of events that the stream of a build keeps.
 
 
-class Leader(Records):
-    """The leader's lease, which saves the control planes double work. Two leaders do no harm."""
+class ControlPlanes(Records):
+    """The leader's lease, which saves the control planes double work: two leaders do no harm. And what each says of
+    itself, so that each one's pages know of all.
+    """
 
     def lead(self, process: str, seconds: float) -> bool:
         """Take or renew the lease for `seconds`; return whether `process` has it."""
@@ -396,10 +398,6 @@ class Leader(Records):
     def resign(self, process: str) -> None:
         """Release the lease."""
         self._link.run("resign", process=process)
-
-
-class ControlPlanes(Records):
-    """What the control planes say of themselves, so that each one's pages know of all."""
 
     def report(self, name: str, away: str) -> None:
         """Note that a control plane is there, and what it cannot reach (empty: nothing)."""

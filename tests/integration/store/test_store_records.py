@@ -23,6 +23,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.settings import Settings, load_settings
 from farm.store import Store, broker, job_records
+from farm.store.build_records import STOPPED
 from farm.store.link import key as key_of
 from farm.store.link import load_scripts
 from farm.store.store import Beat
@@ -266,13 +267,13 @@ def test_a_drained_worker_hears_of_it_and_gets_no_more(store: Store) -> None:
 
 
 def test_one_process_leads(store: Store) -> None:
-    assert store.leader.lead("a", 60)
-    assert store.leader.lead("a", 60)
-    assert not store.leader.lead("b", 60)
-    store.leader.resign("b")
-    assert not store.leader.lead("b", 60), "it was not the leader"
-    store.leader.resign("a")
-    assert store.leader.lead("b", 60)
+    assert store.planes.lead("a", 60)
+    assert store.planes.lead("a", 60)
+    assert not store.planes.lead("b", 60)
+    store.planes.resign("b")
+    assert not store.planes.lead("b", 60), "it was not the leader"
+    store.planes.resign("a")
+    assert store.planes.lead("b", 60)
 
 
 # --- index -----------------------------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def live_through(store: Store) -> list[str]:
     store.jobs.finish(job_id, claim.token, Outcome.success({}))
     run_next(store, Outcome.success({}))
     run_next(store, Outcome.failure(FailureKind.BAD_MODEL, "bad"))
-    store.builds.stop(builds[2])
+    store.builds.cancel(builds[2], STOPPED)
     run_next(store, Outcome.failure(FailureKind.STORAGE, "down"))
     store.builds.cancel(builds[3])
     return builds
@@ -545,7 +546,7 @@ def test_every_key_is_documented(store: Store, raw: redis.Redis) -> None:
     take(store)
     pack(store, finished[0])
     store.jobs.expire_leases("reaper")
-    store.leader.lead("a", 60)
+    store.planes.lead("a", 60)
     store.epoch()
     store.index.fill("main", [("a" * 64, {})])
     seen |= set(raw.scan_iter())
