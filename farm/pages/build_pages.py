@@ -38,7 +38,7 @@ from farm.pages.quantities import duration, moment, part
 from farm.results.gates import Movement, between, moved_latency
 from farm.results.report import BuildView
 from farm.results.tradeoff import choices
-from farm.results.verdict import BAND, CellLine, Look
+from farm.results.verdict import CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
 from farm.tuning.records import TuningDatabaseView
@@ -94,7 +94,6 @@ def builds(visit: Here, name: Text = "", state: Text = "", by: Text = "", label:
     table = Table(visit.request, [build for build in known if wanted.takes(build)], _BUILD_KEYS, size=BUILDS)
     return visit.page(
         "builds",
-        section="builds",
         wanted=wanted,
         names=sorted({build["name"] for build in known}, key=by_number)[:200],
         table=table,
@@ -140,14 +139,12 @@ def build(
     pairs = [*changed.slower, *changed.faster] if changed else []
     return visit.page(
         "build",
-        section="builds",
         id=view.build["id"],
         build=view.build,
         view=view,
         verdict_look=_verdict_look(view),
         changes=changed,
         earlier=reading.earlier(visit.namespace, view)[:EARLIER],
-        band=BAND,
         slowdowns={pair.after.identifier: pair.change for pair in pairs} if by == "latency" else {},
         by=by,
         metrics={
@@ -227,14 +224,12 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     around = together((cell, text) for cell, (_, texts, _) in reasons.items() for text in texts)
     return visit.page(
         "compare",
-        section="builds",
         left=before,
         right=after,
         changes=found,
         tables=tables,
         reasons=reasons,
         around=[(text, named(cells)) for cells, text in around],
-        band=BAND,
     )
 
 
@@ -357,14 +352,12 @@ def builds_across(
     names = {build["name"] for build in found.builds}
     return visit.page(
         "across",
-        section="builds",
         title=f"Builds of {names.pop()}" if len(names) == 1 else "Builds compared",
         found=found,
         table=Table(visit.request, rows, keys, size=shown),
         everything=bool(everything),
         other=same_page(visit.request, all="" if everything else "yes"),
         text=text,
-        band=BAND,
     )
 
 
@@ -380,7 +373,6 @@ def now(visit: Here) -> Response:
     entries = visit.farm.acknowledged.list(visit.namespace)
     return visit.page(
         "now",
-        section="now",
         news=news_of(visit, known),
         lines=lines,
         open=open_ones[:NAMES],
@@ -509,7 +501,6 @@ def models(visit: Here, model: str = "", ref: Text = "latest", text: Text = "") 
     row = refs.find(owner, ref) if ref in tags else None
     return visit.page(
         "models",
-        section="models",
         tag=ref,
         tags=tags,
         owner=owner,
@@ -537,7 +528,6 @@ def workers(visit: Here, text: Text = "") -> Response:
     takers = [worker for worker in live if not (worker["fenced"] or worker["draining"] or worker["resting"])]
     return visit.page(
         "workers",
-        section="workers",
         text=text,
         workers=Table(visit.request, fitting, _WORKER_KEYS, "workers"),
         cells={cell.job: cell.identifier for view in views for cell in view.running},
@@ -568,7 +558,6 @@ def storage(visit: Here, garbage: Text = "") -> Response:
     kept = timedelta(days=visit.farm.settings.keep_days)
     return visit.page(
         "storage",
-        section="storage",
         own=_namespace(visit, visit.namespace, counted=bool(garbage)),
         quota=visit.farm.settings.namespace_cells,
         keep_days=visit.farm.settings.keep_days,

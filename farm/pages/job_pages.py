@@ -140,7 +140,6 @@ def build_log(
     rest = place < len(cells)
     return visit.page(
         "log_search",
-        section="builds",
         id=view.build["id"],
         build=view.build,
         search=q,
@@ -213,7 +212,6 @@ def past(
     found = build_view.past_of(visit.farm.build_index.of(visit.namespace, identifier, KEPT)).within(until, days)
     return visit.page(
         "history",
-        section="builds",
         identifier=identifier,
         past=found,
         points=Table(visit.request, found.points[::-1], _POINT_KEYS, "past"),
@@ -239,7 +237,6 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
     named, unread = _refs_of(visit, key)
     return visit.page(
         "artifact",
-        section="models",
         made=made,
         named=named,
         unread=unread,
@@ -306,7 +303,6 @@ def _log_page(
     which = f"attempt={attempt}" if attempt else ""
     return visit.page(
         "log",
-        section="builds",
         title=title,
         page=shown,
         stages=job_view.stages(shown),
@@ -384,7 +380,6 @@ def _page_of(
         acknowledged=known.get(identifier),
         may_acknowledge=bool(identifier and cell.kind) and visit.caller.role >= Role.SUBMITTER,
         until=(str(today() + FORTNIGHT), str(today()), str(today() + timedelta(days=LONGEST))),
-        section="builds",
         cell=cell,
         identifier=identifier,
         job=job,
@@ -442,7 +437,7 @@ def known(visit: Here, text: Text = "") -> Response:
     keys = {"Cell": "cell", "Failure": "kind", "Until": "until", "By": "by"}
     entries = [entry for entry in visit.farm.acknowledged.list(visit.namespace) if text in entry["cell"]]
     table, may = Table(visit.request, entries, keys), visit.caller.role >= Role.SUBMITTER
-    return visit.page("known", section="now", table=table, text=text, today=str(today()), may_change=may)
+    return visit.page("known", table=table, text=text, today=str(today()), may_change=may)
 
 
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])
@@ -500,7 +495,6 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
     spans = [span for track in found.tracks for span in track.spans]
     return visit.page(
         "timeline",
-        section="builds",
         id=view.build["id"],
         build=view.build,
         found=found,

@@ -64,7 +64,7 @@ def _add_errors(pages: FastAPI) -> None:
         farm = get_farm(request)
         caller = visitor(farm, request, namespace)
         build = farm.build_reader.get(namespace, build_id)
-        answer = page_of(request, caller, "reading", status=503, section="builds", id=build_id, build=build)
+        answer = page_of(request, caller, "reading", status=503, id=build_id, build=build)
         answer.headers["Retry-After"] = "2"
         return answer
 

@@ -92,7 +92,6 @@ def radar_page(visit: Here, build_id: BuildName) -> Response:
         by_effect[cell["effect"]].append(cell)
     return visit.page(
         "radar",
-        section="builds",
         id=found["build"],
         build=visit.farm.build_reader.get(visit.namespace, found["build"]),
         radar=found,

@@ -111,7 +111,6 @@ def automation(visit: Here, webhook: Annotated[str, Query(pattern=rf"^$|{schemas
     }
     return visit.page(
         "automation",
-        section="automation",
         manifests=Table(visit.request, manifests, _MANIFEST_KEYS, "manifests"),
         triggers=Table(
             visit.request,

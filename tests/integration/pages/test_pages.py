@@ -356,6 +356,15 @@ def test_a_raw_log_is_text_in_every_browser(farm: Farm, browser: httpx.Client) -
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+def test_the_menu_says_to_which_of_its_entries_a_page_belongs(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    pages = {"": "Now", "known": "Now", "builds": "Builds", f"builds/{build_id}": "Builds", "models": "Models"}
+    for path, name in {**pages, "workers": "Workers", "storage": "Storage"}.items():
+        page = browser.get(f"/ui/ns/main/{path}").text
+        assert re.findall(r'aria-current="page">([^<]+)<', page) == [name], path
+    assert "aria-current" not in browser.get("/ui/sign-in").text
+
+
 def test_static_files_are_kept_by_browsers_under_their_version(url: str, browser: httpx.Client) -> None:
     page = browser.get("/ui/ns/main/builds").text
     (path,) = re.findall(r'href="(/ui/static/farm\.css\?v=\w+)"', page)
