@@ -364,7 +364,11 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
     """Return what to know before a cell is compiled; None, with a complaint, if its shape is not possible."""
     if combination.packs:
         check_packs(lookup, combination, work.model["format"])
-    warnings = (*work.warnings, *_unpacked(lookup, combination))
+    warnings, asked = work.warnings, combination.asked_packs(lookup.matrix.manifest)
+    # Programs of ONNX Runtime's own need no provider; only its cache has none of them.
+    lost = [each for each in asked if combination.compiler.pack_options or each == "onnxruntime-cache"]
+    if lost and not combination.compiler.packable(combination.choice.served.device):
+        warnings = (*warnings, f"no pack for {', '.join(lost)}: only programs of MIGraphX for AMD GPUs fit there")
     dynamic = [name for name, size in combination.point.sizes.items() if isinstance(size, Span)]
     if not dynamic:
         return warnings
@@ -448,16 +452,6 @@ def check_packs(lookup: Lookup, combination: Combination, format: str) -> None:
     elif format != "onnx" and reading:
         message = f"`packs: [{reading[0]}]` of model `{combination.model.name}`: ONNX Runtime does not read {format}"
         lookup.complain(message, ("models", combination.index, "name"), f"{hint}, or `packs: [onnxruntime]`")
-
-
-def _unpacked(lookup: Lookup, combination: Combination) -> Iterator[str]:
-    """Yield what to know if the manifest asks for packs that the cell's program cannot go into."""
-    compiler = combination.compiler
-    asked = combination.asked_packs(lookup.matrix.manifest)
-    # Programs of ONNX Runtime's own need no provider; only its cache has none of them.
-    lost = [layout for layout in asked if compiler.pack_options or layout == "onnxruntime-cache"]
-    if lost and not compiler.packable(combination.choice.served.device):
-        yield f"no pack for {', '.join(lost)}: only programs of MIGraphX for AMD GPUs fit there"
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
