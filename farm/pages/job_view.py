@@ -243,7 +243,7 @@ def search(parts: Iterable[str], wanted: str, first: int = 0) -> LogPage:
     chosen, total, left_out = list[LogLine](), 0, 0
     for part, text in enumerate(parts, first):
         total += text.count("\n") + (text[-1:] not in ("", "\n"))
-        plain = _plain(text).lower()
+        plain = _STYLE.sub("", text).lower()
         if wanted.lower() not in plain:
             continue
         found = [number for number, line in enumerate(_lines(plain), 1) if wanted.lower() in line]
@@ -278,16 +278,12 @@ def stages(page: LogPage) -> list[LogStage]:
 def first_error(lines: Sequence[str], known: str = "") -> int:
     """Return the number of the line where it went wrong, 0 if none looks so."""
     # All at once: a line at a time takes a second for half a million of them.
-    plain = list(enumerate(_plain("\n".join(lines)).split("\n")[: len(lines)], 1))
+    plain = list(enumerate(_STYLE.sub("", "\n".join(lines)).split("\n")[: len(lines)], 1))
     wanted = next((line.strip() for line in known.splitlines() if len(line.strip()) > 8), "")
     named = (number for number, line in plain if wanted and wanted in line)
     shown = ((number, line[:LONGEST]) for number, line in plain)
     wrong = (number for number, line in shown if _WRONG.search(line) and not _FINE.search(line))
     return next(chain(named, wrong), 0)
-
-
-def _plain(text: str) -> str:
-    return _STYLE.sub("", text)
 
 
 def _styled(lines: Sequence[str], wanted: set[int]) -> Iterator[tuple[int, Markup]]:
@@ -298,7 +294,7 @@ def _styled(lines: Sequence[str], wanted: set[int]) -> Iterator[tuple[int, Marku
         if number in wanted:
             shown = line[:LONGEST]
             left -= shown.count("\x1b[")
-            markup, active = _markup(shown if left > 0 else _plain(shown), active)
+            markup, active = _markup(shown if left > 0 else _STYLE.sub("", shown), active)
             if len(line) > LONGEST:
                 markup += Markup('<span class="dim"> … {} characters more</span>').format(len(line) - LONGEST)
             yield number, markup
