@@ -319,7 +319,6 @@ class ComparedBuilds:
     """How a build differs from the one before."""
 
     before: ShownBuild
-    after: ShownBuild
     newly_failed: Sequence[Pair]
     still_failed: Sequence[Pair]
     fixed: Sequence[Pair]
@@ -345,7 +344,6 @@ def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     reasons = [pair.found.left_out for pair in ended] + ["cancelled or open in either"] * len(pairs.get("open", ()))
     return ComparedBuilds(
         before,
-        after,
         newly_failed=[pair for pair in pairs.get("newly failed", ()) if pair.before.succeeded],
         still_failed=pairs.get("still failing", ()),
         fixed=pairs.get("fixed", ()),
@@ -472,21 +470,22 @@ class Band(NamedTuple):
 
 
 class PastPoint(NamedTuple):
-    """A cell in one build. `ended` in Unix seconds, `latency` in seconds; `band` is what was known before it."""
+    """A cell in one build, as the history has it. `latency` in seconds; `band` is what was known before it."""
 
-    ended: float
-    build: str
+    row: PastCell
     look: Look
-    kind: str
     latency: float | None
-    error: float | None
     measured: bool  # Whether this build measured it: a hit repeats an older number.
     shared: bool
-    node: str
     band: Band | None
     moved: Moved
     changes: Sequence[str]  # What is another one than in the program before: toolchain, driver, device.
-    limit: float | None = None  # The most that its gate or budget allowed, in seconds.
+    limit: float | None  # The most that its gate or budget allowed, in seconds.
+
+    @property
+    def ended(self) -> float:
+        """When its build ended, in Unix seconds."""
+        return self.row["ended"]
 
 
 class Mark(NamedTuple):
@@ -535,8 +534,8 @@ class CellPast:
         newest = self.points[-1]
         if newest.look == "failed":
             failed = [*takewhile(lambda point: point.look in ("failed", "expected"), reversed(self.points))]
-            since = failed[-1]
-            return f"Fails with {newest.kind}" + (f" since {since.build}" if since.build != newest.build else "")
+            since, now = failed[-1].row["build"], newest.row["build"]
+            return f"Fails with {newest.row['kind']}" + (f" since {since}" if since != now else "")
         if not self.drawn:
             return "It was never measured alone"
         last = self.drawn[-1]
@@ -555,23 +554,16 @@ class CellPast:
     @cached_property
     def marks(self) -> list[Mark]:
         """Where toolchain, driver or device changed, or a new level began, oldest first."""
-        steps = {point.build for point in self._steps()}
-        found = [point for point in self.points if point.changes or point.build in steps]
+        steps = {point.row["build"] for point in self._steps()}
+        found = [point for point in self.points if point.changes or point.row["build"] in steps]
         edges = [-math.inf, *(point.ended for point in found), math.inf]
         return [self._mark(*each) for each in zip(found, edges, edges[2:], strict=False)]
 
     def _mark(self, point: PastPoint, begin: float, end: float) -> Mark:
-        before = [each.latency or 0.0 for each in self.drawn if begin <= each.ended < point.ended][-LOOKED_AT:]
-        after = [each.latency or 0.0 for each in self.drawn if point.ended <= each.ended < end][:LOOKED_AT]
-        level = median(after) if after else None
-        return Mark(
-            point.ended,
-            point.build,
-            point.changes,
-            median(before) if before else None,
-            level,
-            _moved(level, _band(before)),
-        )
+        known = [each.latency or 0.0 for each in self.drawn if begin <= each.ended < point.ended][-LOOKED_AT:]
+        new = [each.latency or 0.0 for each in self.drawn if point.ended <= each.ended < end][:LOOKED_AT]
+        before, after = median(known) if known else None, median(new) if new else None
+        return Mark(point.ended, point.row["build"], point.changes, before, after, _moved(after, _band(known)))
 
     def _steps(self) -> Iterator[PastPoint]:
         """Yield the first point of each new level: of `STEP` points in a row that moved one way."""
@@ -592,15 +584,12 @@ class CellPast:
 
 def past_of(rows: Iterable[PastCell]) -> CellPast:
     """Return the past of a cell from its rows in the history, in any order."""
-    return CellPast(list(_points(sorted(rows, key=lambda row: (row["ended"], row["build"])))))
-
-
-def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
+    points: list[PastPoint] = []
     before: dict[str, str] = {}
     known: list[float] = []
     run: list[float] = []  # The last measurements, if all of them moved one way.
     way: Moved = ""
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["ended"], row["build"])):
         values = row["values"]
         now = {"toolchain": row["toolchain"], "driver": values.get("driver") or "", "device": row["device"]}
         changes = [f"{name} {before[name]} → {to}" for name, to in now.items() if to and before.get(name, to) != to]
@@ -618,21 +607,9 @@ def _points(rows: Sequence[PastCell]) -> Iterator[PastPoint]:
             known.append(latency)
             if moved and len(run) == STEP:
                 known, way = run, ""  # So has what became usual.
-        yield PastPoint(
-            row["ended"],
-            row["build"],
-            look_of(row["state"], hit=row["hit"], expected=row["expected"]),
-            row["kind"],
-            latency,
-            row["error"],
-            measured,
-            shared,
-            row["node"],
-            band,
-            moved,
-            changes,
-            _limit(row),
-        )
+        look = look_of(row["state"], hit=row["hit"], expected=row["expected"])
+        points.append(PastPoint(row, look, latency, measured, shared, band, moved, changes, _limit(row)))
+    return CellPast(points)
 
 
 def _limit(row: PastCell) -> float | None:

@@ -36,6 +36,7 @@ from farm.pages.page_answers import (
     Here,
     JobName,
     KeyName,
+    Keys,
     Namespace,
     OwnForm,
     SubmittingVisitor,
@@ -225,7 +226,13 @@ def past(
     )
 
 
-_POINT_KEYS = {"Ended, UTC": "ended", "Median": "latency", "State": "look", "Error": "error", "Node": "node"}
+_POINT_KEYS: Keys[build_view.PastPoint] = {
+    "Ended, UTC": "ended",
+    "Median": "latency",
+    "State": "look",
+    "Error": lambda point: point.row["error"],
+    "Node": lambda point: point.row["node"],
+}
 _MARK_KEYS = {"Since, UTC": "ended", "Change": "change", "Before": "before", "After": "after"}
 
 
