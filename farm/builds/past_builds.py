@@ -150,20 +150,13 @@ class BuildIndex:
 
     def builds(self, namespace: str) -> dict[str, BuildView]:
         """Return the finished builds of a namespace, by id."""
-        with self._open() as database:
-            found = database.execute(
-                "SELECT id, document FROM builds WHERE namespace = ? AND document NOT NULL", (namespace,)
-            )
-            return {row["id"]: json.loads(row["document"]) for row in found}
+        found = self._rows("SELECT id, document FROM builds WHERE namespace = ? AND document NOT NULL", (namespace,))
+        return {row["id"]: json.loads(row["document"]) for row in found}
 
     def of(self, namespace: str, identifier: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell ended, the newest build first."""
-        with self._open() as database:
-            found = database.execute(
-                "SELECT * FROM past WHERE identifier = ? AND namespace = ? ORDER BY ended DESC LIMIT ?",
-                (identifier, namespace, limit),
-            )
-            return [_past(row) for row in found]
+        newest = "SELECT * FROM past WHERE identifier = ? AND namespace = ? ORDER BY ended DESC LIMIT ?"
+        return [_past(row) for row in self._rows(newest, (identifier, namespace, limit))]
 
     def last(
         self, namespace: str, manifest: str, identifiers: Collection[str], since: float = -inf
@@ -200,9 +193,8 @@ class BuildIndex:
         """
         rows = [[name, *each] for name, each in wanted.items()]
         found: dict[str, dict[str, Values]] = {}
-        with self._open() as database:
-            for row in database.execute(_BY_NODE, (json.dumps(rows), namespace)):
-                found.setdefault(row["identifier"], {})[row["node"]] = json.loads(row["numbers"])
+        for row in self._rows(_BY_NODE, (json.dumps(rows), namespace)):
+            found.setdefault(row["identifier"], {})[row["node"]] = json.loads(row["numbers"])
         return found
 
     def turns(self, namespace: str, pairs: Mapping[str, tuple[str, str]]) -> dict[str, TurnsFacts]:
@@ -210,25 +202,23 @@ class BuildIndex:
 
         `pairs` has the cells, each with the cache keys of its program and of the baseline.
         """
-        with self._open() as database:
-            rows = database.execute(
-                "SELECT identifier, key, json_extract(numbers, '$.turns') AS turns FROM past"
-                " WHERE identifier IN (SELECT value FROM json_each(?)) AND namespace = ? AND turns NOT NULL"
-                " ORDER BY ended",
-                (json.dumps(list(pairs)), namespace),
-            )
-            found = [(row["identifier"], row["key"], json.loads(row["turns"])) for row in rows]
+        rows = self._rows(
+            "SELECT identifier, key, json_extract(numbers, '$.turns') AS turns FROM past"
+            " WHERE identifier IN (SELECT value FROM json_each(?)) AND namespace = ? AND turns NOT NULL"
+            " ORDER BY ended",
+            (json.dumps(list(pairs)), namespace),
+        )
+        found = [(row["identifier"], row["key"], json.loads(row["turns"])) for row in rows]
         return {name: turns for name, key, turns in found if pairs[name] == (key, turns["key"])}
 
     def days(self, namespace: str, since: float) -> list[DayOfBuilds]:
         """Return what was built on each day (UTC) since a moment (Unix seconds), the oldest day first."""
-        with self._open() as database:
-            rows = database.execute(
-                "SELECT unixepoch(date(ended, 'unixepoch')) AS day, SUM(passed), SUM(hits), SUM(saved) FROM builds"
-                " WHERE namespace = ? AND ended >= ? AND passed > 0 GROUP BY day ORDER BY day",
-                (namespace, since),
-            )
-            return [DayOfBuilds(*row) for row in rows]
+        rows = self._rows(
+            "SELECT unixepoch(date(ended, 'unixepoch')) AS day, SUM(passed), SUM(hits), SUM(saved) FROM builds"
+            " WHERE namespace = ? AND ended >= ? AND passed > 0 GROUP BY day ORDER BY day",
+            (namespace, since),
+        )
+        return [DayOfBuilds(*row) for row in rows]
 
     # --- how it is filled ---------------------------------------------------------------------------------------
 
@@ -319,8 +309,7 @@ class BuildIndex:
         """Make the file again of all reports in object storage; return how many there are."""
         self._forget()
         self.fill()
-        with self._open() as database:
-            return int(database.execute("SELECT COUNT(*) FROM builds WHERE document NOT NULL").fetchone()[0])
+        return int(self._rows("SELECT COUNT(*) FROM builds WHERE document NOT NULL")[0][0])
 
     def _look(self, namespace: str) -> set[str]:
         """Find out which builds in object storage are not in the index; return them."""
@@ -331,11 +320,8 @@ class BuildIndex:
 
     def _known(self, namespace: str) -> dict[str, float]:
         """Return when the builds that were read ended, by id."""
-        with self._open() as database:
-            found = database.execute(
-                "SELECT id, ended FROM builds WHERE namespace = ? AND state != 'reading'", (namespace,)
-            )
-            return {row["id"]: row["ended"] for row in found}
+        found = self._rows("SELECT id, ended FROM builds WHERE namespace = ? AND state != 'reading'", (namespace,))
+        return {row["id"]: row["ended"] for row in found}
 
     def _read(self, namespace: str, build_id: str, *, ended: bool = False) -> None:
         """Read a build's report, if there is one. That of a build that has `ended` is never looked for again."""
@@ -366,6 +352,10 @@ class BuildIndex:
             found = database.execute("SELECT document FROM builds WHERE number = ? AND state = 'there'", number)
             document = found.fetchone()
             return (json.loads(document[0]), database.execute(cells, number).fetchall()) if document else None
+
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        with self._open() as database:
+            return database.execute(statement, values).fetchall()
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
