@@ -181,10 +181,8 @@ def missing_blobs(
     missing = lacking(farm.artifacts, wanted)
     parts = sum(client_parts(wanted[digest]) for digest in missing if wanted[digest] > MAX_PUT)
     if parts > MAX_PERMISSIONS:
-        hint = "ask for fewer blobs at once"
-        raise UsageError(
-            f"these blobs need {parts} upload parts, more than the {MAX_PERMISSIONS} of one answer", hint=hint
-        )
+        said = f"these blobs need {parts} upload parts, more than the {MAX_PERMISSIONS} of one answer"
+        raise UsageError(said, hint="ask for fewer blobs at once")
     uploads: list[Upload] = []
     for digest in missing:
         size = wanted[digest]

@@ -571,5 +571,4 @@ def read_changes(artifacts: S3Store, day: str, limit: int) -> Iterator[Change]:
     """Yield the changes of a day (ISO, UTC), the newest first."""
     for name in sorted(artifacts.list_objects(f"{CHANGES}{day}/"), reverse=True)[:limit]:
         if found := artifacts.get_object(name):
-            change: Change = json.loads(found.data)
-            yield change
+            yield json.loads(found.data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -21,6 +21,7 @@ from farm.jobs.state import Phase
 from farm.runner.documents import Verification
 from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
+from farm.wire.checking import view_of
 from farm.wire.program import Blobs, Conditions, Sidecar
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
@@ -120,7 +121,6 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
     last: Conditions = measured["conditions"][-1] if measured["conditions"] else {}
     looks = [*sidecar["tuning"]["conditions"], *measured["conditions"]]
     others = [processes for look in looks if (processes := look["processes"])]
-    tuned = {name: value for name, value in sidecar["tuning"].items() if name in TuningSummary.__annotations__}
     fallback = sidecar["placement"]["fallback"] if sidecar["placement"] else {}
     return {
         "key": sidecar["key"],
@@ -150,7 +150,7 @@ def facts(sidecar: Sidecar) -> ArtifactFacts:
         "ratio": measured["ratio"],
         "against": measured["against"],
         "runs_as": _runs_as(sidecar),
-        "tuning": cast(TuningSummary, tuned) if sidecar["tuning"]["mode"] != "off" else None,
+        "tuning": view_of(TuningSummary, sidecar["tuning"]) if sidecar["tuning"]["mode"] != "off" else None,
         "load": measured["load"],
         "throughput": measured["throughput"],
         "compile_seconds": sidecar["phases"].get(Phase.COMPILING),
