@@ -58,6 +58,7 @@ FarmDep = Annotated[Farm, Depends(get_farm)]
 
 
 def authenticate(
+    request: Request,
     farm: FarmDep,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     namespace: Annotated[
@@ -72,12 +73,8 @@ def authenticate(
 
     Raises Unauthenticated, NotAllowed for a namespace that is not the token's, UsageError for one that cannot be.
     """
-    expected = farm.settings.api_token.get_secret_value()
     shown = credentials.credentials if credentials else ""
-    if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
-        return Token(ADMINISTRATOR, Role.ADMIN, folder_name(namespace or farm.settings.namespace or MAIN))
-    secret = farm.settings.proxy_secret.get_secret_value()
-    token = (user_of(shown, secret) or farm.tokens.find(shown)) if shown else None
+    token: Token | None = token_of(farm, shown) or request.scope.get(SIGNED_IN)
     if token is None:
         raise unknown(shown)
     if token.role < Role.ADMIN and namespace not in (None, token.namespace):
@@ -86,6 +83,14 @@ def authenticate(
             hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
         )
     return replace(token, namespace=folder_name(namespace or token.namespace))
+
+
+def token_of(farm: Farm, shown: str) -> Token | None:
+    """Return the token that a caller shows; None if the farm does not know it."""
+    expected = farm.settings.api_token.get_secret_value()
+    if not expected or hmac.compare_digest(shown.encode(), expected.encode()):
+        return Token(ADMINISTRATOR, Role.ADMIN, farm.settings.namespace or MAIN)
+    return farm.tokens.find(shown) if shown else None
 
 
 def unknown(shown: str) -> Unauthenticated:
@@ -99,8 +104,11 @@ def unknown(shown: str) -> Unauthenticated:
 def shown_token(scope: Scope) -> str:
     """Return the token that a request shows: as a bearer, else in the cookie that a browser has for this connection.
 
-    It is the same for the API, for pages and for what bounds requests, so nobody counts as two.
+    Whom a proxy has signed in shows none. It is the same for the API, for pages and for what bounds requests, so nobody
+    counts as two.
     """
+    if scope.get(SIGNED_IN):
+        return ""
     headers = Headers(scope=scope)
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -153,53 +161,33 @@ Admin = Annotated[Token, Depends(require(Role.ADMIN))]
 SECRET, USER, ROLE, OWN_NAMESPACE = "farm-proxy-secret", "farm-user", "farm-user-role", "farm-user-namespace"
 """The proxy's headers: its secret, and name, role (default reader) and namespace (default main) of the user."""
 
+SIGNED_IN = "farm.signed-in"  # Where a request's scope has the person whom the proxy has signed in, if any.
 _OURS = {SECRET, USER, ROLE, OWN_NAMESPACE}
-_PREFIX = "proxy."
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 def sign_in(scope: Scope, secret: str) -> None:
-    """Put the token of the user that the proxy names into a request; what others say about themselves is left out.
+    """Note in a request who the person is that the proxy names; what others say about themselves is left out.
 
-    The proxy proves itself by the setting `proxy_secret`, which it sends with every request. From its headers this
-    makes a token of the farm that nobody else can make, so that everything behind sees a caller like any other.
-    A request with a token of its own (`Authorization`) is that token's. An empty `secret` trusts nobody.
+    The proxy proves itself by the setting `proxy_secret`, which it sends with every request. A request with a token of
+    its own (`Authorization`) is that token's. An empty `secret` trusts nobody.
     """
     headers = Headers(scope=scope)
     trusted = bool(secret) and hmac.compare_digest(headers.get(SECRET, "").encode(), secret.encode())
-    token = _token(headers, secret) if trusted and "authorization" not in headers else ""
-    kept = MutableHeaders(raw=[pair for pair in scope["headers"] if pair[0].decode("latin-1") not in _OURS])
-    if headers.get("authorization", "").partition(" ")[2].strip().startswith(_PREFIX):
-        del kept["authorization"]  # Only this function makes such tokens.
-    if token:
-        kept["authorization"] = f"Bearer {token}"
-    scope["headers"] = kept.raw
+    if trusted and "authorization" not in headers:
+        scope[SIGNED_IN] = _person(headers)
+    scope["headers"] = [pair for pair in scope["headers"] if pair[0].decode("latin-1") not in _OURS]
 
 
-def _token(headers: Headers, secret: str) -> str:
-    """Return the token of the user that the proxy names; empty if it names none, or one that cannot be."""
+def _person(headers: Headers) -> Token | None:
+    """Return the person whom the proxy names; None if it names none, or one that cannot be."""
     user = headers.get(USER, "")
     role = headers.get(ROLE, "reader").lower()
     namespace = headers.get(OWN_NAMESPACE, "main")
     known = role in [each.name.lower() for each in Role]
     if not known or not _USER.fullmatch(user) or not re.fullmatch(NAMESPACE, namespace):
-        return ""
-    text = f"{user}!{role}!{namespace}"  # None of them has a `!`.
-    return f"{_PREFIX}{text}!{_signature(text, secret)}"
-
-
-def user_of(token: str, secret: str) -> Token | None:
-    """Return the user behind a token that `sign_in` made; None for any other."""
-    text, _, signature = token.removeprefix(_PREFIX).rpartition("!")
-    shown, wanted = signature.encode(), _signature(text, secret).encode()
-    if not secret or not token.startswith(_PREFIX) or not hmac.compare_digest(shown, wanted):
         return None
-    name, role, namespace = text.split("!")
-    return Token(f"{PERSON}{name}", Role[role.upper()], namespace)
-
-
-def _signature(text: str, secret: str) -> str:
-    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+    return Token(f"{PERSON}{user}", Role[role.upper()], namespace)
 
 
 # --- sites -----------------------------------------------------------------------------------------------------------
@@ -404,18 +392,19 @@ class Turns:
         """By token: how many requests it may still send at once, and when that was so."""
 
     async def caller(self, farm: Farm, scope: Scope) -> str:
-        """Return the token that counts for a request; `STRANGERS` if the farm does not know it.
+        """Return the token that counts for a request, or a person's name; `STRANGERS` if the farm does not know it.
 
         Only a token that this process has not seen yet is looked up in storage, a few at a time and without patience.
         Raises QuotaExceeded if the token sends more than `BURST` at once and `RATE` a second for long, StorageAway.
         """
-        token = shown_token(scope)
+        person: Token | None = scope.get(SIGNED_IN)
+        token = f"\n{person.name}" if person else shown_token(scope)  # No token is this.
         if token and not self._takes(token):
             raise QuotaExceeded(f"this token sends more than {RATE:g} requests a second", hint="ask less often")
         own = farm.settings.api_token.get_secret_value()
         if not own or hmac.compare_digest(token.encode(), own.encode()):
             token = own  # Without one, every caller is this machine's administrator.
-        elif not user_of(token, farm.settings.proxy_secret.get_secret_value()) and not farm.tokens.remembers(token):
+        elif not person and not farm.tokens.remembers(token):
             async with self._places("lookups", SOME):
                 if not token or not await run_in_threadpool(farm.tokens.find, token):
                     return STRANGERS

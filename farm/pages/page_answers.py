@@ -22,7 +22,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api import schemas
-from farm.api.gate import COOKIES, FarmDep, Unauthenticated, authenticate, cookie_name, get_farm, shown_token, with_role
+from farm.api.gate import COOKIES, FarmDep, authenticate, cookie_name, get_farm, shown_token, with_role
 from farm.app import Farm
 from farm.artifacts.tokens import Role, Token
 from farm.errors import NotAllowed
@@ -223,19 +223,10 @@ def is_here(request: Request) -> bool:
     return cookie_name(request.scope) == COOKIES[1]
 
 
-def knows(farm: Farm, token: str) -> bool:
-    """Whether the farm knows a token."""
-    try:
-        authenticate(farm, HTTPAuthorizationCredentials(scheme="bearer", credentials=token))
-    except Unauthenticated:
-        return False
-    return True
-
-
 def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Token:
     """Return who looks at a page. Raises Unauthenticated, and NotAllowed for a namespace of others."""
     credentials = HTTPAuthorizationCredentials(scheme="bearer", credentials=shown_token(request.scope))
-    caller = authenticate(farm, credentials, namespace or None)
+    caller = authenticate(request, farm, credentials, namespace or None)
     if caller.role < Role.READER:
         raise NotAllowed(f"pages need the role reader; the token has {caller.role.name.lower()}")
     request.state.caller = caller  # The log of changes names the caller.

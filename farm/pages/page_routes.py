@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from farm.api.gate import FarmDep, Unauthenticated, get_farm
+from farm.api.gate import FarmDep, Unauthenticated, get_farm, token_of
 from farm.app import Farm
 from farm.errors import FarmError, NotFound
 from farm.extension import Extension
@@ -115,7 +115,7 @@ def _add_entrance(pages: FastAPI) -> None:
     @pages.post("/sign-in", dependencies=[OwnForm])
     async def signed_in(request: Request, farm: FarmDep, form: Form) -> Response:
         token, after = (form.get(name, "").strip() for name in ("token", "next"))
-        if not token or not await run_in_threadpool(page_answers.knows, farm, token):
+        if not token or not await run_in_threadpool(token_of, farm, token):
             wrong = "This farm does not know this token."
             return page_of(request, None, "sign_in", status=401, next=_own_path(after), wrong=wrong)
         response = RedirectResponse(_own_path(after), 303)
