@@ -30,6 +30,7 @@ MAX_PERMISSIONS = 2000  # Parts of large blobs in one answer: each is signed, wh
 
 BUILD = re.compile(schemas.BUILD_REFERENCE)
 
+CacheKey = Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")]
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
     int | None,
@@ -43,17 +44,13 @@ IfMatch = Annotated[
 
 
 @router.get("/artifacts/{key}")
-def artifact(
-    key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
-) -> schemas.Document:
+def artifact(key: CacheKey, caller: ReaderCaller, farm: FarmDep) -> schemas.Document:
     """Return the sidecar of a complete artifact. 410 if the artifact is damaged."""
     return dict(_found(key, caller, farm)[0])
 
 
 @router.get("/artifacts/{key}/statements", response_model=schemas.Document)
-def statements(
-    key: Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")], caller: ReaderCaller, farm: FarmDep
-) -> SignedSidecar:
+def statements(key: CacheKey, caller: ReaderCaller, farm: FarmDep) -> SignedSidecar:
     """Return the sidecar of a complete artifact as it is stored, byte by byte, and what is signed about it.
 
     Each statement is a Sigstore bundle. The farm does not judge them: readers do, by their trust policies.

@@ -319,13 +319,12 @@ def job_reproduction(job_id: JobId, caller: ReaderCaller, farm: FarmDep) -> Repr
 
 history_router = APIRouter(tags=["history"])
 
+CellName = Annotated[str, Query(description="A cell's identifier.", min_length=1, max_length=500)]
+
 
 @history_router.get("/history")
 def history(
-    caller: ReaderCaller,
-    farm: FarmDep,
-    cell: Annotated[str, Query(description="A cell's identifier.", min_length=1, max_length=500)],
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    caller: ReaderCaller, farm: FarmDep, cell: CellName, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> Listed[PastCell]:
     """Return how a cell ended in the newest builds that had it, with its numbers, the newest first."""
     reach = farm.build_index.catch_up(caller.namespace)
@@ -342,8 +341,6 @@ def rebuild(_: Admin, farm: FarmDep) -> Rebuilt:
 
 
 acknowledged_router = APIRouter(tags=["acknowledged"])
-
-CellName = Annotated[str, Query(description="A cell's identifier.", min_length=1, max_length=500)]
 
 
 @acknowledged_router.get("/acknowledged")

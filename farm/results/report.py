@@ -52,6 +52,9 @@ class JudgedCell(CellRow):
     around: NotRequired[list[str]]
 
 
+_PLAN = "answer to a submission: the digest of the plan that was accepted"
+
+
 class BuildView(TypedDict):
     """A build as people and scripts see it; once it has a verdict, with the verdict's counts."""
 
@@ -72,13 +75,7 @@ class BuildView(TypedDict):
     counts: dict[str, int]
     warnings: list[str]
     outlook: NotRequired[OutlookDocument]
-    plan: NotRequired[
-        Annotated[
-            str | None,
-            Field(description="answer to a submission: the digest of the plan that was accepted"),
-            Default(None),
-        ]
-    ]
+    plan: NotRequired[Annotated[str | None, Field(description=_PLAN), Default(None)]]
 
 
 class SweepPoint(TypedDict):
