@@ -178,9 +178,8 @@ class Refs:
             snapshot: SnapshotDocument = json.loads(self._artifacts.read_blob(digest, limit=SNAPSHOT_LIMIT))
             snapshot["cells"].values()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactGone(
-                f"blob {digest} is not a snapshot: {error!r}", hint="move the ref to another one"
-            ) from None
+            hint = "move the ref to another one"
+            raise ArtifactGone(f"blob {digest} is not a snapshot: {error!r}", hint=hint) from None
         return snapshot
 
     def found(self, namespace: str, tag: str) -> tuple[str, RefView | None]:
@@ -347,10 +346,8 @@ def parse_ref(tag: str, found: Object) -> RefView:
         }
         return {**ref, "signed": document["signed"]} if document.get("signed") else ref
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ArtifactGone(
-            f"the ref {found.key} cannot be read: {error!r:.200}",
-            hint=f"`farm tag {tag} --delete` deletes it",
-        ) from None
+        hint = f"`farm tag {tag} --delete` deletes it"
+        raise ArtifactGone(f"the ref {found.key} cannot be read: {error!r:.200}", hint=hint) from None
 
 
 def ref_key(namespace: str, tag: str) -> str:

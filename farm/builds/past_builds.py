@@ -629,10 +629,8 @@ def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts |
     """Let a miss take turns with its baseline, and a hit that has not yet, if a gate on speed asks for that."""
     limits = [limit for name, limit in cell["gates"]["limits"].items() if MEASURES[name].how == "in turns"]
     facts, order = cell["facts"], cell["order"]
-    if not (limits and order and baseline and baseline["values"]) or baseline["key"] in (
-        cell["key"],
-        facts and facts["key"],
-    ):
+    own = cell["key"], facts and facts["key"]
+    if not (limits and order and baseline and baseline["values"]) or baseline["key"] in own:
         return
     if facts:
         if past:

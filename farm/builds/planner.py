@@ -332,14 +332,12 @@ class Planner:
     def _in_buckets(self, matrix: Combinations) -> dict[str, FrozenModel]:
         """Read the models that a manifest leaves to the farm. Raises ManifestError with every problem found."""
         manifest = matrix.manifest
-        models: dict[str, FrozenModel] = {}
-        problems = []
+        models, problems = dict[str, FrozenModel](), []
         for index in sorted(matrix.needed):
             if (entry := manifest.models[index]).source.s3:
                 try:
-                    models[entry.name] = self._bucket_models.freeze(
-                        entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
-                    )
+                    wanted = entry.source.s3, entry.format, entry.source.sha256, entry.output_nodes
+                    models[entry.name] = self._bucket_models.freeze(*wanted)
                 except UsageError as error:
                     place = ("models", index, "source")
                     problems.append(manifest.written.problem(error.message, place, hint=error.hint))

@@ -58,17 +58,15 @@ class Admission:
         if row and row["namespace"] != namespace:
             raise Conflict(f"the id {build_id} is taken", hint="submit again with a new build id")
         if row and row.get("request", request) != request:
-            raise Conflict(
-                f"build {build_id} was made by another request", hint="choose another build id or Idempotency-Key"
-            )
+            hint = "choose another build id or Idempotency-Key"
+            raise Conflict(f"build {build_id} was made by another request", hint=hint)
 
     def is_accepted(self, namespace: str, build_id: str, manifest: bytes, request: str) -> bool:
         """Whether a build was submitted before. Raises Conflict if another build has its id."""
         known = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
         if known and known.data != manifest:
-            raise Conflict(
-                f"build {build_id} was submitted with another manifest", hint="submit again with a new build id"
-            )
+            hint = "submit again with a new build id"
+            raise Conflict(f"build {build_id} was submitted with another manifest", hint=hint)
         if known is None:  # Then it has no report either, which storage need not be asked for.
             self._require_own(namespace, build_id, request)
             return False
@@ -304,9 +302,8 @@ class BuildService:
         self._acknowledged.attach(namespace, plan.cells)
         moment = self._store.next_moment()
         if (ahead := moment - self._store.now()) > SET_BACK:
-            found.append(
-                f"the clock of Redis was set back by {ahead / 60:.0f} min: the build is dated after the last one"
-            )
+            back = f"the clock of Redis was set back by {ahead / 60:.0f} min"
+            found.append(f"{back}: the build is dated after the last one")
         document: PlanDocument = {
             "schema": 1,
             "build": {
@@ -376,9 +373,8 @@ class BuildService:
 
         Raises NotFound, Conflict for a build that has not ended, UsageError for inputs that are gone, QuotaExceeded.
         """
-        manifest = self._artifacts.get_object(
-            build_key(namespace, self._reader.resolve(namespace, build_id), "manifest.yaml")
-        )
+        build_id = self._reader.resolve(namespace, build_id)
+        manifest = self._artifacts.get_object(build_key(namespace, build_id, "manifest.yaml"))
         text = manifest.data if manifest else b""
         request = digest_of({"retry": True, "failed": failed, **({"only": list(only)} if only else {})})
         if not self._admission.is_accepted(namespace, new_id, text, request):

@@ -179,9 +179,8 @@ def sentence(row: GateRow) -> str:
         what = f"{name} is not compared with {row['against']}" if row["against"] else f"{name} is not judged"
         return f"{rule(row)}: {what}: {row['why']}"
     if not row["against"]:
-        return f"{rule(row)}: {name} is {amount(row['measure'], row['value'])}" + (
-            f" ({row['why']})" if row["why"] else ""
-        )
+        why = f" ({row['why']})" if row["why"] else ""
+        return f"{rule(row)}: {name} is {amount(row['measure'], row['value'])}{why}"
     assert row["change"] is not None
     text = f"{rule(row)}: {name} is {_moved(row['change'])} {row['against']}'s"
     if row["interval"] and row["interval"][0] != row["interval"][1]:
