@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts import storage
-from farm.artifacts.s3_bucket import Bucket, FinalStatus, SourceBuckets
+from farm.artifacts.s3_bucket import Bucket, FinalStatus
 from farm.errors import Conflict, UsageError
 from farm.logging import get_logger
 from farm.settings import Settings
@@ -140,11 +140,6 @@ class S3Store(LargeUploads):
             access_key=settings.s3_access_key.get_secret_value(),
             secret_key=settings.s3_secret_key.get_secret_value(),
         )
-
-    @property
-    def sources(self) -> SourceBuckets:
-        """Objects of users, in other buckets."""
-        return SourceBuckets(self.s3)
 
     def build_id_of(self, *parts: str) -> str:
         """Return the build id that these texts stand for in this farm: what is asked for twice is built once.

@@ -437,6 +437,25 @@ class Bucket:
         headers = {"x-amz-checksum-sha256": checksum, "content-length": str(size)}
         return {"url": url, "headers": headers, "start": 0, "size": size}
 
+    # --- buckets of users ---------------------------------------------------------------------------------------
+
+    def source_version(self, bucket: str, key: str) -> str:
+        """Return the ETag of an object in another bucket, which the farm's credentials may read.
+
+        Raises UsageError if it is not there, or may not be read, StorageUnavailable if its bucket does not answer now.
+        """
+        with _reading_source(bucket, key):
+            return self.s3.head_object(Bucket=bucket, Key=key)["ETag"]
+
+    def get_source(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
+        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
+        with _reading_source(bucket, key), path.open("wb") as file:
+            found = self.s3.get_object(Bucket=bucket, Key=key, IfMatch=version)
+            if found["ContentLength"] > limit:
+                raise UsageError(f"s3://{bucket}/{key} has more than {limit} bytes")
+            for piece in found["Body"].iter_chunks(1 << 20):
+                file.write(piece)
+
     # --- asking ---------------------------------------------------------------------------------------------
 
     def ask(self, action: str, key: str, request: Callable[[], T], *, final: Collection[int] = ()) -> T:
@@ -592,30 +611,6 @@ def _status(error: ClientError) -> int:
 def _may_pass(error: ClientError) -> bool:
     """Whether the same request may succeed later."""
     return _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
-
-
-class SourceBuckets:
-    """Objects of users, in other buckets, that the farm's credentials may read."""
-
-    def __init__(self, s3: S3Client) -> None:
-        self._s3 = s3
-
-    def version(self, bucket: str, key: str) -> str:
-        """Return the ETag of an object in another bucket.
-
-        Raises UsageError if it is not there, or may not be read, StorageUnavailable if its bucket does not answer now.
-        """
-        with _reading_source(bucket, key):
-            return self._s3.head_object(Bucket=bucket, Key=key)["ETag"]
-
-    def get(self, bucket: str, key: str, version: str, path: Path, *, limit: int) -> None:
-        """Download an object of another bucket, as it was in `version`, of at most `limit` bytes. Raises UsageError."""
-        with _reading_source(bucket, key), path.open("wb") as file:
-            found = self._s3.get_object(Bucket=bucket, Key=key, IfMatch=version)
-            if found["ContentLength"] > limit:
-                raise UsageError(f"s3://{bucket}/{key} has more than {limit} bytes")
-            for piece in found["Body"].iter_chunks(1 << 20):
-                file.write(piece)
 
 
 @contextmanager

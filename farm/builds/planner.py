@@ -70,10 +70,10 @@ class BucketModels:
                 f"the farm reads no models from bucket {bucket}",
                 hint=f"the operator allows: {allowed} (setting s3_sources); or upload the file with `path:`",
             )
-        wanted = (bucket, key, self._artifacts.sources.version(bucket, key), format, outputs)
+        wanted = (bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
         model, parts = self._read(*wanted)
         if lacking(self._artifacts, {file["digest"]: file["size"] for file in model["files"]}) or any(
-            self._artifacts.sources.version(bucket, part) != version for part, version in parts.items()
+            self._artifacts.source_version(bucket, part) != version for part, version in parts.items()
         ):
             self._read.cache_clear()
             model, _ = self._read(*wanted)
@@ -94,16 +94,16 @@ class BucketModels:
             folder = Path(name)
             path = folder / "model" / (name_of_model or "model")
             path.parent.mkdir()
-            self._artifacts.sources.get(bucket, key, version, path, limit=SIZE_LIMIT)
+            self._artifacts.get_source(bucket, key, version, path, limit=SIZE_LIMIT)
             left = SIZE_LIMIT - path.stat().st_size
             locations = _checked_in_child(path, format, outputs, alone=True)["external_files"]
             if len(locations) > MAX_PARTS:
                 raise UnreadableModel(f"{path.name} has external data in more than {MAX_PARTS} files")
             for location in locations:
                 file, part = path.parent / location, f"{prefix}{slash}{location}"
-                parts[part] = self._artifacts.sources.version(bucket, part)
+                parts[part] = self._artifacts.source_version(bucket, part)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._artifacts.sources.get(bucket, part, parts[part], file, limit=left)
+                self._artifacts.get_source(bucket, part, parts[part], file, limit=left)
                 left -= file.stat().st_size
             model = read_model(path, format, outputs, check=_checked_in_child)
             for reference in model["files"]:

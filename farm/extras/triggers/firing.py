@@ -123,12 +123,12 @@ class TriggerRounds:
         return was != is_now
 
     def _found(self, state: TriggerState) -> set[str] | None:
-        """Return what a trigger looks at. Raises as `SourceBuckets.version`."""
+        """Return what a trigger looks at. Raises as `Bucket.source_version`."""
         if state["kind"] == "source":
             bucket, _, key = state["text"].removeprefix("s3://").partition("/")
             if bucket not in self._settings.s3_sources:
                 raise errors.UsageError(f"the farm may not read the bucket {bucket} (setting s3_sources)")
-            return {self._artifacts.sources.version(bucket, key)}
+            return {self._artifacts.source_version(bucket, key)}
         if state["kind"] == "toolchain":
             choice = understand_target(state["text"])
             rows = [(Pool.from_dict(row["pool"]), row["live_workers"]) for row in self._store.workers.pools()]

@@ -1025,18 +1025,18 @@ def test_what_is_read_of_another_bucket_is_as_it_was_and_not_too_large(
 ) -> None:
     bucket, path = s3_connection["bucket"], tmp_path / "model.onnx"
     store.put_object("models/net.onnx", b"0123456789")
-    version = store.sources.version(bucket, "models/net.onnx")
-    store.sources.get(bucket, "models/net.onnx", version, path, limit=10)
+    version = store.source_version(bucket, "models/net.onnx")
+    store.get_source(bucket, "models/net.onnx", version, path, limit=10)
     assert path.read_bytes() == b"0123456789"
     with pytest.raises(UsageError, match="has more than 9 bytes"):
-        store.sources.get(bucket, "models/net.onnx", version, path, limit=9)
+        store.get_source(bucket, "models/net.onnx", version, path, limit=9)
     with pytest.raises(UsageError, match="cannot be read: 404"):
-        store.sources.version(bucket, "models/other.onnx")
+        store.source_version(bucket, "models/other.onnx")
     faults = Faults(store)
     faults.before = lambda _: (503, "SlowDown")
     with pytest.raises(StorageUnavailable, match="cannot be read: SlowDown") as raised:
-        store.sources.get(bucket, "models/net.onnx", version, path, limit=10)
+        store.get_source(bucket, "models/net.onnx", version, path, limit=10)
     assert "its bucket is busy" in str(raised.value)
     faults.before = lambda _: EndpointConnectionError(endpoint_url="u")
     with pytest.raises(StorageUnavailable, match="cannot be reached: EndpointConnectionError"):
-        store.sources.version(bucket, "models/net.onnx")
+        store.source_version(bucket, "models/net.onnx")

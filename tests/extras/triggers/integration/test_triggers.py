@@ -308,7 +308,7 @@ def test_a_bucket_that_is_busy_is_asked_again_and_holds_up_no_other_trigger(
     source, _ = farm.part(StoredManifests).show("main", "demo")["triggers"]
     assert "SlowDown" in source["problem"]
     with pytest.raises(StorageUnavailable, match="SlowDown"):  # A build that meets it is tried again.
-        allowed.artifacts.sources.version(bucket, "incoming/net.onnx")
+        allowed.artifacts.source_version(bucket, "incoming/net.onnx")
 
 
 def test_a_new_toolchain_builds_once_and_one_that_comes_back_does_not(farm: Farm, frozen: Frozen, clock: Clock) -> None:
