@@ -158,13 +158,14 @@ def lively() -> bool:
 
 def complain(error: FarmError) -> None:
     """Print an error: for people on standard error, and with --json as a document on standard output."""
+    word = typer.style("error:", fg="red", bold=True)
     if isinstance(error, ManifestError):
         for problem in error.problems:
-            note(f"{_error()} {inert(str(problem))}")
+            note(f"{word} {inert(str(problem))}")
         if len(error.problems) > 1:
             note(f"{len(error.problems)} errors; nothing was changed")
     else:
-        note(f"{_error()} {inert(error.message)}")
+        note(f"{word} {inert(error.message)}")
         for line in inert(error.hint).splitlines():
             note(f"  {line}")
     if as_json():
@@ -182,10 +183,6 @@ def document(error: FarmError) -> dict[str, Any]:
     if isinstance(error, ManifestError):
         found["problems"] = [asdict(problem) for problem in error.problems]
     return found
-
-
-def _error() -> str:
-    return typer.style("error:", fg="red", bold=True)
 
 
 # --- following a build: a live display on a terminal, or one plain line for every change of state ---------------------

@@ -151,8 +151,9 @@ def import_(
 
     read = read_files(paths, RecordSource(""))
     dropped = {"nulls": read.dropped.nulls, "broken": read.dropped.broken}
+    left_out = f"{read.dropped.nulls} never decided, {read.dropped.broken} broken" if any(dropped.values()) else ""
     if not len(read.snapshot):
-        why = _left_out(**dropped) if any(dropped.values()) else "they contain no database of MIOpen or MIGraphX"
+        why = left_out or "they contain no database of MIOpen or MIGraphX"
         places = {file: f"damaged: {where}" for file, where in read.dropped.parts.items()}
         reasons = [f"{file}: {reason}" for file, reason in {**places, **read.dropped.files}.items()]
         raise UsageError(f"nothing to import in {', '.join(map(str, paths))}: {why}", hint="\n".join(reasons))
@@ -167,8 +168,8 @@ def import_(
     fit = f"{render.plural(count, 'record')} {'fits' if count == 1 else 'fit'}"
     output.result({"database": name, **found, "dropped": dropped}, f"{fit}, {found['added']} of them new to {name}")
     if not output.as_json():
-        if any(dropped.values()):
-            output.note(f"left out: {_left_out(**dropped)}")
+        if left_out:
+            output.note(f"left out: {left_out}")
         _tell_damage(read)
         for file, why in found["refused"].items():
             output.note(f"refused {file}: {why}")
@@ -294,10 +295,6 @@ def _tell_damage(read: Read) -> None:
     for file, where in read.dropped.parts.items():
         if file not in read.dropped.files:
             output.note(f"{file} is damaged ({where}): its complete records are used")
-
-
-def _left_out(nulls: int, broken: int) -> str:
-    return f"{nulls} never decided, {broken} broken"
 
 
 def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -119,10 +118,6 @@ class ArtifactsApi(Api):
 
     any_name = False
     """Whether a trust policy may be met by what was signed under another model's name: a hit of the same cell."""
-
-    @cached_property
-    def _downloads(self) -> Downloads:
-        return Downloads(self._client.cache)
 
     def get(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
@@ -232,7 +227,7 @@ class ArtifactsApi(Api):
                 location = ""  # It may have expired.
                 raise
 
-        self._downloads.bring({**blob, "path": place.name}, place, reads, self.on_download)
+        Downloads(self._client.cache).bring({**blob, "path": place.name}, place, reads, self.on_download)
 
 
 def _condition(generation: int | None) -> dict[str, int]:

@@ -206,7 +206,9 @@ def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
         for pool in (*gpus, by_name.get("migraphx/cpu"), by_name.get("onnxruntime/cpu")):
             if pool:
                 return pool, "the GPU of this machine" if pool in gpus else "this machine has no GPU for MIGraphX"
-        raise UsageError(f"nothing here compiles {format} models; here is {here}", hint="; ".join(_notes(findings)))
+        raise UsageError(
+            f"nothing here compiles {format} models; here is {here}", hint="; ".join(map(str, findings.notes))
+        )
     if target == "gpu":
         fitting = gpus
     else:
@@ -216,13 +218,9 @@ def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
             raise UsageError(f"--target {target}: {error}", hint="gpu, cpu, ref, or a target such as gfx942") from None
         fitting = [pool for pool in pools if choice.serves(pool)]
     if not fitting:
-        hint = "; ".join([*_notes(findings), "`-t onnxruntime/cpu` always works" * (format == "onnx")])
+        hint = "; ".join([*map(str, findings.notes), "`-t onnxruntime/cpu` always works" * (format == "onnx")])
         raise UsageError(f"--target {target}: not on this machine; here is {here}", hint=hint.strip("; "))
     return fitting[0], "as asked"
-
-
-def _notes(findings: Findings) -> list[str]:
-    return [str(note) for note in findings.notes]
 
 
 def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> Manifest:
