@@ -462,10 +462,7 @@ def write_family(
     log: bool,
     force: bool = False,
 ) -> tuple[Path, Family]:
-    """Write each member, a cell and its sidecar with what is signed about it, into `folder/<shape>`, and the index.
-
-    Returns the index's path and content.
-    """
+    """Write members, and what is signed of each, into `folder/<shape>`, then the index; return its path and content."""
     document, index = family_index(ref, [(cell, sidecar) for cell, sidecar, _ in members]), folder / INDEX
     if not (force or _is_document(index, "members")):
         raise _in_the_way(index)

@@ -180,17 +180,13 @@ def _entry(wanted: Wanted, shapes: Mapping[str, Sequence[int | str]]) -> ModelEn
         raise UsageError(
             "--input with a dtype is only for TorchScript archives", hint="leave the dtype out: the model has it"
         )
-    entry = ModelEntry(
+    conversion = {"conversion": Conversion.model_validate({"dtypes": wanted.dtypes})} if wanted.dtypes else {}
+    return ModelEntry(
         name=valid_name(title(wanted.model)) or "model",
         source=Source(path=str(wanted.model.resolve())),
         format=format,
         inputs={tensor: InputEntry(shape=tuple(shape)) for tensor, shape in shapes.items()},
-    )
-    return (
-        entry.model_copy(update={"conversion": Conversion.model_validate({"dtypes": wanted.dtypes})})
-        if wanted.dtypes
-        else entry
-    )
+    ).model_copy(update=conversion)
 
 
 def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:

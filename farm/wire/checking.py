@@ -68,9 +68,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(list[kind], config=ConfigDict(extra="allow"))
 
 
-View = TypeVar("View")
-
-
-def view_of(kind: type[View], document: Mapping[str, object]) -> View:
+def view_of(kind: type[T], document: Mapping[str, object]) -> T:
     """Return the fields of a document that a view of it (a TypedDict) has."""
-    return cast("View", {name: document[name] for name in kind.__annotations__})
+    return cast("T", {name: document[name] for name in kind.__annotations__})
