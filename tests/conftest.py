@@ -223,7 +223,7 @@ def running_weed() -> Iterator[WeedServer]:
         return
     with tempfile.TemporaryDirectory() as folder:
         access_key, secret_key = secrets.token_hex(8), secrets.token_hex(16)
-        server = servers.start_weed(Path(folder), access_key, secret_key)
+        server = servers.start_weed(Path(folder), access_key, secret_key, bucket="first")
         try:
             named = (part.lstrip("-").split("=") for part in server.command if ".port" in part)
             ports = {name: int(port) for name, port in named}

@@ -20,8 +20,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -196,7 +194,7 @@ def start_weed(
     access_key: str,
     secret_key: str,
     *,
-    bucket: str = "",
+    bucket: str,
     log: Path | None = None,
     users: Mapping[str, Any] | None = None,
 ) -> Server:
@@ -233,7 +231,7 @@ def start_weed(
         url = f"http://{HOST}:{ports['s3.port']}"
         store = S3Store(bucket=bucket, endpoint=url, access_key=access_key, secret_key=secret_key, patience=0.0)
 
-        def made() -> bool:
+        def ready() -> bool:
             """Whether the bucket exists: the server answers S3 requests before that."""
             try:
                 store.get_object("ready")
@@ -254,7 +252,7 @@ def start_weed(
             url,
             command,
             log or folder / "weed.log",
-            ready=lambda: _speaks_http(url) and (not bucket or made()),
+            ready=ready,
             # SIGTERM can take it half a minute while clients are connected; SIGKILL was shown to lose
             # nothing.
             patience=1,
@@ -380,15 +378,6 @@ def _remove_dead_sockets() -> None:
                 client.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink()
-
-
-def _speaks_http(url: str) -> bool:
-    """Whether a server answers, with whatever status."""
-    try:
-        urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - our own loopback address
-    except OSError as error:
-        return isinstance(error, urllib.error.HTTPError)
-    return True
 
 
 def _make_certificate(folder: Path, *addresses: str) -> dict[str, str]:

@@ -252,7 +252,7 @@ from farm.local.servers import start_valkey, start_weed
 
 def start():
     valkey = start_valkey(Path(sys.argv[1]) / "valkey", "secret")
-    weed = start_weed(Path(sys.argv[1]) / "s3", "key", "secret")
+    weed = start_weed(Path(sys.argv[1]) / "s3", "key", "secret", bucket="farm")
     print(valkey.pid, weed.pid, flush=True)
 
 thread = threading.Thread(target=start)
