@@ -8,17 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 from typer import Option
 
 from farm.cli import connection, output, render
 from farm.cli.connection import connect_or_start, connect_to_storage, offering
-from farm.client.packs import Layout
+from farm.client.packs import SIDECAR, Layout
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
 
@@ -31,29 +30,11 @@ if TYPE_CHECKING:
     from farm.wire.program import FoundDevice, Measurements, Port, Sidecar, TuningFacts
 
 
+Listing = Literal["artifacts", "refs", "builds", "workers", "pools"]
+Order = Literal["name", "latency", "error", "size", "age"]  # Of artifacts: the least first, of ages the newest.
 Storage = Annotated[
     str, Option("--from", metavar="STORAGE", help="Without the farm's API: s3://BUCKET, or a public URL.")
 ]
-
-
-class Listing(StrEnum):
-    """What `farm ls` lists."""
-
-    ARTIFACTS = "artifacts"
-    REFS = "refs"
-    BUILDS = "builds"
-    WORKERS = "workers"
-    POOLS = "pools"
-
-
-class Order(StrEnum):
-    """By what `farm ls` sorts artifacts: the least first, of ages the newest."""
-
-    NAME = "name"
-    LATENCY = "latency"
-    ERROR = "error"
-    SIZE = "size"
-    AGE = "age"
 
 
 # --- fetch ------------------------------------------------------------------------------------------------------------
@@ -228,7 +209,7 @@ def ls(
         str, offering("WHAT|TEXT", "artifacts, refs, builds, workers or pools; or part of a name.", connection.listings)
     ] = "artifacts",
     ref: Annotated[str, Option(help="List the artifacts of this ref.", autocompletion=connection.refs)] = "latest",
-    sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = Order.NAME,
+    sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = "name",
     limit: Annotated[int | None, Option("--limit", "-n", min=1, metavar="N", help="How many to list.")] = None,
     source: Storage = "",
 ) -> None:
@@ -236,26 +217,26 @@ def ls(
 
     Any other word lists the artifacts with it in their names. Without the API there are artifacts only.
     """
-    listing = Listing(what) if what in {each.value for each in Listing} else Listing.ARTIFACTS
+    listing: Listing = cast("Listing", what) if what in get_args(Listing) else "artifacts"
     with connected(source) as client:
-        ref = _ref(client, ref) if listing is Listing.ARTIFACTS else ref
+        ref = _ref(client, ref) if listing == "artifacts" else ref
         items = _SOURCES[listing](client, ref)
-        for line in client.workers.troubles() if listing is Listing.WORKERS else ():
+        for line in client.workers.troubles() if listing == "workers" else ():
             output.note(one_line(line))
     if what != listing:
         names = sorted({str(cell["model"]) for cell in items})
         items = [cell for cell in items if what in cell["identifier"]]
         if not items:
-            near = difflib.get_close_matches(what, [*Listing, *names], 1)
+            near = difflib.get_close_matches(what, [*get_args(Listing), *names], 1)
             hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(names[:10]) or 'nothing'}"
             raise NotFound(f"no artifact of {ref} has {what!r} in its name", hint=hint)
-    if listing is Listing.ARTIFACTS and sort is not Order.NAME:
+    if listing == "artifacts" and sort != "name":
         items = sorted(items, key=_ORDERS[sort])
     items = items[:limit]
     # As the API answers: the tags, and where each points.
-    tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing is Listing.REFS else {}
-    rows = render.builds(items) if listing is Listing.BUILDS else [_HEADERS[listing], *map(_ROWS[listing], items)]
-    how = ": farm submit MANIFEST" if listing is Listing.BUILDS else ""
+    tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing == "refs" else {}
+    rows = render.builds(items) if listing == "builds" else [_HEADERS[listing], *map(_ROWS[listing], items)]
+    how = ": farm submit MANIFEST" if listing == "builds" else ""
     output.table(rows, f"no {listing} yet{how}", {"items": items, **tags})
 
 
@@ -296,29 +277,29 @@ def _ref(client: FarmClient, named: str) -> str:
 
 
 _SOURCES: dict[Listing, Callable[[FarmClient, str], Sequence[Any]]] = {
-    Listing.ARTIFACTS: lambda client, ref: client.ls(ref),
-    Listing.REFS: lambda client, _: client.refs.moves(),
-    Listing.BUILDS: lambda client, _: client.builds(),
-    Listing.WORKERS: lambda client, _: client.workers.all(),
-    Listing.POOLS: lambda client, _: client.pools.all(),
+    "artifacts": lambda client, ref: client.ls(ref),
+    "refs": lambda client, _: client.refs.moves(),
+    "builds": lambda client, _: client.builds(),
+    "workers": lambda client, _: client.workers.all(),
+    "pools": lambda client, _: client.pools.all(),
 }
 
 _ORDERS: dict[Order, Callable[[SnapshotCell], float]] = {
-    Order.LATENCY: lambda cell: cell.get("latency") or inf,
-    Order.ERROR: lambda cell: inf if (error := cell.get("error")) is None else error,
-    Order.SIZE: lambda cell: cell["program"]["size"],
-    Order.AGE: lambda cell: -cell["submitted"],
+    "latency": lambda cell: cell.get("latency") or inf,
+    "error": lambda cell: inf if (error := cell.get("error")) is None else error,
+    "size": lambda cell: cell["program"]["size"],
+    "age": lambda cell: -cell["submitted"],
 }
 
 _HEADERS: dict[Listing, tuple[str, ...]] = {
-    Listing.ARTIFACTS: ("ARTIFACT", "LATENCY", "ERROR", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
-    Listing.REFS: ("REF", "GENERATION", "MOVED (UTC)", "NAMESPACE"),
-    Listing.WORKERS: ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
-    Listing.POOLS: ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
+    "artifacts": ("ARTIFACT", "LATENCY", "ERROR", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
+    "refs": ("REF", "GENERATION", "MOVED (UTC)", "NAMESPACE"),
+    "workers": ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
+    "pools": ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
 }
 
 _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
-    Listing.ARTIFACTS: lambda cell: (
+    "artifacts": lambda cell: (
         cell["identifier"],
         "~" * bool(cell.get("shared")) + render.duration(cell["latency"]) if cell.get("latency") else "",
         render.error(cell.get("error")),
@@ -327,20 +308,20 @@ _ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
         cell["toolchain"],
         cell["key"][:12],
     ),
-    Listing.REFS: lambda ref: (
+    "refs": lambda ref: (
         str(ref["tag"]),
         str(ref["generation"]),
         "damaged" if ref.get("damaged") else render.minute(str(ref["moved"])),
         str(ref["namespace"]),
     ),
-    Listing.WORKERS: lambda worker: (
+    "workers": lambda worker: (
         str(worker["id"]),
         str(worker["slots"]),
         str(len(worker["running"]) + worker.get("running_others", 0)),
         ", ".join(worker["pools"]),
         "draining" if worker["draining"] else f"fenced: {worker['fenced']}" if worker["fenced"] else worker["resting"],
     ),
-    Listing.POOLS: lambda pool: (
+    "pools": lambda pool: (
         str(pool["name"]),
         str(pool["live_workers"]),
         str(pool["slots"]),
@@ -407,18 +388,18 @@ def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     from farm.client.fetching import LARGEST_SIDECAR, program_path, sidecar_path
 
     if path.is_dir():
-        found = sorted(path.glob(f"*{_SIDECAR}"))
+        found = sorted(path.glob(f"*{SIDECAR}"))
         if len(found) > 1:
             raise UsageError(f"{path} holds {len(found)} programs", hint=f"name one of them: {found[0]}")
-        path = found[0] if found else path / _SIDECAR
-    if path.name.endswith(_SIDECAR):
+        path = found[0] if found else path / SIDECAR
+    if path.name.endswith(SIDECAR):
         return _read_sidecar(path), None
     if path.suffix == ".json" and path.stat().st_size <= LARGEST_SIDECAR:
         # MIGraphX writes programs as .json too, and a sidecar may have another name.
         with suppress(ArtifactGone):
             return _read_sidecar(path), None
     own = sidecar_path(path)
-    document = own if own.exists() else path.with_name(_SIDECAR)  # In a pack.
+    document = own if own.exists() else path.with_name(SIDECAR)  # In a pack.
     if not document.exists():
         return None, path
     sidecar = _read_sidecar(document)
@@ -430,12 +411,9 @@ def sidecar_and_program(path: Path) -> tuple[Sidecar | None, Path | None]:
     return sidecar, path
 
 
-_SIDECAR = "artifact.json"  # How the names of sidecars end; a pack has one with this name alone.
-
-
 def sidecars_in(folder: Path) -> list[Path]:
     """Return the sidecars in a folder and in the folders below it, as `fetch` writes families."""
-    return sorted([*folder.glob(f"*{_SIDECAR}"), *folder.glob(f"*/*{_SIDECAR}")])
+    return sorted([*folder.glob(f"*{SIDECAR}"), *folder.glob(f"*/*{SIDECAR}")])
 
 
 def _read_sidecar(path: Path) -> Sidecar:

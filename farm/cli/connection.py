@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from typer import Argument
 
@@ -132,7 +132,7 @@ def listings(incomplete: str) -> Names:
     """Return what can be listed."""
     from farm.cli.artifact_commands import Listing
 
-    return _fitting(Listing, incomplete)
+    return _fitting(get_args(Listing), incomplete)
 
 
 def _of_cells(field: Literal["target", "precision", "shape"], *more: str) -> Callable[[Any, str], Names]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -17,23 +16,15 @@ from farm.cli import output, render
 from farm.errors import ExitCode, UsageError
 from farm.inert import inert
 
-
-class Format(StrEnum):
-    """Output formats of `farm lint`."""
-
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-    SARIF = "sarif"
-
-
 SCHEMA = "farm.schema.json"  # Where `farm init` writes the manifest's JSON Schema.
 MOST_SHOWN = 50  # Problems of one manifest that people read.
 
 
 def lint(
     manifest: Annotated[list[Path], Argument(metavar="MANIFEST", help="Manifests, YAML files; - is stdin.")],
-    form: Annotated[Format, Option("--format", "-f", help="The output format.")] = Format.TEXT,
+    form: Annotated[
+        Literal["text", "json", "github", "sarif"], Option("--format", "-f", help="The output format.")
+    ] = "text",
     models: Annotated[bool, Option("--models/--no-models", help="Also read the models and data.")] = True,
 ) -> None:
     """Check manifests and show every problem with its place.
@@ -42,21 +33,21 @@ def lint(
     """
     from farm.client.authoring import lint as find_problems
 
-    form = Format.JSON if output.as_json() else form
-    write = entry_points.required(entry_points.PROBLEMS, form) if form in (Format.SARIF, Format.GITHUB) else None
+    form = "json" if output.as_json() else form
+    write = entry_points.required(entry_points.PROBLEMS, form) if form in ("sarif", "github") else None
     found = {file: find_problems(file, models=models) for file in dict.fromkeys(manifest)}
     problems = [problem for each in found.values() for problem in each]
     match form:
-        case Format.JSON:
+        case "json":
             output.emit({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
-        case Format.SARIF | Format.GITHUB:
+        case "sarif" | "github":
             written = write(problems) if write else []
             if isinstance(written, Mapping):
                 output.emit(written)
             else:
                 for line in written:
                     output.say(line, command=True)
-        case Format.TEXT:
+        case "text":
             for file, each in found.items():
                 for problem in each[:MOST_SHOWN]:
                     output.say(inert(str(problem)))

@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -210,15 +209,6 @@ PEOPLE, NOBODY = 1000, 65534  # First and last user id of people, as distributio
 commands = output.commands("Make, list and revoke tokens.")
 
 
-class RoleName(StrEnum):
-    """What a token may do."""
-
-    MONITOR = "monitor"
-    READER = "reader"
-    SUBMITTER = "submitter"
-    ADMIN = "admin"
-
-
 Name = Annotated[str, Argument(metavar="NAME", help="A name for its user, such as `ci-main`.")]
 
 
@@ -226,7 +216,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="A name for its user, such a
 def create(
     name: Name,
     namespace: Annotated[str, Option(help="The only namespace in which it is valid.")],
-    role: Annotated[RoleName, Option(help="What it may do.")] = RoleName.SUBMITTER,
+    role: Annotated[Literal["monitor", "reader", "submitter", "admin"], Option(help="What it may do.")] = "submitter",
     max_cells: Annotated[int, Option(min=0, help="Unfinished cells at once; 0: no limit.")] = 0,
 ) -> None:
     """Make a token and print its secret, which is shown only once."""

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from farm.spec import FileReference
 
 PACK = "pack.json"
-SIDECAR = "artifact.json"
+SIDECAR = "artifact.json"  # So all names of sidecars end; in a pack it is the whole name.
 
 
 class Layout(StrEnum):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from farm import errors
 from farm.api.gate import Unauthenticated
@@ -107,6 +107,8 @@ def _type(kind: Any) -> Any:
     """The name of a type without its module, or what may be chosen."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [each.value for each in kind]
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
     return f"list[{_type(get_args(kind)[0])}]" if get_origin(kind) is list else kind.__name__
 
 
