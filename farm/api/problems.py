@@ -67,12 +67,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def http(_: Request, error: HTTPException) -> JSONResponse:
-        document: ProblemDetails = {
-            "type": "about:blank",
-            "title": error.detail,
-            "status": error.status_code,
-            "detail": error.detail,
-        }
+        document = ProblemDetails(type="about:blank", title=error.detail, status=error.status_code, detail=error.detail)
         return _answer(document, dict(error.headers or {}))
 
     @app.exception_handler(Exception)

@@ -316,13 +316,7 @@ class BuildReader:
         build = _build_document(row, self.follower(build_id))
         build |= {"counts": verdict["counts"], "verdict": verdict if row["state"] != "open" else None}
         build["outlook"] = self.outlook(cells, row["max_parallel"], paused=build_id if row["paused"] else "")
-        report: Report = {
-            "schema": 1,
-            "build": build,
-            "cells": cells,
-            "sweeps": sweeps_of(cells),
-            "changes": changes_of(cells),
-        }
+        report = Report(schema=1, build=build, cells=cells, sweeps=sweeps_of(cells), changes=changes_of(cells))
         if shadow := planned.document.get("shadow"):
             report["shadow"] = shadow
         return report

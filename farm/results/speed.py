@@ -82,14 +82,9 @@ def distribution(seconds: Sequence[float], batch: int = 1) -> SpeedDocument:
     if not seconds:
         raise ValueError("no runs")
     p50, p90, p99 = (float(value) for value in np.quantile(np.asarray(seconds), (0.5, 0.9, 0.99)))
-    return {
-        "minimum": min(seconds),
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "repeats": len(seconds),
-        "throughput": batch / p50 if p50 else None,
-    }
+    return SpeedDocument(
+        minimum=min(seconds), p50=p50, p90=p90, p99=p99, repeats=len(seconds), throughput=batch / p50 if p50 else None
+    )
 
 
 def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:

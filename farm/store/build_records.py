@@ -296,12 +296,7 @@ class EventStreams(Records):
         first, last, trimmed = _edges(edges)
         position = _position(after, epoch)
         if position is None or (trimmed and _order(position) < _order(first)):
-            item: BuildEvent = {
-                "id": f"{epoch}.{last}",
-                "at": _time_of(last) or time.time(),
-                "type": "reset",
-                "build": build_id,
-            }
+            item = BuildEvent(id=f"{epoch}.{last}", at=_time_of(last) or time.time(), type="reset", build=build_id)
             return {"items": [item], "reset": True}
         if isinstance(entries, Exception):
             entries = self._link.ask(*found)

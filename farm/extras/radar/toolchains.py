@@ -140,15 +140,9 @@ class Toolchains:
                 self._tried.add(name)
                 if known:
                     continue
-                wish: ShadowBuild = {
-                    "build_id": build_id,
-                    "ref": ref,
-                    "toolchain": toolchain,
-                    "cells": [],
-                    "gates": None,
-                    "against": "",
-                    "defaults": True,
-                }
+                wish = ShadowBuild(
+                    build_id=build_id, ref=ref, toolchain=toolchain, cells=[], gates=None, against="", defaults=True
+                )
                 try:
                     self.shadow(namespace, wish, by="radar")
                 except FarmFault:
@@ -198,13 +192,9 @@ class Toolchains:
         gates: ChosenGates = wish["gates"] or {"baseline": "", "limits": {}, "budgets": {}}
         warnings = self._baselines.attach(namespace, "", cells, {**gates, "baseline": wish["ref"]}, instead=instead)
         label = wish["toolchain"] or ", ".join(sorted({cell["under"] for cell in before.values()}))
-        notes: ShadowNotes = {
-            "ref": wish["ref"],
-            "generation": ref["generation"],
-            "toolchain": label,
-            "before": before,
-            "left_out": left_out,
-        }
+        notes = ShadowNotes(
+            ref=wish["ref"], generation=ref["generation"], toolchain=label, before=before, left_out=left_out
+        )
         return {
             "schema": 1,
             "build": {
@@ -248,12 +238,8 @@ class Toolchains:
             elif lacks := lacking(order["spec"], pool):
                 left_out.append({"identifier": name, "text": lacks, "breaks": True})
             else:
-                before[name] = {
-                    "key": cell["key"],
-                    "toolchain": cell["toolchain"],
-                    "under": pool.toolchain,
-                    "error": error,
-                }
+                key, toolchain = cell["key"], cell["toolchain"]
+                before[name] = ShadowedCell(key=key, toolchain=toolchain, under=pool.toolchain, error=error)
                 cells.append(shadow_cell(cell, work, pool, wish["ref"], defaults=wish["defaults"]))
         return cells, left_out, before
 

@@ -238,14 +238,7 @@ def _pending(
     state: TriggerState, now: float, version: int, claim: str, why: str, *, warning: str = "", seen: Sequence[str] = ()
 ) -> TriggerState:
     """Return a trigger that fires now."""
-    run: PendingRun = {
-        "claim": claim,
-        "why": why,
-        "warning": warning,
-        "version": version,
-        "until": now + LEASE,
-        "seen": list(seen),
-    }
+    run = PendingRun(claim=claim, why=why, warning=warning, version=version, until=now + LEASE, seen=list(seen))
     return {**state, "fired": state["fired"] + 1, "pending": run, "problem": ""}
 
 
@@ -328,13 +321,7 @@ class StoredManifests:
                     f"{name} {there}, not at version {version}: somebody changed it",
                     hint=f"`farm manifest show {name}` shows what is there now",
                 )
-            added: ManifestVersion = {
-                "version": newest + 1,
-                "digest": digest,
-                "pushed": self._now(),
-                "by": by.name,
-                "token": by.digest,
-            }
+            added = ManifestVersion(version=newest + 1, digest=digest, pushed=self._now(), by=by.name, token=by.digest)
             if head is None:
                 head = {"schema": 1, "id": secrets.token_hex(8), "name": name, "version": 0, "versions": []}
             after: ManifestHead = {**head, "version": added["version"], "versions": [*head["versions"], added][-KEPT:]}
