@@ -131,6 +131,7 @@ def shell_shape(text: str) -> list[str]:
     """Return the words and signs of a script: of each word only whether it is plain or quoted."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=False, punctuation_chars=True)
     lexer.whitespace = " \t\r"
+    lexer.wordchars += "@%+:,"  # What needs no quotes is a part of its word.
     return [re.sub(r"^(?:'[^']*'|\"'\"|[\w@%+=:,./-])+$", "word", token) for token in lexer]
 
 
