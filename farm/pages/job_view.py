@@ -490,20 +490,11 @@ class Way(NamedTuple):
 def ways(sidecar: Sidecar, url: str) -> list[Way]:
     """Return the ways that fit the artifact's kind of program; `url` is the farm's."""
     model, target, precision, *shape = sidecar["identifier"].split("/")
-    program, how = sidecar["blobs"]["program"], serving_of(sidecar)
+    program = sidecar["blobs"]["program"]
     target = target.replace("-", "/", 1)
     options = ["--target", target, "--precision", precision, *(["--shape", "/".join(shape)] if shape else [])]
-    known = {
-        "made": sidecar,
-        "model": model,
-        "name": shlex.join([model, *options]),
-        "path": program["path"],
-        "digest": program["digest"],
-        "url": url.rstrip("/"),
-        "arch": sidecar["device"]["arch"],
-        "how": how,
-        "chosen": how.providers[0][1],
-    }
+    typed, how = shlex.join([model, *options]), serving_of(sidecar)
+    known = {"made": sidecar, "model": model, "name": typed, "program": program, "url": url.rstrip("/"), "how": how}
     found = []
     for name in next(names for end, names in _WAYS.items() if program["path"].endswith(end)):
         title, words, text = _texts().get_template(f"{name}.txt").render(known).split("\n", 2)
