@@ -105,31 +105,21 @@ def automation(visit: Here, webhook: Annotated[str, Query(pattern=rf"^$|{schemas
     chosen = webhook or (hooks[0]["name"] if hooks else "")
     manifests = visit.farm.part(StoredManifests).list(visit.namespace)
     runs = [run for manifest in manifests for trigger in manifest["triggers"] if (run := trigger["last"])]
-    wanted = {run["build"] for run in runs}
-    builds = {
-        each["id"]: each for each in visit.farm.build_reader.list(visit.namespace, BUILDS) if each["id"] in wanted
-    }
+    wanted, newest = {run["build"] for run in runs}, visit.farm.build_reader.list(visit.namespace, BUILDS)
+    builds = {each["id"]: each for each in newest if each["id"] in wanted}
+    triggers = [(each["name"], trigger) for each in manifests for trigger in each["triggers"]]
+    deliveries = webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else []
     return visit.page(
         "automation",
         manifests=Table(visit.request, manifests, _MANIFEST_KEYS, "manifests"),
-        triggers=Table(
-            visit.request,
-            [(each["name"], trigger) for each in manifests for trigger in each["triggers"]],
-            _TRIGGER_KEYS,
-            "triggers",
-        ),
+        triggers=Table(visit.request, triggers, _TRIGGER_KEYS, "triggers"),
         runs=runs,
         builds=builds,
         failed=[name for name, build in builds.items() if build["verdict"] and build["verdict"]["exit_code"]],
         is_admin=is_admin,
         hooks=Table(visit.request, hooks, _HOOK_KEYS, "webhooks"),
         chosen=chosen if is_admin else "",
-        deliveries=Table(
-            visit.request,
-            webhooks.deliveries(visit.namespace, chosen, MESSAGES) if is_admin and chosen else [],
-            _DELIVERY_KEYS,
-            "deliveries",
-        ),
+        deliveries=Table(visit.request, deliveries, _DELIVERY_KEYS, "deliveries"),
     )
 
 

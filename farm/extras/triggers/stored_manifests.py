@@ -374,19 +374,16 @@ class StoredManifests:
             except ArtifactGone as error:
                 log.error("stored manifest unreadable", key=key, error=error.message, hint=error.hint)
 
-    def head(self, namespace: str, name: str) -> ManifestHead:
-        """Return the head of a manifest. Raises NotFound."""
-        found = self._artifacts.get_object(head_key(namespace, name))
-        if found is None:
-            raise NotFound(
-                f"no manifest {name} is stored in namespace {namespace}",
-                hint="`farm manifest ls` lists them, `farm manifest push FILE` stores one",
-            )
-        return read_head(found)
+    def _found(self, namespace: str, name: str) -> Object:
+        """Return a manifest's head as it is stored. Raises NotFound."""
+        if found := self._artifacts.get_object(head_key(namespace, name)):
+            return found
+        hint = "`farm manifest ls` lists them, `farm manifest push FILE` stores one"
+        raise NotFound(f"no manifest {name} is stored in namespace {namespace}", hint=hint)
 
     def show(self, namespace: str, name: str, version: int | None = None) -> ShownManifest:
         """Return a manifest with the content of one version, by default of the newest one. Raises NotFound."""
-        head = self.head(namespace, name)
+        head = read_head(self._found(namespace, name))
         number, content = self.content(namespace, head, version)
         return {**_shown(head), "shown": number, "content": content}
 
@@ -412,9 +409,7 @@ class StoredManifests:
 
         Raises NotFound, Conflict.
         """
-        found = self._artifacts.get_object(head_key(namespace, name))
-        if found is None:
-            raise NotFound(f"no manifest {name} is stored in namespace {namespace}", hint="`farm manifest ls`")
+        found = self._found(namespace, name)
         folder = _versions(namespace, name)
         with suppress(ArtifactGone):  # A head that cannot be read goes with everything that is there.
             head = read_head(found)
@@ -460,7 +455,7 @@ class StoredManifests:
         return self._builds.plan(namespace, self._submission(namespace, name, wish, build_id))
 
     def _submission(self, namespace: str, name: str, wish: BuildWish, build_id: str) -> SubmissionDocument:
-        number, content = self.content(namespace, self.head(namespace, name), wish["version"])
+        number, content = self.content(namespace, read_head(self._found(namespace, name)), wish["version"])
         labels = {**content["labels"], **wish["labels"], "manifest": f"{name}@{number}"}
         whole: SubmissionDocument = {**content, "build_id": build_id, "labels": labels, "only": (), "fail_fast": False}
         return {**whole, "gates": wish["gates"]} if wish["gates"] else whole

@@ -289,7 +289,8 @@ def test_the_control_plane_builds_and_tells_by_itself(
     thread.start()
     try:
         wait_until(
-            lambda: plane.part(StoredManifests).head("main", "demo")["triggers"][0]["seen"], message="it has looked"
+            lambda: dict(plane.part(StoredManifests).heads("main"))["demo"]["triggers"][0]["seen"],
+            message="it has looked",
         )
         s3_client.put_object(Bucket=bucket, Key="incoming/ready", Body=b"two")
         (build,) = wait_until(client.builds, message="the trigger has fired")
