@@ -191,16 +191,10 @@ def source_digest(path: Path) -> str:
 def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = None) -> LibrariesAnswer:
     """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
     with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
-        folder = Path(name)
+        folder, log = Path(name), Path(name, "log.txt")
         try:
             end = run_child(
-                request,
-                log_path=folder / "log.txt",
-                python=python,
-                limits=LIMITS,
-                folder=folder,
-                seal=seal,
-                answer=LibrariesAnswer,
+                request, log_path=log, python=python, limits=LIMITS, folder=folder, seal=seal, answer=LibrariesAnswer
             )
         except OSError as error:
             raise UsageError(f"the converter cannot be started: {error}") from None

@@ -72,8 +72,7 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
     Raises UsageError if there is no provider, if it does not take the model as a whole, or does not find its own file.
     """
     with tempfile.TemporaryDirectory(prefix="farm-ask-") as name:
-        folder = Path(name)
-        written = folder / "written"
+        folder, log, written = Path(name), Path(name, "log.txt"), Path(name, "written")
         written.mkdir()
         request: CacheNamesRequest = {
             "action": "cache_names",
@@ -85,13 +84,7 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
         seal = Seal(read=[model.resolve().parent], write=[written])
         try:
             end = run_child(
-                request,
-                log_path=folder / "log.txt",
-                python=python,
-                limits=_LIMITS,
-                folder=folder,
-                seal=seal,
-                answer=CacheNamesAnswer,
+                request, log_path=log, python=python, limits=_LIMITS, folder=folder, seal=seal, answer=CacheNamesAnswer
             )
         except OSError as error:
             raise UsageError(f"the provider cannot be asked: {error}", hint="`--python` names an interpreter") from None
