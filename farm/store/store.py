@@ -242,20 +242,17 @@ class History(Records):
         """Return the durations of each sort, in all of these namespaces together."""
         wanted = [(sort, ("history", namespace, sort)) for sort in set(sorts) for namespace in namespaces]
         answers = self._link.ask_many([["ZRANGE", name, 0, -1] for _, name in wanted])
-        found: dict[str, list[Compile]] = {}
+        found: dict[str, list[Compile]] = {sort: [] for sort, _ in wanted}
         for (sort, _), members in zip(wanted, answers, strict=True):
-            found.setdefault(sort, []).extend(map(_sample, members))
+            for member in members:
+                _, model, size, seconds = member.split(" ")
+                found[sort].append(Compile(model, int(size), float(seconds)))
         return found
 
 
 def _member(facts: ArtifactFacts, work: ComparableWork) -> str:
     """As `remember` in `finish.lua` writes it."""
     return f"{facts['key']} {work['model']} {work['size']} {facts['seconds']:.14g}"
-
-
-def _sample(member: str) -> Compile:
-    _, model, size, seconds = member.split(" ")
-    return Compile(model, int(size), float(seconds))
 
 
 LOT = 1000  # Artifacts that are put at once.
