@@ -88,10 +88,7 @@ class Executor:
         self.templates = Templates()
 
     def execute(self, attempt: Attempt, *, on_phase: OnPhase, cancelled: threading.Event) -> Outcome:
-        """Run one attempt and return how it ended.
-
-        The log is uploaded whatever happens. Ends soon after `cancelled` is set.
-        """
+        """Run one attempt and return how it ended, soon after `cancelled` is set. The log is uploaded in any case."""
         try:
             with self.work.place(f"{attempt.job_id}-{attempt.number}-") as folder:
                 cold = any(fnmatchcase(attempt.namespace, name) for name in self.settings.cold_children)

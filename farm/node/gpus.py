@@ -105,15 +105,12 @@ HERE = Machine()  # The machine of this process; tests put the root of a recorde
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message for the operator of a node: what cannot be used, why, and what to do.
-
-    `broken`: it should work here, but does not.
-    """
+    """A message for the operator of a node: what cannot be used, why, and what to do."""
 
     subject: str
     text: str
     fix: str = ""
-    broken: bool = True
+    broken: bool = True  # It should work here, but does not.
 
     def __str__(self) -> str:
         """One line for people."""

@@ -62,9 +62,6 @@ FAULTED = "a GPU failed under an attempt: a health probe looks at it before the 
 MISMATCHED = "an attempt found another toolchain than its job is for: a health probe looks at what is installed"
 """Reason of a worker that takes no jobs until that is known."""
 
-Probe = Callable[[Settings, SlotKind], str]
-"""Returns why slots of a kind cannot compile and run a good program; empty if they can."""
-
 
 class Supervisor:
     """The workers of one node: one for each kind of slot, from registration to end."""
@@ -78,7 +75,7 @@ class Supervisor:
         app: str = APP,
         versions: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-        probe: Probe = health_probe,
+        probe: Callable[[Settings, SlotKind], str] = health_probe,
         idle_seconds: float = math.inf,
     ) -> None:
         """`app` is the module of the Celery application that processes run, `environment` is added to theirs.
