@@ -307,8 +307,7 @@ class Attempt:
     leave: Callable[[], None] = field(default=lambda: None, compare=False)
     """To be called when it needs its slot no more: another attempt takes it while this one publishes."""
     tail: LogTail = field(default_factory=LogTail, compare=False)
-    clock: Clock = field(default_factory=Clock, compare=False)
-    """Stands still while the attempt is paused."""
+    clock: Clock = field(default_factory=Clock, compare=False)  # Stands still while the attempt is paused.
 
     def describe(
         self, *, reference: FileReference | None, ended: FailureDocument | None = None

@@ -22,23 +22,17 @@ class ChildLimits:
     """Limits of a child. Times in seconds, sizes in bytes; 0 means no limit."""
 
     time: float = 0
-    whole: float = 0
-    """The limit of the whole attempt; `time` is what is left of it. Messages name the whole."""
+    whole: float = 0  # The limit of the whole attempt; `time` is what is left of it. Messages name the whole.
     memory: int = 0
-    hang: float = 0
-    """Longest time without a sign of life: a message, a longer log, or CPU time."""
+    hang: float = 0  # Longest time without a sign of life: a message, a longer log, or CPU time.
     waiting: float = 0.0
     """Cores that a child keeps busy while it waits for its GPU: their CPU time is not a sign of life."""
     log: int = 1 << 30
-    disk: int = 0
-    """What the child may write, together with what other children of its attempt have `written`."""
+    disk: int = 0  # What the child may write, together with what other children of its attempt have `written`.
     written: int = 0
-    files: int = MOST_FILES
-    """Files that it may write, if `disk` is limited."""
-    processes: int = 0
-    """Processes and threads that it may have at once."""
-    dying: float = 60.0
-    """Time for killed processes to be gone, and for a child that has answered to end."""
+    files: int = MOST_FILES  # Files that it may write, if `disk` is limited.
+    processes: int = 0  # Processes and threads that it may have at once.
+    dying: float = 60.0  # Time for killed processes to be gone, and for a child that has answered to end.
 
 
 NO_LIMITS = ChildLimits(log=0)
@@ -77,17 +71,14 @@ class ChildEnd:
     by: EndedBy
     limits: ChildLimits
     result: Any = None
-    ok: bool = False
-    """Whether it answered, and is gone."""
+    ok: bool = False  # Whether it answered, and is gone.
     wrong: str = ""
     """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is not a message."""
     error: ChildError | None = None
     exit_code: int | None = None
     signal: int | None = None
-    seconds: float = 0.0
-    """For which it was not paused."""
-    shared: bool = False
-    """Whether it measured something while others ran on its host, or may have."""
+    seconds: float = 0.0  # For which it was not paused.
+    shared: bool = False  # Whether it measured something while others ran on its host, or may have.
     memory: int = 0
     oom_killer: bool = False
     """Whether the kernel killed it because memory ran out.
@@ -99,8 +90,7 @@ class ChildEnd:
     log_tail: str = ""
     left: Sequence[str] = ()
     """Entries that were removed from its folders, because they were not regular files; such a child has failed."""
-    stuck: tuple[int, ...] = ()
-    """Process ids of what could not be killed, and is still there."""
+    stuck: tuple[int, ...] = ()  # Process ids of what could not be killed, and is still there.
 
 
 class Failure(NamedTuple):

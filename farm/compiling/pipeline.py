@@ -53,20 +53,14 @@ class StepSettings:
     """The settings of a machine that steps use; the farm's settings have the same names. 0 means no limit."""
 
     threads_per_slot: int = 1
-    measure_seconds: float = 3.0
-    """How long a program is run again and again."""
+    measure_seconds: float = 3.0  # How long a program is run again and again.
     lock_dir: str = ""
     """Folder of the lock files by which what measures on a host is alone; empty: the system's temporary one."""
-    hang_seconds: float = 0.0
-    """How long a child may show no sign of life."""
-    disk_limit: int = 0
-    """Bytes that the children of an attempt may write together."""
-    process_limit: int = 0
-    """Processes and threads of a child."""
-    migraphx_path: str = ""
-    """Where MIGraphX's Python module is, if that is not where the interpreter looks."""
-    migraphx_python: str = ""
-    """Interpreter for MIGraphX's children; empty: this one."""
+    hang_seconds: float = 0.0  # How long a child may show no sign of life.
+    disk_limit: int = 0  # Bytes that the children of an attempt may write together.
+    process_limit: int = 0  # Processes and threads of a child.
+    migraphx_path: str = ""  # Where MIGraphX's Python module is, if that is not where the interpreter looks.
+    migraphx_python: str = ""  # Interpreter for MIGraphX's children; empty: this one.
 
     @classmethod
     def of(cls, settings: object) -> StepSettings:
@@ -96,22 +90,15 @@ class Children:
     cancelled: threading.Event
     slot: Slot = ANYWHERE
     environment: Mapping[str, str] = field(default_factory=dict)
-    conditions: Callable[[], Conditions | None] = lambda: None
-    """Returns the state of the slot's GPU; `look` calls it."""
+    conditions: Callable[[], Conditions | None] = lambda: None  # Returns the state of the slot's GPU; `look` calls it.
     began: float = field(default_factory=time.monotonic)
     """When it all began; later by the time for which it waited for object storage."""
-    clock: Clock = field(default_factory=Clock)
-    """Stands still while its child is paused."""
-    shared: bool = False
-    """Whether something was measured in this slot while others ran on the host, or may have."""
-    memory: list[int] = field(default_factory=list)
-    """Peaks in bytes, of every child."""
-    written: set[Path] = field(default_factory=set)
-    """The folders in which children wrote."""
-    within: Path | None = None
-    """The folder in which all children of the attempt write; None: `folder`."""
-    templates: Templates | None = None
-    """What children are forked from; None: they start cold."""
+    clock: Clock = field(default_factory=Clock)  # Stands still while its child is paused.
+    shared: bool = False  # Whether something was measured in this slot while others ran on the host, or may have.
+    memory: list[int] = field(default_factory=list)  # Peaks in bytes, of every child.
+    written: set[Path] = field(default_factory=set)  # The folders in which children wrote.
+    within: Path | None = None  # The folder in which all children of the attempt write; None: `folder`.
+    templates: Templates | None = None  # What children are forked from; None: they start cold.
 
     def __post_init__(self) -> None:
         self.within = self.within or self.folder

@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 class State(StrEnum):
     """State of a job and of a cell."""
 
-    QUEUED = "queued"
-    """Waits for a worker, or for its delay after a failed attempt to pass."""
-    RUNNING = "running"
-    """An attempt holds the lease."""
-    SUCCEEDED = "succeeded"
-    """A program was compiled, loaded back and measured, or found complete in storage."""
-    FAILED = "failed"
-    """Ended with a failure kind."""
-    CANCELLED = "cancelled"
-    """Ended because nobody wants it any more."""
+    QUEUED = "queued"  # Waits for a worker, or for its delay after a failed attempt to pass.
+    RUNNING = "running"  # An attempt holds the lease.
+    SUCCEEDED = "succeeded"  # A program was compiled, loaded back and measured, or found complete in storage.
+    FAILED = "failed"  # Ended with a failure kind.
+    CANCELLED = "cancelled"  # Ended because nobody wants it any more.
 
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
@@ -41,12 +36,10 @@ class AttemptEnd(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LOST = "lost"
-    """Its lease expired: the worker is gone, or could not reach the store."""
+    LOST = "lost"  # Its lease expired: the worker is gone, or could not reach the store.
     RELEASED = "released"
     """Given back by a worker that is draining, or could not go on without object storage; not charged."""
-    SUPERSEDED = "superseded"
-    """It finished after losing its lease."""
+    SUPERSEDED = "superseded"  # It finished after losing its lease.
 
 
 class Phase(StrEnum):
@@ -84,8 +77,7 @@ class Policy(NamedTuple):
     attempts: int = 1
     node: bool = False
     """Whether it may be the node's fault: if the same job then succeeds on another node, it counts against this one."""
-    gate: bool = False
-    """Whether it is a build's check of a job that succeeded."""
+    gate: bool = False  # Whether it is a build's check of a job that succeeded.
 
 
 class FailureKind(StrEnum):

@@ -54,8 +54,7 @@ class Draining(Exception):
 class Attempts:
     """The attempts of one worker process. One thread of Celery's pool calls `run` for each message."""
 
-    current: ClassVar[Attempts]
-    """Those of this process: Celery calls tasks and signals without them."""
+    current: ClassVar[Attempts]  # Those of this process: Celery calls tasks and signals without them.
 
     def __init__(
         self, store: Store, executor: Executor, settings: Settings, slots: Sequence[Slot], *, worker: str, node: str

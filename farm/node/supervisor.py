@@ -208,12 +208,9 @@ class Supervisor:
 class Stage(Enum):
     """How far a worker is with its end; each stage follows the one before."""
 
-    SERVING = auto()
-    """It takes jobs, unless it rests."""
-    DRAINING = auto()
-    """It takes nothing more; what runs may end within the grace period."""
-    RELEASING = auto()
-    """It ends what runs and gives it back."""
+    SERVING = auto()  # It takes jobs, unless it rests.
+    DRAINING = auto()  # It takes nothing more; what runs may end within the grace period.
+    RELEASING = auto()  # It ends what runs and gives it back.
     DONE = auto()
 
 

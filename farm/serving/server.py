@@ -181,21 +181,17 @@ class BoundedConnection(H11Protocol):
     most: ClassVar[int] = MOST
     header_seconds: ClassVar[float] = 10.0
     """For the whole header of a request, from the connection or the first byte on."""
-    body_seconds: ClassVar[float] = 120.0
-    """For the whole body of a request."""
+    body_seconds: ClassVar[float] = 120.0  # For the whole body of a request.
     answer_seconds: ClassVar[float] = 60.0
     """For the client to read `LEAST` bytes of an answer, if so much of it waits that nothing more is written."""
-    handshake_seconds: ClassVar[float] = 10.0
-    """For the TLS handshake."""
+    handshake_seconds: ClassVar[float] = 10.0  # For the TLS handshake.
     _handshakes: ClassVar[set[asyncio.Task[Any]]] = set()
     """Connections whose TLS handshake is not done: asyncio accepts each in a task that ends with the handshake."""
 
     _stage: _Stage | None = None
     _timer: asyncio.TimerHandle | None = None
-    _taking: asyncio.TimerHandle | None = None
-    """Checks whether the client has read enough of an answer."""
-    _since = 0.0
-    """When the current stage began, by the clock of the event loop."""
+    _taking: asyncio.TimerHandle | None = None  # Checks whether the client has read enough of an answer.
+    _since = 0.0  # When the current stage began, by the clock of the event loop.
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """Accept a connection. Raises ConnectionAbortedError, which closes it, if too many are in a handshake."""
