@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -195,12 +195,7 @@ def _words(text: str) -> frozenset[str]:
 
 @cache
 def _sources() -> dict[str, str]:
-    folder = files("farm.store") / "lua"
-    return {
-        path.name.removesuffix(".lua"): path.read_text(encoding="utf-8")
-        for path in folder.iterdir()
-        if path.name.endswith(".lua")
-    }
+    return {path.stem: path.read_text(encoding="utf-8") for path in (Path(__file__).parent / "lua").glob("*.lua")}
 
 
 PREFIX = "{farm}"  # The hash tag that all keys share, so that a cluster keeps them together for the scripts.
