@@ -191,18 +191,22 @@ _MESSAGES = (
 _TABLES = {"": _MESSAGES, FailureKind.INTERNAL: _MESSAGES, FailureKind.UNVERIFIABLE: _DYING_WORDS}
 """Known messages by the kind that the child stated."""
 
-_STATED = frozenset(
+REFUSED = frozenset(
     {
         FailureKind.BAD_MODEL,
         FailureKind.UNSUPPORTED_OPERATOR,
         FailureKind.BAD_CALIBRATION,
         FailureKind.NOTHING_QUANTIZED,
+"""Kinds by which a compiler refuses a model, or one slice of it, which does not fail the others."""
+
+_STATED = REFUSED | {
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.GPU_LIBRARY,
+    FailureKind.TOOLCHAIN_MISMATCH,
+    FailureKind.INTERNAL,
+    FailureKind.UNVERIFIABLE,
+}
         FailureKind.COMPILER_ERROR,
-        FailureKind.OUT_OF_MEMORY,
-        FailureKind.GPU_LIBRARY,
-        FailureKind.TOOLCHAIN_MISMATCH,
-        FailureKind.INTERNAL,
-        FailureKind.UNVERIFIABLE,
     }
 )
 """Kinds that a child may state. It cannot know the others: limits, the node, the farm, gates."""

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from farm.compiling.asking import slice_request, tune_request, tuning_mode
 from farm.compiling.attempt import FreeSlots, Slot
+from farm.compiling.failures import REFUSED
 from farm.compiling.pipeline import StepEnded, Steps
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Phase
@@ -114,17 +115,6 @@ class FanOut(Generic[Piece]):
 
 
 COLLECT_SECONDS = 60.0  # Seconds between two looks for new records of a running child.
-
-REFUSED = frozenset(
-    {
-        FailureKind.BAD_MODEL,
-        FailureKind.UNSUPPORTED_OPERATOR,
-        FailureKind.BAD_CALIBRATION,
-        FailureKind.NOTHING_QUANTIZED,
-        FailureKind.COMPILER_ERROR,
-    }
-)
-"""Failures of one slice that do not fail the whole model."""
 
 
 def slice_key(spec: SpecDocument, signature: str, threads: int) -> str:

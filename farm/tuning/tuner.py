@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.compiling.asking import MadeProgram, compile_request
+from farm.compiling.failures import REFUSED
 from farm.compiling.pipeline import Databases, StepEnded, inputs_of, is_shared
 from farm.files import is_plain, remove_tree, take
 from farm.jobs.state import Phase
@@ -27,7 +28,7 @@ from farm.runner.documents import CompileAnswer, Request, TimedProgram, TuningWi
 from farm.targets.compilers import OFF
 from farm.tuning.formats import read_folder
 from farm.tuning.records import RecordSource
-from farm.tuning.search import REFUSED, Search
+from farm.tuning.search import Search
 from farm.wire.program import Conditions, Measurements, ProgramRecord, TuningFacts
 
 log = get_logger(__name__)
