@@ -345,7 +345,6 @@ class ChildProcess:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self._stuck.append(self._process.pid)
-        conversation.enter("", conversation.now)
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
@@ -355,7 +354,7 @@ class ChildProcess:
 
     def outcome(self, by: EndedBy, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
-        conversation, place = self._conversation, self._conversation.place
+        conversation = self._conversation
         ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
         if by is EndedBy.ITSELF and (left or ended["killed"] == "guard"):
             by = EndedBy.UNGUARDED if ended["killed"] == "guard" else EndedBy.STRAY_FILES
@@ -369,13 +368,11 @@ class ChildProcess:
             error=conversation.error,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            seconds=conversation.now - place.began,
-            shared=place.shared,
+            shared=conversation.place.shared,
             memory=max(conversation.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
             oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
-            phase=next(reversed(conversation.phases), ""),
-            phases={name: round(seconds, 3) for name, seconds in conversation.phases.items()},
+            phase=conversation.phase,
             log_tail=log_tail,
             stuck=tuple(self._stuck),
         )
@@ -419,9 +416,9 @@ class Conversation:
         self.ended: GuardEnd | None = None
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
-        self.phases: dict[str, float] = {}
-        """How long each phase of the child took, in seconds, in the order in which they began."""
-        self._phase, self._phase_began, self._changes = "", 0.0, 0
+        self.phase = ""
+        """What it is doing, as far as it has said."""
+        self._changes = 0
         self.on_message = on_message
         self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
         """What the child has reported last; one that only measures does not report before."""
@@ -458,13 +455,6 @@ class Conversation:
         self._selector.close()
         for pipe in self._buffers:
             os.close(pipe)
-
-    def enter(self, phase: str, now: float) -> None:
-        """End the current phase and begin another; an empty one ends the child. `now` is in seconds of its life."""
-        if self._phase:
-            self.phases[self._phase] = self.phases.get(self._phase, 0.0) + now - self._phase_began
-        self._changes += phase != self._phase
-        self._phase, self._phase_began = phase, now
 
     def look(self) -> None:
         """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
@@ -532,7 +522,8 @@ class Conversation:
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
                 self.moved = self.now
-                self.enter(phase, self.moved)
+                self._changes += phase != self.phase
+                self.phase = phase
                 self.is_nonsense |= self._changes > _MOST_PHASES
                 self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
                 self._report(self._last)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -64,8 +64,7 @@ class ChildEnd:
     """How a child ended, as it was seen; `classify` says what that means.
 
     `result` is its answer, checked by `read_answer`, `error` its own account of a failure. `signal` or `exit_code` is
-    how the process went. `phases` has the seconds of each phase, `memory` the peak in bytes of all its processes
-    together.
+    how the process went, `phase` what it was doing, `memory` the peak in bytes of all its processes together.
     """
 
     by: EndedBy
@@ -77,7 +76,6 @@ class ChildEnd:
     error: ChildError | None = None
     exit_code: int | None = None
     signal: int | None = None
-    seconds: float = 0.0  # For which it was not paused.
     shared: bool = False  # Whether it measured something while others ran on its host, or may have.
     memory: int = 0
     oom_killer: bool = False
@@ -86,7 +84,6 @@ class ChildEnd:
     Without a control group: whether the kernel killed any process of the machine for that while the child ran.
     """
     phase: str = ""
-    phases: Mapping[str, float] = field(default_factory=dict)
     log_tail: str = ""
     left: Sequence[str] = ()
     """Entries that were removed from its folders, because they were not regular files; such a child has failed."""
@@ -197,6 +194,9 @@ REFUSED = frozenset(
         FailureKind.UNSUPPORTED_OPERATOR,
         FailureKind.BAD_CALIBRATION,
         FailureKind.NOTHING_QUANTIZED,
+        FailureKind.COMPILER_ERROR,
+    }
+)
 """Kinds by which a compiler refuses a model, or one slice of it, which does not fail the others."""
 
 _STATED = REFUSED | {
@@ -206,9 +206,6 @@ _STATED = REFUSED | {
     FailureKind.INTERNAL,
     FailureKind.UNVERIFIABLE,
 }
-        FailureKind.COMPILER_ERROR,
-    }
-)
 """Kinds that a child may state. It cannot know the others: limits, the node, the farm, gates."""
 
 _LONGEST_TEXT = 4000  # Characters of a child's message that the store and reports keep; the log has the whole message.

@@ -173,7 +173,7 @@ def test_answer_and_progress_arrive(hostile: Run) -> None:
         ("compiling", None),
         *[("tuning", index / 5) for index in range(5)],
     ]
-    assert set(end.phases) == {"compiling", "tuning"}
+    assert end.phase == "tuning"
     assert classify(end) is None
 
 
@@ -195,7 +195,9 @@ def test_end_is_noticed_at_once(hostile: Run) -> None:
         began = time.monotonic()
         subprocess.run([sys.executable, "-c", "pass"], check=True)
         starts.append(time.monotonic() - began)
-        answers.append(hostile("answer").seconds)
+        began = time.monotonic()
+        hostile("answer")
+        answers.append(time.monotonic() - began)
     assert min(answers) < 5 * max(starts) + 0.25
 
 
@@ -309,21 +311,23 @@ def test_memory_of_descendants_counts(hostile: Run) -> None:
 def test_time_limit(hostile: Run, tmp_path: Path) -> None:
     """Busy or not, it ends at its time limit, with all that it started."""
     pids = tmp_path / "pids"
+    began = time.monotonic()
     end = hostile("spin", seconds=60, pids=str(pids), limits=ChildLimits(time=2, whole=7200))
     failure = classify(end)
     assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.TIME_LIMIT, "it took longer than 2 h while compiling")
-    assert end.seconds < 30, "it would have gone on for 60 s"
+    assert time.monotonic() - began < 30, "it would have gone on for 60 s"
     assert not left_of(pids)
 
 
 def test_hang(hostile: Run) -> None:
     """No message and no CPU time: hung."""
+    began = time.monotonic()
     end = hostile("hang", limits=ChildLimits(time=60, hang=1))
     failure = classify(end)
     assert failure is not None
     assert failure.kind is FailureKind.HANG
-    assert end.seconds < 30, "half of its time limit"
+    assert time.monotonic() - began < 30, "half of its time limit"
 
 
 @pytest.mark.noise
@@ -483,10 +487,11 @@ def test_a_child_is_in_its_group_from_the_start_and_knows_its_thread(hostile: Ru
     folder = cgroups.find().folder
     if not folder:
         pytest.skip(f"no control group can be made here, {cgroups.find()}")
+    began = time.monotonic()
     end = hostile("say_group", **how)
     assert end.ok, end
     assert Path(end.result["group"]).name.startswith("farm-")
-    assert 0 < end.result["ran"] < end.seconds
+    assert 0 < end.result["ran"] < time.monotonic() - began
     assert not list(folder.glob(Path(end.result["group"]).name))
 
 

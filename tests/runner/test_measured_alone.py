@@ -41,7 +41,7 @@ if sys.argv[5] == "False":
 clock = Clock()
 end = run_child(request, log_path=folder / f"{request['do']}.txt", folder=folder, script=Path(sys.argv[4]),
                 limits=limits, host=Host(folder), clock=clock)
-print(json.dumps({"ok": end.ok, "by": end.by, "seconds": end.seconds, "paused": clock.lost, "shared": end.shared}))
+print(json.dumps({"ok": end.ok, "by": end.by, "seconds": clock(), "paused": clock.lost, "shared": end.shared}))
 """
 
 

@@ -71,7 +71,7 @@ def main(folder: Path, request: str, limits: str) -> None:
         seal=Seal(read=[HOSTILE.parent], write=[folder / "made"], within=folder),
     )
     fields = {field.name: getattr(end, field.name) for field in dataclasses.fields(end) if field.name != "limits"}
-    print(json.dumps({**fields, "phases": dict(end.phases)}))
+    print(json.dumps(fields))
 
 
 if __name__ == "__main__":
