@@ -31,7 +31,7 @@ class CompilerModule(Protocol):
     def compile(self, request: documents.Request, messages: Messages) -> documents.CompileAnswer:
         """Quantize, compile, save."""
 
-    def tune(self, request: documents.Request, messages: Messages) -> documents.TuneAnswer:
+    def tune(self, request: documents.Request, messages: Messages) -> documents.Answer:
         """Tune one slice into the databases of the request and the environment."""
 
     def load(self, request: documents.Request) -> Program:
@@ -127,20 +127,18 @@ def _check(request: documents.Request, messages: Messages) -> documents.CheckAns
     return found
 
 
-def _pack(request: documents.Request, messages: Messages) -> documents.PackAnswer:
+def _pack(request: documents.Request, messages: Messages) -> documents.Answer:
     from .precisions import pack_weights
 
     check_model(request)
-    return pack_weights(request, messages)
+    pack_weights(request, messages)
+    return {}
 
 
 def _compile(request: documents.Request, messages: Messages) -> documents.CompileAnswer:
     check_model(request)
     _refuse_other_toolchain(request)
-    result = compiler_module(request).compile(request, messages)
-    result["size"] = os.stat(request["program"]).st_size  # noqa: PTH116
-    result["peak_memory"] = _peak_memory()
-    return result
+    return compiler_module(request).compile(request, messages)
 
 
 def _slice(request: documents.Request, messages: Messages) -> documents.SliceAnswer:
@@ -178,17 +176,18 @@ def _refuse_other_toolchain(request: documents.Request) -> None:
         raise RequestFailed("toolchain_mismatch", message, "start the worker again: then it looks at what is installed")
 
 
-def _tune(request: documents.Request, messages: Messages) -> documents.TuneAnswer:
+def _tune(request: documents.Request, messages: Messages) -> documents.Answer:
     _refuse_other_toolchain(request)
     return compiler_module(request).tune(request, messages)
 
 
-def _reference(request: documents.Request, messages: Messages) -> documents.ReferenceAnswer:
+def _reference(request: documents.Request, messages: Messages) -> documents.Answer:
     from .samples import make_reference
 
     messages.phase("verifying", 0.0, "reference outputs")
     check_model(request)
-    return make_reference(request, messages, lambda: compiler_module(request).load_reference(request))
+    make_reference(request, messages, lambda: compiler_module(request).load_reference(request))
+    return {}
 
 
 def _evaluate(request: documents.Request, messages: Messages) -> documents.EvaluateAnswer:
@@ -200,8 +199,7 @@ def _evaluate(request: documents.Request, messages: Messages) -> documents.Evalu
         write_npz(request["sample"], {**references[0], **runs[0]})
     messages.phase("verifying", 0.0)
     with messages.alone():
-        answer = evaluate(request, messages, compiler_module(request).load, runs, references, meta)
-    return {**answer, "peak_memory": _peak_memory()}
+        return evaluate(request, messages, compiler_module(request).load, runs, references, meta)
 
 
 def _bench(request: documents.Request, messages: Messages) -> documents.BenchAnswer:
@@ -210,7 +208,7 @@ def _bench(request: documents.Request, messages: Messages) -> documents.BenchAns
     _refuse_other_toolchain(request)
     with messages.alone():
         programs = bench(request, messages, _load_any)
-    return {"programs": programs, "peak_memory": _peak_memory()}
+    return {"programs": programs, "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
 def _load_any(request: documents.Request) -> Program:
@@ -221,7 +219,3 @@ def _load_any(request: documents.Request) -> Program:
     if request["compiler"] in _MODULES:
         check_model(request)
     return module.load_reference(request)
-
-
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -273,7 +273,7 @@ class Request(ChildRequest, total=False):
 
 
 class Answer(TypedDict):
-    """What a child answers; each action has a form of its own."""
+    """What a child answers. Each action has a form of its own, but for those that only write files."""
 
 
 class ProbeAnswer(Answer, total=False):
@@ -286,7 +286,6 @@ class ProbeAnswer(Answer, total=False):
     toolchain: Label
     version: Word
     libraries: Libraries
-    parts: Sequence[Sequence[str]]  # Soname and build id of each library that makes the toolchain.
     features: Sequence[str]
     targets: Sequence[Label]
     missing: Mapping[str, str]
@@ -317,23 +316,6 @@ class CheckAnswer(Answer, total=False):
     doubts: Sequence[str]
 
 
-class ReferenceAnswer(Answer):
-    """What the reference outputs are; `origin` says by output what gave them, `unverified` why nothing could."""
-
-    samples: Count
-    runs: Count
-    origin: Mapping[Name, Word]
-    unverified: Mapping[Name, str]
-    outputs: Sequence[TensorInfo]
-    peak_memory: Count
-
-
-class PackAnswer(Answer):
-    """How many weights of each operator were packed."""
-
-    quantized: Counts
-
-
 class SlicedModel(TypedDict):
     """One distinct slice of a model, and how often the model has it."""
 
@@ -345,16 +327,9 @@ class SlicedModel(TypedDict):
 
 
 class SliceAnswer(Answer):
-    """The slices of a model, and how many tunable operations the whole has."""
+    """The distinct slices of a model."""
 
     slices: Sequence[SlicedModel]
-    operations: Count
-
-
-class TuneAnswer(Answer, total=False):
-    """How many candidates were timed, if the compiler counts them."""
-
-    candidates: Count
 
 
 class ProgramPort(TypedDict):
@@ -386,15 +361,11 @@ class CompileAnswer(Answer, total=False):
     weight_dtypes: Required[Counts]  # Bytes by dtype.
     compute_dtypes: Required[Counts]  # Nodes by dtype.
     quantized: Required[Counts]
-    operators: Counts
-    size: Count
     offload_copy: bool | None
     output_parameters: Sequence[Name]
     session: SessionChoice | None
     symbolic_shapes: str  # Why static shapes were refused, if the program keeps the model's own.
     placement: Placement | None
-    migraphx_version: Word
-    peak_memory: Count
     passes: Mapping[str, Amount]  # Seconds of each pass; the worker reads them from the log.
 
 
@@ -470,12 +441,11 @@ class ProgramTimes(TypedDict, total=False):
     points: Annotated[Sequence[MeasuredPoint], Default([])]
 
 
-class EvaluateAnswer(Answer, total=False):
+class EvaluateAnswer(Answer):
     """How a program compares with the reference, and how fast it is."""
 
-    verification: Required[Verification]
-    measurements: Required[ProgramTimes]
-    peak_memory: Count
+    verification: Verification
+    measurements: ProgramTimes
 
 
 class TimedProgram(TypedDict):

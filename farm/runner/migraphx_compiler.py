@@ -70,9 +70,7 @@ def compile(request: documents.Request, messages: Messages) -> documents.Compile
         "weight_dtypes": _weight_dtypes(instructions),
         "compute_dtypes": dict(Counter(computed).most_common()),
         "quantized": quantized,
-        "operators": dict(sorted(Counter(each.operator for each in instructions if each.operator[0] != "@").items())),
         "offload_copy": options["offload_copy"],
-        "migraphx_version": str(getattr(migraphx, "__version__", "unknown")),
     }
     # The problem cache is written when the program's context goes.
     del program
@@ -112,7 +110,7 @@ def _refuse_foreign(found: mxr.ProgramContent, device: str) -> None:
         raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
 
-def tune(request: documents.Request, messages: Messages) -> documents.TuneAnswer:
+def tune(request: documents.Request, messages: Messages) -> documents.Answer:
     """Compile one slice for what that leaves in the databases that the environment names; nothing is saved."""
     program, _ = _compiled(migraphx_module(), request, messages)
     # The problem cache is written when the program's context goes.

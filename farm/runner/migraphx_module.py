@@ -63,7 +63,6 @@ def probe(request: Request) -> ProbeAnswer:
         "version": version,
         "label": label,
         "toolchain": f"{label}-{digest}",
-        "parts": parts,
         "libraries": {},
         "features": _features(migraphx),
         "targets": targets,

@@ -31,7 +31,7 @@ from .protocol import RequestFailed, blamed_on_compiler, keep_text
 from .samples import make_samples
 
 if TYPE_CHECKING:
-    from .documents import Array, Arrays, CompileAnswer, Placement, ProbeAnswer, ProgramPort, Request, TuneAnswer
+    from .documents import Answer, Array, Arrays, CompileAnswer, Placement, ProbeAnswer, ProgramPort, Request
     from .launcher import Messages
 
 _SEVERITIES = {"trace": 0, "debug": 0, "info": 1, "warning": 2, "error": 3}
@@ -225,7 +225,6 @@ def probe(request: Request) -> ProbeAnswer:
         "version": onnxruntime.__version__,
         "label": label,
         "toolchain": f"{label}-{digest}",
-        "parts": parts,
         "libraries": {"onnx": onnx.__version__, **libraries},
         "features": [provider.removesuffix("ExecutionProvider") for provider in onnxruntime.get_available_providers()],
         "targets": [request["device"] if device.memory else "cpu"],
@@ -285,7 +284,7 @@ def _choice(device: RuntimeDevice, *, graph: bool = True) -> Candidate | None:
     return choose(Path(device.request["database"]), slices, device.threads, graph=graph) if slices else None
 
 
-def tune(request: Request, messages: Messages) -> TuneAnswer:
+def tune(request: Request, messages: Messages) -> Answer:
     """Time one slice under every candidate of the mode, and keep the figures in the database's folder."""
     program = Path(tempfile.mkdtemp()) / "slice.onnx"
     plain: Request = {**request, "tuning": {"mode": "off"}, "options": {"level": "standard"}, "program": str(program)}
@@ -301,7 +300,7 @@ def tune(request: Request, messages: Messages) -> TuneAnswer:
 
     seconds = time_candidates(mode, device.candidates(mode), load, messages)
     add_record(Path(request["database"]), request["key"], seconds)
-    return {"candidates": len(seconds)}
+    return {}
 
 
 def _accept(
@@ -323,7 +322,6 @@ def _accept(
         session = _optimise(device, program, executed, "all", refusal)
         running = onnx.load_model(executed)
     placement = device.placement(session, running, engine)
-    operators = Counter(node.op_type for node in onnx_models.nodes_of(stored.graph))
     if precision == "int8":
         quantized = _quantized_operators(stored)
     counted = precision in ("int8", "int4") or (precision == "bf16" and not device.in_bf16)
@@ -335,7 +333,6 @@ def _accept(
         "weight_dtypes": _weight_dtypes(stored),
         "compute_dtypes": compute_dtypes(running),
         "quantized": quantized,
-        "operators": dict(sorted(operators.items())),
         "offload_copy": True,
         "output_parameters": [],
         "placement": placement,

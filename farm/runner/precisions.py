@@ -8,7 +8,6 @@ its own, which MIGraphX parses to `unpack_int4` and `dequantizelinear` and store
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from .protocol import RequestFailed, blamed_on_compiler, first_line
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
-    from .documents import Arrays, Options, PackAnswer, Request
+    from .documents import Arrays, Options, Request
     from .launcher import Messages
     from .onnxruntime_compiler import RuntimeDevice
 
@@ -168,31 +167,25 @@ CONVERSIONS: dict[str, Callable[[Path, Path, RuntimeDevice, Messages], dict[str,
 }
 
 
-def pack_weights(request: Request, messages: Messages) -> PackAnswer:
-    """Write the request's model with packed weights to `packed`; say how many operators have them.
-
-    Raises RequestFailed `nothing_quantized` if no weight can be packed.
-    """
+def pack_weights(request: Request, messages: Messages) -> None:
+    """Write the request's model with packed weights to `packed`. Raises RequestFailed if no weight can be packed."""
     messages.phase("quantizing", None, "int4 weights")
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"])
     drop_overridable_constants(model)
     options = request["quantization"]
-    counts: Counter[str] = Counter()
-    for graph in graphs_of(model.graph):
-        counts += _pack(graph, int(options["block_size"]), bool(options["symmetric"]))
-    if not counts:
+    block, symmetric = int(options["block_size"]), bool(options["symmetric"])
+    if not sum([_pack(graph, block, symmetric) for graph in graphs_of(model.graph)]):
         needs = f"at least two blocks of {options['block_size']} inputs, and an even number of outputs"
         raise RequestFailed("nothing_quantized", f"int4 left every operator as it was: MatMul and Gemm need {needs}")
     model.ir_version = max(model.ir_version, 10)  # the first with 4-bit tensors
     save(model, Path(request["packed"]))
-    return {"quantized": dict(counts)}
 
 
-def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
-    """Give every MatMul and Gemm with constant weights of this graph its packed ones; return their numbers."""
+def _pack(graph: Any, block: int, symmetric: bool) -> int:
+    """Give every MatMul and Gemm with constant weights of this graph its packed ones; return how many have them."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    counts: Counter[str] = Counter()
+    count = 0
     made: set[str] = set()
     nodes = []
     for node in graph.node:
@@ -207,7 +200,7 @@ def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
             for attribute in turned:
                 attribute.i = 0
             node.input[1] = name
-            counts[node.op_type] += 1
+            count += 1
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
@@ -216,7 +209,7 @@ def _pack(graph: Any, block: int, symmetric: bool) -> Counter[str]:
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    return counts
+    return count
 
 
 def _can_be_packed(weight: Any, turned: bool, block: int) -> bool:

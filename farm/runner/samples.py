@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import resource
 import struct
 import tempfile
 import zipfile
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
         DataRecipe,
         DeclaredValues,
         InputSpec,
-        ReferenceAnswer,
         Request,
         RunsHeader,
         SamplePoint,
@@ -374,7 +372,7 @@ def static_shape(spec: InputSpec) -> tuple[int, ...]:
 # --- right outputs ---------------------------------------------------------------------------------------------
 
 
-def make_reference(request: Request, messages: Messages, load: Callable[[], Program]) -> ReferenceAnswer:
+def make_reference(request: Request, messages: Messages, load: Callable[[], Program]) -> None:
     """Write samples with their right outputs: expected ones, and those of the original model that `load` returns."""
     ranks, random, doubted = _known_outputs(request)
     minimum = int(request.get("min_samples") or 8)
@@ -421,16 +419,6 @@ def make_reference(request: Request, messages: Messages, load: Callable[[], Prog
         "refused": refused,
     }
     save_runs(request["reference"], runs, outputs, meta)
-    return {
-        "samples": min(point["samples"] for point in points),
-        "runs": len(runs),
-        "origin": origin,
-        "unverified": unverified,
-        "outputs": [
-            {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs[0].items()
-        ],
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
 
 
 def _known_outputs(request: Request) -> tuple[Mapping[str, int | None], dict[str, str], dict[str, str]]:

@@ -45,16 +45,14 @@ Type = tuple[int, tuple[int, ...]]  # ONNX element type and static shape of a te
 def write_slices(path: str, inputs: Mapping[str, InputSpec], folder: Path) -> SliceAnswer:
     """Cut the model and write the distinct slices into a folder; return them in the model's order."""
     distinct: dict[str, SlicedModel] = {}
-    total = 0
     for model, piece in cut(path, inputs):
-        total += piece["operations"]
         if same := distinct.get(piece["signature"]):
             same["count"] += 1
             continue
         file = folder / f"slice-{len(distinct):04}.onnx"
         save(model, file)
         distinct[piece["signature"]] = {**piece, "path": str(file)}
-    return {"slices": list(distinct.values()), "operations": total}
+    return {"slices": list(distinct.values())}
 
 
 def cut(path: str, inputs: Mapping[str, InputSpec], per_slice: int = PER_SLICE) -> Iterator[tuple[Any, SlicedModel]]:

@@ -41,8 +41,7 @@ def work(request: dict, messages) -> dict:
 
 def do_reference(request: dict, messages) -> dict:
     Path(request["reference"]).write_bytes(b"reference")
-    answer = {"samples": 1, "runs": 1, "origin": {"y": "expected"}, "unverified": {}, "peak_memory": 1 << 20}
-    return {**answer, "outputs": [{"name": "y", **PORT}]}
+    return {}
 
 
 def do_compile(request: dict, messages) -> dict:
@@ -78,7 +77,6 @@ def do_compile(request: dict, messages) -> dict:
         "weight_dtypes": {"float32": 4},
         "compute_dtypes": {"float32": 1},
         "quantized": {},
-        "operators": {"Relu": 1},
         "size": 100,
         "offload_copy": None,
     }

@@ -33,9 +33,11 @@ def test_a_domain_that_is_not_imported_is_reported_and_left_to_the_compilers(tmp
     path.write_bytes(model(nodes=[node], opsets=[helper.make_opsetid("", 17)]).SerializeToString())
     assert check_onnx(path)["doubts"] == ["the model imports no opset of domain 'com.microsoft'"]
     net = Case(tmp_path, path, inputs_of(path), batch=None)
-    assert net.reference()["origin"] == {"y": "onnxruntime"}
+    net.reference()
     net.compile("native")
-    assert net.evaluate("native")["verification"]["errors"]["y"] < 1e-6
+    found = net.evaluate("native")["verification"]
+    assert found["origin"] == {"y": "onnxruntime"}
+    assert found["errors"]["y"] < 1e-6
 
 
 @pytest.mark.parametrize("operator", ["Gelu", "FastGelu"])

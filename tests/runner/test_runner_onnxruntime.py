@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,6 @@ def test_every_precision_of_a_detector(case: NewCase, precision: str, weights: s
     assert [output["name"] for output in compiled["outputs"]] == ["conv2d_4", "softmax"]
     assert compiled["inputs"][0]["shape"] == [1, 64, 64, 3]
     assert compiled["inputs"][0]["strides"] == [12288, 192, 3, 1]
-    assert compiled["size"] == net.program.stat().st_size
     assert set(evaluated["verification"]["errors"]) == {"conv2d_4", "softmax"}
     assert max(evaluated["verification"]["errors"].values()) < tolerance
     assert evaluated["verification"]["samples"] == 8
@@ -74,7 +74,6 @@ def test_every_precision_of_a_detector(case: NewCase, precision: str, weights: s
     assert 0 < latency["median"] <= latency["p90"] <= latency["p99"]
     assert measured["throughput"] == pytest.approx(1 / latency["median"])
     assert measured["load"] > 0
-    assert evaluated["peak_memory"] > 1 << 20
 
 
 def test_a_child_compiles_only_for_the_key_that_it_is(case: NewCase) -> None:
@@ -83,8 +82,8 @@ def test_a_child_compiles_only_for_the_key_that_it_is(case: NewCase) -> None:
     assert ONNXRUNTIME.recipe == onnxruntime_compiler.RECIPE
     same = {**here, "libraries": {"sympy": here["libraries"]["sympy"]}, "arch": "cpu"}
     net = case(RNET)
-    assert net.compile("fp32", expected=same)["size"]
-    assert net.compile("fp32", expected={**same, "libraries": {}, "cpu_family": None})["size"]
+    assert net.compile("fp32", expected=same)["outputs"]
+    assert net.compile("fp32", expected={**same, "libraries": {}, "cpu_family": None})["outputs"]
     net.program.unlink()
     for changed, says in (
         ({"toolchain": "onnxruntime1.0.0-00000000"}, f"toolchain {here['toolchain']}, not onnxruntime1.0.0-00000000"),
@@ -172,13 +171,14 @@ def test_tuned_level_is_bound_to_the_cpu_and_right(case: NewCase) -> None:
     """The tuned level uses ONNX Runtime's own operators, which the standard level does not."""
     net = case(RNET)
     net.reference()
-    standard = net.compile("fp32")
+    net.compile("fp32")
+    standard = Counter(node.op_type for node in onnx.load_model(net.program).graph.node)
     net.options = {"level": "tuned"}
-    tuned = net.compile("fp32")
+    net.compile("fp32")
     assert max(net.evaluate("fp32")["verification"]["errors"].values()) < 1e-5
-    domains = {node.domain for node in onnx.load_model(net.program).graph.node}
-    assert any(domain.startswith("com.microsoft") for domain in domains)
-    assert standard["operators"] != tuned["operators"]
+    tuned = onnx.load_model(net.program).graph.node
+    assert any(node.domain.startswith("com.microsoft") for node in tuned)
+    assert standard != Counter(node.op_type for node in tuned)
 
 
 def test_user_samples_and_expected_outputs_win(tmp_path: Path) -> None:
@@ -189,11 +189,12 @@ def test_user_samples_and_expected_outputs_win(tmp_path: Path) -> None:
     x = np.arange(30, dtype=np.float32).reshape(10, 3)
     np.savez(tmp_path / "samples.npz", x=x, y=-2 * x)
     net = Case(tmp_path, path, {"x": {"dtype": "float32", "shape": [4, 3]}}, batch=4)
-    made = net.reference({"path": str(tmp_path / "samples.npz")})
-    assert made["origin"] == {"y": "expected"}
-    assert (made["runs"], made["samples"]) == (3, 10)
+    net.reference({"path": str(tmp_path / "samples.npz")})
     net.compile("fp32")
-    assert net.evaluate("fp32")["verification"]["errors"]["y"] == pytest.approx(0.5)
+    found = net.evaluate("fp32")["verification"]
+    assert found["origin"] == {"y": "expected"}
+    assert (found["runs"], found["samples"]) == (3, 10)
+    assert found["errors"]["y"] == pytest.approx(0.5)
 
 
 def test_sample_file_reproduces_the_reference(case: NewCase) -> None:
@@ -327,8 +328,7 @@ def test_static_shapes_that_fit_are_taken(case: NewCase) -> None:
 def test_without_verification_samples_are_made_and_nothing_is_compared(case: NewCase) -> None:
     """Verification can be off: the program is still loaded, run and measured."""
     net = case(RNET)
-    made = net.reference(compiler="none")
-    assert made["outputs"] == []
+    net.reference(compiler="none")
     net.compile("fp32")
     evaluated = net.evaluate("fp32")
     assert evaluated["verification"]["errors"] == {}

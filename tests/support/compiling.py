@@ -154,13 +154,12 @@ class Case:
             },
         )
 
-    def pack(self, precision: str, **quantization: Any) -> dict[str, int]:
+    def pack(self, precision: str, **quantization: Any) -> None:
         """Give the model int4 weights; the later steps take that one."""
         packed = self.folder / "packed.onnx"
         options = filled(compilers()[self.compiler].quantization_options(precision, self.device), quantization)
-        found = self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
+        self.run("pack", compiler="onnxruntime", device="cpu", quantization=options, packed=str(packed))
         self.path = packed
-        return dict(found["quantized"])
 
     def compile(
         self,

@@ -47,7 +47,7 @@ EVALUATED: dict[str, Any] = {
 SLICE = {"action": "slice", "slices": "/attempt/slices"}
 PIECE = {"path": "/attempt/slices/slice-0000.onnx", "signature": "ab" * 32, "operations": 1, "count": 1, "inputs": {}}
 OPEN = {"min": 1, "max": 4, "optimals": []}
-SLICED: dict[str, Any] = {"slices": [PIECE], "operations": 1}
+SLICED: dict[str, Any] = {"slices": [PIECE]}
 BENCH = {"action": "bench", "programs": [{}, {}], "rounds": 1}
 TIMES = {"load": 0.1, "first": [0.5], "rounds": [[0.1, 0.2]]}
 BENCHED: dict[str, Any] = {"programs": [TIMES, TIMES], "peak_memory": 5}
@@ -64,16 +64,16 @@ def everything() -> list[tuple[str, dict[str, Any]]]:
     """One answer to each action that is answered with more than a word, with nearly all of its fields."""
     session = {"level": "all", "threads": 1, "spinning": True}
     placement = {"nodes": {"CPU": {"Conv": 1}}, "on_purpose": {}, "fallback": {"Conv": ["a"]}}
-    compiled = {**COMPILED, "session": session, "placement": placement, "output_parameters": ["p"], "size": 5}
+    compiled = {**COMPILED, "session": session, "placement": placement, "output_parameters": ["p"]}
     latency = {"median": 0.5, "p99": 0.5, "repeats": 3}
     speed = {"load": 0.1, "latency": latency, "throughput": 1, "device_latency": {"median": 0.1, "repeats": 5}}
     return [
         ("check", {**CHECKED, "format": "onnx", "opsets": {"": 17}, "doubts": ["it may"], "weights": {"float32": 4}}),
-        ("compile", {**compiled, "peak_memory": 5, "symbolic_shapes": "", "offload_copy": None}),
+        ("compile", {**compiled, "symbolic_shapes": "", "offload_copy": None}),
         ("evaluate", {**EVALUATED, "measurements": {**EVALUATED["measurements"], **speed}}),
         ("slice", changed(SLICED, "slices.0.inputs", {"x": {"dtype": "float32", "shape": [1, OPEN], "batch_axis": 0}})),
         ("bench", BENCHED),
-        ("probe", {"available": True, "libraries": {"onnx": "1.2"}, "parts": [["a", "b"]], "lowest": 75}),
+        ("probe", {"available": True, "libraries": {"onnx": "1.2"}, "lowest": 75}),
     ]
 
 

@@ -200,7 +200,6 @@ def test_each_device_of_onnx_runtime_has_its_pools_and_what_is_missing_is_said(
             "version": "1.31.1",
             "label": f"onnxruntime1.31.1{label}",
             "toolchain": f"onnxruntime1.31.1{label}-1a2b3c4d",
-            "parts": [],
             "libraries": {},
             "features": [],
             "targets": [device or "cpu"],
