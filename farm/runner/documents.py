@@ -304,7 +304,6 @@ class TensorInfo(TypedDict):
 class CheckAnswer(Answer, total=False):
     """What a model is."""
 
-    format: Word
     inputs: Required[Sequence[TensorInfo]]
     outputs: Required[Sequence[TensorInfo]]
     opset: Required[int]

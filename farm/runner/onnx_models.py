@@ -140,7 +140,6 @@ class _Check:
         if not graph.output:
             raise BadModel("the model has no outputs")
         return {
-            "format": "onnx",
             "inputs": [self.value(info, "input") for info in graph.input if info.name not in constants],
             "outputs": [self.value(info, "output") for info in graph.output],
             "opset": opsets.get("", 0),

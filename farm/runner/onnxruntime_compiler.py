@@ -221,7 +221,6 @@ def probe(request: Request) -> ProbeAnswer:
             libraries[name] = importlib.metadata.version(name)
     return {
         "available": True,
-        "reason": "",
         "version": onnxruntime.__version__,
         "label": label,
         "toolchain": f"{label}-{digest}",

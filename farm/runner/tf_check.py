@@ -91,17 +91,14 @@ def check_tf(path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> Check
         if node.op == "Const":
             dtype, size = _constant(node)
             weights[dtype] += size
-    version = graph.versions.producer
     return {
-        "format": "tf",
         "inputs": [
             {"name": node.name, "dtype": _dtype(node), "shape": _shape(node.name, _attributes(node).get("shape"))}
             for node in nodes.values()
             if node.op == "Placeholder"
         ],
         "outputs": [{"name": node.name, "dtype": _dtype(node), "shape": None} for node in sinks],
-        "opset": version,
-        "opsets": {"tensorflow": version},
+        "opset": graph.versions.producer,
         "operators": dict(sorted(Counter(node.op for node in nodes.values()).items())),
         "weight_dtypes": [dtype for dtype, _ in weights.most_common()],
         "external_files": [],

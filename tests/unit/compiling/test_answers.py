@@ -68,7 +68,7 @@ def everything() -> list[tuple[str, dict[str, Any]]]:
     latency = {"median": 0.5, "p99": 0.5, "repeats": 3}
     speed = {"load": 0.1, "latency": latency, "throughput": 1, "device_latency": {"median": 0.1, "repeats": 5}}
     return [
-        ("check", {**CHECKED, "format": "onnx", "opsets": {"": 17}, "doubts": ["it may"], "weights": {"float32": 4}}),
+        ("check", {**CHECKED, "opsets": {"": 17}, "doubts": ["it may"], "weights": {"float32": 4}}),
         ("compile", {**compiled, "symbolic_shapes": "", "offload_copy": None}),
         ("evaluate", {**EVALUATED, "measurements": {**EVALUATED["measurements"], **speed}}),
         ("slice", changed(SLICED, "slices.0.inputs", {"x": {"dtype": "float32", "shape": [1, OPEN], "batch_axis": 0}})),
