@@ -423,8 +423,7 @@ class _MigraphxProgram(Program):
         self.migraphx, self.program, self.request = migraphx, program, request
         self.shapes = program.get_parameter_shapes()
         self.buffers = [name for name in self.shapes if "#output_" in name]
-        self.on_gpu = request["device"].startswith("gfx")
-        self.copies = self.on_gpu and not request["options"].get("offload_copy", True)
+        self.copies = request["device"].startswith("gfx") and not request["options"].get("offload_copy", True)
         self.outputs = _output_names(request, len(program.get_output_shapes()))
 
     def prepare(self, feeds: documents.Arrays) -> _Prepared:
