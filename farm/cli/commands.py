@@ -20,32 +20,24 @@ from farm.errors import ExitCode, FarmError, UsageError
 # Each class that pydantic prepares would otherwise look through every installed package for plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
-GROUPS = {
+COMMANDS = {
     "Builds": (
-        "run", "submit", "plan", "retry", "watch", "status", "diff", "history", "acknowledge", "logs", "open",
-        "reproduce", "cancel", "pause", "resume",
+        ("build_commands", "run submit plan retry watch status diff"),
+        ("cell_commands", "history acknowledge logs open reproduce"),
+        ("build_commands", "cancel pause resume"),
     ),
-    "Programs": ("compare", "fetch", "ls", "tag", "inspect"),
-    "Manifests": ("init", "lint", "schema"),
-    "Without a farm": ("optimize", "bench"),
-    "The farm": ("up", "serve", "worker", "doctor", "audit", "gc", "drain", "unfence", "token", "tuning"),
-}  # fmt: skip
-"""The commands as `farm --help` lists them."""
-
-MODULES = {
-    name: module
-    for module, names in {
-        "build_commands": "run submit plan retry watch status diff cancel pause resume up",
-        "cell_commands": "history acknowledge logs open reproduce compare",
-        "artifact_commands": "fetch ls tag inspect",
-        "manifest_commands": "init lint schema",
-        "local_commands": "optimize bench",
-        "operator_commands": "serve worker doctor audit gc drain unfence token",
-        "tuning_commands": "tuning",
-    }.items()
-    for name in names.split()
+    "Programs": (("cell_commands", "compare"), ("artifact_commands", "fetch ls tag inspect")),
+    "Manifests": (("manifest_commands", "init lint schema"),),
+    "Without a farm": (("local_commands", "optimize bench"),),
+    "The farm": (
+        ("build_commands", "up"),
+        ("operator_commands", "serve worker doctor audit gc drain unfence token"),
+        ("tuning_commands", "tuning"),
+    ),
 }
-"""The module of each command: a command line imports only the one that it names."""
+"""The commands as `farm --help` lists them, with their modules: a command line imports only the one that it names."""
+
+MODULES = {name: module for parts in COMMANDS.values() for module, names in parts for name in names.split()}
 
 EXAMPLES = {
     "run": ("farm run farm.yaml -o built",),
@@ -116,7 +108,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return list(dict.fromkeys([*(name for names in GROUPS.values() for name in names), *self.commands, *_added()]))
+        return list(dict.fromkeys([*MODULES, *self.commands, *_added()]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of that name."""
@@ -145,8 +137,9 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each with the first sentence about it."""
+        groups = {title: " ".join(names for _, names in parts).split() for title, parts in COMMANDS.items()}
         added = [name for name in _added() if name not in MODULES]
-        for title, names in {**GROUPS, "Extensions": added, "Help": ["help"]}.items():
+        for title, names in {**groups, "Extensions": added, "Help": ["help"]}.items():
             if not names:
                 continue
             rows = [(name, self._about(ctx, name)) for name in names]

@@ -566,9 +566,7 @@ LONGEST_PAUSE = 2.0  # Seconds between two questions whether a build has ended, 
 PATIENCE = 30.0  # Seconds for which a farm that is away is asked again.
 
 _ERRORS: dict[int, type[errors.FarmError]] = {
-    errors.ExitCode.CELL_FAILED: errors.CompileFailed,
-    errors.ExitCode.GATE_FAILED: errors.GateFailed,
-    errors.ExitCode.FARM_FAULT: errors.FarmFault,
+    kind.exit_code: kind for kind in (errors.CompileFailed, errors.GateFailed, errors.FarmFault)
 }
 
 
