@@ -90,15 +90,6 @@ class ExplainedCommand(TyperCommand):
                     formatter.write(f"  {line}\n")
 
 
-class CommandGroup(TyperGroup):
-    """Commands under one name; its help has the whole first sentence about each."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each with the first sentence about it."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
-
-
 class Commands(TyperGroup):
     """All commands; each is made from its function, or its group of functions, when it is asked for."""
 
@@ -178,9 +169,10 @@ def _made(name: str) -> Any:
         if found is None:
             return None
     if isinstance(found, typer.Typer):
-        found.info.cls = CommandGroup
         group: Any = typer.main.get_command(found)
         group.name = name
+        for each in group.commands.values():
+            each.short_help = _first_sentence(each.help)  # The framework would cut it.
         _add_json(*group.commands.values())
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
@@ -210,7 +202,6 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 app = typer.Typer(
     name="farm",
-    help="Compile models for AMD GPUs and CPUs: once, for everybody.",
     no_args_is_help=True,
     cls=Commands,
     # Rich help costs 70 ms at every start, and its boxes do not survive a pipe.
