@@ -20,8 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import SecretStr
-
 from farm.errors import FarmFault
 from farm.files import read_private
 from farm.local.servers import (
@@ -317,10 +315,7 @@ def _credentials(folder: Path) -> dict[str, str]:
 def _completed(settings: Settings, shared: Mapping[str, str]) -> Settings:
     """The settings with the addresses and credentials that an embedded farm has chosen."""
     known = {name: value for name, value in shared.items() if name in Settings.model_fields}
-    secret = {name for name, value in settings if isinstance(value, SecretStr)}
-    return settings.model_copy(
-        update={name: SecretStr(value) if name in secret else value for name, value in known.items()}
-    )
+    return Settings.model_validate({**dict(settings), **known})
 
 
 def _asked(settings: Settings, path: str) -> Any:
