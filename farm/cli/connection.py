@@ -50,14 +50,9 @@ def connect_to_storage(address: str) -> FarmClient:
 
 
 def _speaking(client: FarmClient) -> FarmClient:
-    """Let a client say that it answers from its cache, and how old that is."""
-
-    def say(reason: str, age: float) -> None:
-        output.note(f"{reason}: this is what it answered {duration(age)} ago")
-
-    client.kept.on_away = say
-    waiting = f"still waiting for an answer of {client.url}; Ctrl-C stops"
-    client.transport.on_silence = lambda: output.note(waiting)
+    """Let a client say that it answers from its cache, and how old that is; and that it waits for an answer."""
+    client.kept.on_away = lambda reason, age: output.note(f"{reason}: this is what it answered {duration(age)} ago")
+    client.transport.on_silence = lambda: output.note(f"still waiting for an answer of {client.url}; Ctrl-C stops")
     return client
 
 
@@ -94,12 +89,9 @@ Names = list[str]
 
 def builds(incomplete: str) -> Names:
     """Return ids and names of the newest builds, `@latest`, and labels."""
-
-    def ask(client: FarmClient) -> Iterable[str]:
-        for build in client.builds(50):
-            yield from (build["id"], build["name"], *(f"{name}={value}" for name, value in build["labels"].items()))
-
-    return _fitting(["@latest", *_asked(ask)], incomplete)
+    found = _asked(lambda client: client.builds(50))
+    labels = [f"{name}={value}" for build in found for name, value in build["labels"].items()]
+    return _fitting(["@latest", *(build[name] for build in found for name in ("id", "name")), *labels], incomplete)
 
 
 def cells(ctx: Any, incomplete: str) -> Names:
