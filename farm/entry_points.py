@@ -49,9 +49,8 @@ def required(group: str, name: str) -> Any:
     """Import what a package has in a group by this name. Raises UsageError if none has it."""
     found = find(group, name)
     if found is None:
-        raise UsageError(
-            f"`{name}` needs an extension that is not installed", hint="migraphx-farm has it: install it again, whole"
-        )
+        hint = "migraphx-farm has it: install it again, whole"
+        raise UsageError(f"`{name}` needs an extension that is not installed", hint=hint)
     return found
 
 

@@ -122,9 +122,8 @@ def require_readers(settings: Settings) -> None:
     """Raise UsageError if signatures are asked for by the settings, and nothing here makes or checks any."""
     for name in SIGNING:
         if getattr(settings, name) and not any(name in each.settings for each in installed()):
-            raise UsageError(
-                f"`{name}` is set, and no installed extension reads it", hint="install the farm's own, or unset it"
-            )
+            hint = "install the farm's own, or unset it"
+            raise UsageError(f"`{name}` is set, and no installed extension reads it", hint=hint)
 
 
 def late(name: str) -> Callable[..., Any]:

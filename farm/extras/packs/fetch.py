@@ -283,9 +283,8 @@ def _require_own(folder: Path, models: str) -> None:
     try:
         read_index(folder)
     except ArtifactGone:
-        raise UsageError(
-            f"{folder} holds something else than a pack", hint="choose another folder, or --force"
-        ) from None
+        hint = "choose another folder, or --force"
+        raise UsageError(f"{folder} holds something else than a pack", hint=hint) from None
     there = [name for name in _named_before(folder) if name.startswith("models/") and not name.startswith(models)]
     if models.startswith("models/") and there:
         hint = "choose another folder (`tritonserver` takes several --model-repository), or --force to replace it"

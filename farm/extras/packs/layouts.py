@@ -161,9 +161,8 @@ def _session(sidecar: Sidecar) -> str:
 
 def _tensor(port: Port) -> str:
     if port["dtype"] not in _TRITON_TYPES:
-        raise UsageError(
-            f"Triton has no type {port['dtype']} ({port['name']})", hint="fetch with `--layout onnxruntime`"
-        )
+        hint = "fetch with `--layout onnxruntime`"
+        raise UsageError(f"Triton has no type {port['dtype']} ({port['name']})", hint=hint)
     sizes = f"[{', '.join(map(str, port['shape'] or [1]))}]"
     scalar = "" if port["shape"] else " reshape: { shape: [] }"
     return (

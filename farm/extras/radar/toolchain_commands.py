@@ -31,16 +31,9 @@ def ls(ref: Reference = "prod") -> None:
     with connect() as client:
         found = ToolchainsApi.of(client).all(ref)
     rows = [("TARGET", "TOOLCHAIN", "WORKERS", f"IN {ref}", "KEPT")]
-    rows += [
-        (
-            line["target"],
-            line["toolchain"],
-            str(line["live_workers"]),
-            str(line["named"] or ""),
-            str(line["superseded"] or ""),
-        )
-        for line in found
-    ]
+    for line in found:
+        counts = str(line["live_workers"]), str(line["named"] or ""), str(line["superseded"] or "")
+        rows.append((line["target"], line["toolchain"], *counts))
     output.table(rows, "no toolchain yet: workers bring them", {"items": found})
 
 

@@ -171,10 +171,8 @@ class Toolchains:
             known = sorted({pool["pool"]["toolchain"] for pool in pools}, key=version_of)
             what = f"the toolchain {wish['toolchain']}" if wish["toolchain"] else "a newer toolchain with a worker"
             why = f": {left_out[0]['identifier']}: {left_out[0]['text']}" if left_out else ""
-            raise NotFound(
-                f"no cell of {wish['ref']} can be compiled by {what}{why}",
-                hint=f"known are {', '.join(known) or 'none'}",
-            )
+            hint = f"known are {', '.join(known) or 'none'}"
+            raise NotFound(f"no cell of {wish['ref']} can be compiled by {what}{why}", hint=hint)
         keys = {cell["identifier"]: keys_of(order, cell["key"]) for cell in cells if (order := cell["order"])}
         facts = self._known.whole(namespace, keys)
         live = {pool["name"]: pool["live_workers"] for pool in pools}

@@ -540,10 +540,8 @@ def _require(roles: Roles, folder: Path, path: str, found: refs.ShownRef) -> Non
     target = updater.get_targetinfo(path)
     # TUF's client knows the newest root of the policy, but not its targets: older ones name a promoter of old.
     if json.loads((folder / "targets.json").read_bytes())["signed"]["version"] < roles.top.version:
-        raise Untrusted(
-            f"the ref {path} comes with older roles than your trust policy has",
-            hint="if yours are not published yet, `farm key publish` does it",
-        )
+        hint = "if yours are not published yet, `farm key publish` does it"
+        raise Untrusted(f"the ref {path} comes with older roles than your trust policy has", hint=hint)
     if target is None:
         raise Untrusted(f"what is signed is not the ref {path}")
     target.verify_length_and_hashes(target_of(found))

@@ -285,9 +285,8 @@ class StoredManifests:
         """
         manifest = parse_manifest(content["manifest"], content.get("file") or "manifest")
         if manifest.name != folder_name(name):
-            raise UsageError(
-                f"the manifest's name is {manifest.name}, not {name}", hint="a manifest is stored under its own name"
-            )
+            hint = "a manifest is stored under its own name"
+            raise UsageError(f"the manifest's name is {manifest.name}, not {name}", hint=hint)
         if manifest.triggers and by.name.startswith(PERSON):
             raise NotAllowed(
                 f"{by.name} is signed in by the proxy, and triggers need a token that can be revoked",
@@ -295,9 +294,8 @@ class StoredManifests:
             )
         models = [each.name for each in manifest.models if not each.source.s3]  # Those in buckets the farm reads.
         if missing := [each for each in models if each not in content["models"]]:
-            raise UsageError(
-                f"the model {missing[0]} was not frozen", hint="push by `farm manifest push` or the client"
-            )
+            hint = "push by `farm manifest push` or the client"
+            raise UsageError(f"the model {missing[0]} was not frozen", hint=hint)
         sized: list[Mapping[str, object]] = [file for model in content["models"].values() for file in model["files"]]
         sized += [*content["data"].values(), *content["files"].values()]
         if absent := lacking(self._artifacts, {str(each["digest"]): int(str(each["size"])) for each in sized}):
@@ -317,10 +315,8 @@ class StoredManifests:
             newest = head["version"] if head else 0
             if version not in (None, newest):
                 there = f"is at version {newest}" if head else "does not exist"
-                raise Conflict(
-                    f"{name} {there}, not at version {version}: somebody changed it",
-                    hint=f"`farm manifest show {name}` shows what is there now",
-                )
+                hint = f"`farm manifest show {name}` shows what is there now"
+                raise Conflict(f"{name} {there}, not at version {version}: somebody changed it", hint=hint)
             added = ManifestVersion(version=newest + 1, digest=digest, pushed=self._now(), by=by.name, token=by.digest)
             if head is None:
                 head = {"schema": 1, "id": secrets.token_hex(8), "name": name, "version": 0, "versions": []}
@@ -392,15 +388,12 @@ class StoredManifests:
         wanted = head["version"] if version is None else version
         known = {each["version"]: each for each in head["versions"]}
         if wanted not in known:
-            raise NotFound(
-                f"{head['name']} has no version {wanted}",
-                hint=f"kept are {min(known)} to {max(known)} ({KEPT} at most)",
-            )
+            hint = f"kept are {min(known)} to {max(known)} ({KEPT} at most)"
+            raise NotFound(f"{head['name']} has no version {wanted}", hint=hint)
         found = self._artifacts.get_object(_version_key(namespace, head, known[wanted]))
         if found is None or hashlib.sha256(found.data).hexdigest() != known[wanted]["digest"]:
-            raise ArtifactGone(
-                f"version {wanted} of the manifest {head['name']} is missing or damaged", hint="push it again"
-            )
+            hint = "push it again"
+            raise ArtifactGone(f"version {wanted} of the manifest {head['name']} is missing or damaged", hint=hint)
         content: FrozenManifest = json.loads(found.data)
         return wanted, content
 
@@ -473,10 +466,8 @@ def read_head(found: Object) -> ManifestHead:
         if not head["versions"] or not head["id"] or not head["name"]:
             raise ValueError("it is empty")
     except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactGone(
-            f"the stored manifest {found.key} cannot be read: {error!r}",
-            hint="`farm manifest rm` removes it; then push it again",
-        ) from None
+        hint = "`farm manifest rm` removes it; then push it again"
+        raise ArtifactGone(f"the stored manifest {found.key} cannot be read: {error!r}", hint=hint) from None
     return head
 
 

@@ -292,12 +292,8 @@ class Webhooks:
             return None
         if (delivery["next"] or 0.0) > now:
             return delivery["next"]
-        taken: Delivery = {
-            **delivery,
-            "next": now + lease,
-            "claim": secrets.token_hex(8),
-            "tries": delivery["tries"] + 1,
-        }
+        claim, tries = secrets.token_hex(8), delivery["tries"] + 1
+        taken: Delivery = {**delivery, "next": now + lease, "claim": claim, "tries": tries}
         try:
             return taken, self._artifacts.put_object(found.key, _json(taken), if_match=found.etag)
         except Conflict:
