@@ -13,8 +13,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
+from farm.api import schemas
 from farm.api.build_routes import BuildReference
-from farm.api.gate import FarmDep, ReaderCaller
+from farm.api.gate import FarmDep, ReaderCaller, with_role
 from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import readable
@@ -29,22 +30,7 @@ from farm.pages import build_view, drawing, job_view
 from farm.pages.build_view import CellFilter, ShownBuild
 from farm.pages.drawing import steps
 from farm.pages.job_view import AttemptLine, BuildTimeline, LogPage, timeline, trace_events
-from farm.pages.page_answers import (
-    BASE,
-    BuildName,
-    Form,
-    Here,
-    JobName,
-    KeyName,
-    Keys,
-    Namespace,
-    OwnForm,
-    SubmittingVisitor,
-    Table,
-    Text,
-    Visit,
-    same_page,
-)
+from farm.pages.page_answers import BASE, BuildName, Form, Here, Keys, OwnForm, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE
 from farm.pages.quantities import duration
 from farm.results.verdict import CellLine, look_of
@@ -57,6 +43,8 @@ SEARCHED = 5.0  # Seconds after which a search of a build's logs ends.
 EARLIER = 4  # Builds whose durations stand next to those of a cell's attempts.
 FORTNIGHT = timedelta(days=14)  # For how long the form suggests to know of a failure.
 
+JobName = Annotated[str, Path(pattern=schemas.JOB_ID)]
+KeyName = Annotated[str, Path(pattern=schemas.DIGEST)]
 LineNumber = Annotated[int, Query(alias="from", ge=0, le=10**9)]
 PartNumber = Annotated[int | None, Query(ge=0, le=10**6)]  # None: the last one.
 AttemptNumber = Annotated[int, Query(ge=0, le=10**6)]  # 0: the last one.
@@ -448,8 +436,9 @@ def known(visit: Here, text: Text = "") -> Response:
 
 
 @router.post("/ns/{namespace}/known", dependencies=[OwnForm])
-def acknowledge(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+def acknowledge(visit: Here, form: Form) -> Response:
     """Acknowledge a failure, and lead to the list."""
+    caller = with_role(Role.SUBMITTER, visit.caller)
     fields = ("cell", "kind", "reason", "until", "link")
     cell, kind, reason, until, link = (form.get(name, "").strip() for name in fields)
     if not cell or not reason or len(form.get("cell", "")) > 500 or len(reason) > 1000:
@@ -458,14 +447,15 @@ def acknowledge(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, 
         raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
     link, by, at = link[:500], caller.name, time.time()
     entry = Acknowledged(cell=cell, kind=kind, reason=reason, until=until, link=link, by=by, at=at)
-    farm.acknowledged.put(caller.namespace, entry)
+    visit.farm.acknowledged.put(caller.namespace, entry)
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(cell)}", 303)
 
 
 @router.post("/ns/{namespace}/known/forget", dependencies=[OwnForm])
-def forget(caller: SubmittingVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+def forget(visit: Here, form: Form) -> Response:
     """Expect nothing of a cell any more, and lead to the list."""
-    farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
+    caller = with_role(Role.SUBMITTER, visit.caller)
+    visit.farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)
 
 

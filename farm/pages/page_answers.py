@@ -22,7 +22,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api import schemas
-from farm.api.gate import COOKIES, FarmDep, authenticate, cookie_name, get_farm, shown_token, with_role
+from farm.api.gate import COOKIES, FarmDep, authenticate, cookie_name, get_farm, shown_token
 from farm.app import Farm
 from farm.artifacts.tokens import Role, Token
 from farm.errors import NotAllowed
@@ -40,8 +40,6 @@ FORM_LIMIT = 16 << 10  # Bytes of a form.
 
 Namespace = Annotated[str, InPath(pattern=NAMESPACE)]
 BuildName = Annotated[str, InPath(pattern=schemas.BUILD_REFERENCE)]
-JobName = Annotated[str, InPath(pattern=schemas.JOB_ID)]
-KeyName = Annotated[str, InPath(pattern=schemas.DIGEST)]
 Text = Annotated[str, Query(max_length=300)]
 
 Row = TypeVar("Row")
@@ -234,19 +232,6 @@ def visitor(farm: FarmDep, request: Request, namespace: str = "") -> Token:
 
 
 Visitor = Annotated[Token, Depends(visitor)]
-
-
-def visitor_with(role: Role) -> Callable[[Token], Token]:
-    """Return a dependency that lets only visitors of that role, or a higher one, through."""
-
-    def check(caller: Visitor) -> Token:
-        return with_role(role, caller)
-
-    return check
-
-
-SubmittingVisitor = Annotated[Token, Depends(visitor_with(Role.SUBMITTER))]
-AdminVisitor = Annotated[Token, Depends(visitor_with(Role.ADMIN))]
 
 
 def own_form(request: Request) -> None:

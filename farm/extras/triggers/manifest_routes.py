@@ -10,13 +10,13 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from farm.api import schemas
-from farm.api.gate import FarmDep, ReaderCaller, Submitter
+from farm.api.gate import FarmDep, ReaderCaller, Submitter, with_role
 from farm.artifacts.tokens import Role
 from farm.extras.triggers.stored_manifests import BuildWish, ShownManifest, StoredManifest, StoredManifests, TriggerView
 from farm.extras.webhooks.hooks import DeliveryView, Webhooks
 from farm.jobs.rows import Listed
 from farm.matrix.planned import FrozenManifest, ShownPlan
-from farm.pages.page_answers import BASE, AdminVisitor, Form, Here, Keys, Namespace, OwnForm, Table
+from farm.pages.page_answers import BASE, Form, Here, Keys, OwnForm, Table
 from farm.results.report import BuildView
 
 router = APIRouter(tags=["manifests"])
@@ -146,9 +146,10 @@ _DELIVERY_KEYS: Keys[DeliveryView] = {
 
 
 @pages.post("/ns/{namespace}/automation/replay", dependencies=[OwnForm])
-def replay(caller: AdminVisitor, farm: FarmDep, namespace: Namespace, form: Form) -> Response:
+def replay(visit: Here, form: Form) -> Response:
     """Send a message again, and lead to it."""
+    caller = with_role(Role.ADMIN, visit.caller)
     name, message = form.get("webhook", "")[:100], form.get("message", "")[:100]
-    again = Webhooks(farm).replay(caller.namespace, name, message)
+    again = Webhooks(visit.farm).replay(caller.namespace, name, message)
     where = f"{BASE}/ns/{caller.namespace}/automation?{urlencode({'webhook': name})}"
     return RedirectResponse(f"{where}#{again['id']}", 303)

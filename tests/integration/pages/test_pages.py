@@ -226,6 +226,17 @@ def test_only_administrators_see_tokens_and_garbage(farm: Farm, url: str, browse
     assert "main 0 2 –" in words(browser.get("/ui/ns/main/storage").text) and "Changes today" not in seen
 
 
+def test_readers_change_nothing_of_what_is_known(farm: Farm, url: str, browser: httpx.Client) -> None:
+    form = {"cell": "net/x/fp32/b1", "kind": "compiler_error", "reason": "a bug", "until": str(today()), "link": ""}
+    for role, status in ((Role.READER, 403), (Role.SUBMITTER, 303)):
+        headers = {"Cookie": f"farm={farm.tokens.create(role.name.lower(), role, 'main')}", "Origin": url}
+        for path in ("known", "known/forget"):
+            answer = httpx.post(f"{url}/ui/ns/main/{path}", data=form, headers=headers, timeout=60)
+            assert answer.status_code == status, (role, path)
+            known = [entry["by"] for entry in farm.acknowledged.list("main")]
+            assert known == (["submitter"] if (path, status) == ("known", 303) else [])
+
+
 def test_what_programs_take_is_counted_on_demand_and_a_shared_one_once(farm: Farm, browser: httpx.Client) -> None:
     accept(farm, "nightly", [Cell("net"), Cell("other")])
     play(farm, lambda job, order, key, number: passed(farm, order, key))
