@@ -1,14 +1,14 @@
 """A fleet of workers that speak the real protocol, whose compile is a timer: where throughput ends, and why.
 
     python tests/benchmarks/fleet.py [--workers 50,200] [--each 5] [--seconds 8] [--builds 5] [--real 2] [--players 1]
-        [--delay-ms 1] [--minutes M] [--json FILE]
+        [--models 10] [--precisions fp32,fp16] [--delay-ms 1] [--minutes M] [--json FILE]
     python tests/benchmarks/fleet.py --draw FILE.. --out PICTURE.svg
 
 For each number of workers a farm is started (API, loops, Valkey and S3 server, all real), and so many played workers
 with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real), in `--players` processes; `--real`
 of them are real Celery processes. They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the
 mean, log-normal (TIMED_COMPILER_SPREAD, else 1, is the deviation of the logarithm), so that a run takes about EACH x
-SECONDS. With TIMED_COMPILER_BY_MODEL=1 durations depend on the model, and the farm has compiled each once before. When
+SECONDS. A build of 50,000 jobs: `--builds 1 --models 100 --precisions fp32,fp16,bf16`. With TIMED_COMPILER_BY_MODEL=1 durations depend on the model, and the farm has compiled each once before. When
 they are not known, the order alone makes 1.15 to 1.25 of the bound (1,000 workers, 100 jobs each; 1.03 to 1.05 with
 0.5). Somebody watches each build. With `--delay-ms`, every byte between workers, players, server and client and Valkey,
 S3 server and API comes so much later in each direction (`tests/support/delaying_proxy.py`).
@@ -64,8 +64,6 @@ from tests.support.delaying_proxy import delaying  # noqa: E402
 from tests.support.helpers import in_a_thread, wait_until  # noqa: E402
 from tests.support.jobs import Worker  # noqa: E402
 from tests.support.timed_compiler import BY_MODEL, seconds_of  # noqa: E402
-
-MODELS = 10
 
 EVERY = 15.0
 """Seconds between two lines of progress."""
@@ -145,6 +143,8 @@ def main() -> None:
     options.add_argument("--each", type=int, default=5)
     options.add_argument("--seconds", type=float, default=8.0)
     options.add_argument("--builds", type=int, default=5)
+    options.add_argument("--models", type=int, default=10)
+    options.add_argument("--precisions", default="fp32")
     options.add_argument("--real", type=int, default=2)
     options.add_argument("--players", type=int, default=1)
     options.add_argument("--delay-ms", type=float, default=0.0)
@@ -200,13 +200,15 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
             message="all workers",
         )
         if BY_MODEL:
-            (first,) = write_manifests(folder, 1, 1, "learn")
+            (first,) = write_manifests(folder, 1, 1, given, "learn")
             for _ in client.watch(client.submit(freeze(first))["id"]):
                 pass
-        batches = max(1, workers * given.each // (builds * MODELS))
-        manifests = write_manifests(folder, builds, batches)
+        variants = given.models * len(given.precisions.split(","))
+        batches = max(1, workers * given.each // (builds * variants))
+        jobs = builds * batches * variants
+        manifests = write_manifests(folder, builds, batches, given)
         watched = Watched(client, redis.Redis.from_url(up.redis_url.get_secret_value()), players)
-        print(f"{workers} workers, {builds * batches * MODELS} jobs, delay {given.delay_ms:g} ms", flush=True)
+        print(f"{workers} workers, {jobs} jobs, delay {given.delay_ms:g} ms", flush=True)
         watched.begin()
         complete, submitting = False, 0.0
         with suppress(Stopped), in_a_thread(watched.sample), in_a_thread(watched.tell):
@@ -218,7 +220,7 @@ def fleet(workers: int, given: argparse.Namespace) -> Run:
                 time.sleep(0.1)
             complete = True
         signal.setitimer(signal.ITIMER_REAL, 0)
-        run = watched.run(workers, builds * batches * MODELS, given.delay_ms, submitting, complete=complete)
+        run = watched.run(workers, jobs, given.delay_ms, submitting, complete=complete)
         if not complete:
             return run
         cells = [cell for build in watched.builds for cell in client.report(build)["cells"]]
@@ -512,13 +514,15 @@ def _sorted(counts: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def write_manifests(folder: Path, builds: int, batches: int, name: str = "fleet") -> list[Path]:
-    """Write the models, and a manifest for each build that makes MODELS x `batches` cells of its own."""
+def write_manifests(
+    folder: Path, builds: int, batches: int, given: argparse.Namespace, name: str = "fleet"
+) -> list[Path]:
+    """Write the models, and a manifest for each build that makes models x precisions x `batches` cells of its own."""
     entries, numbers = [], ", ".join(map(str, range(1, batches + 1)))
-    for number in range(MODELS):
+    for number in range(given.models):
         write_net(folder, number)
         entries.append(f"  - {{name: net{number}, source: {{path: net{number}.onnx}}, batches: [{numbers}]}}")
-    head = f"version: 1\nname: {name}\ntargets: [onnxruntime/cpu]\nprecisions: [fp32]\nmodels:\n"
+    head = f"version: 1\nname: {name}\ntargets: [onnxruntime/cpu]\nprecisions: [{given.precisions}]\nmodels:\n"
     manifests = []
     for number in range(builds):
         manifests.append(folder / f"{name}-{number}.yaml")
