@@ -8,10 +8,11 @@ For each number of workers a farm is started (API, loops, Valkey and S3 server, 
 with one slot (`tests/support/timed_compiler.py`: all but Celery's consumer is real), in `--players` processes; `--real`
 of them are real Celery processes. They run `--each` jobs a worker in `--builds` builds, each `--seconds` long in the
 mean, log-normal (TIMED_COMPILER_SPREAD, else 1, is the deviation of the logarithm), so that a run takes about EACH x
-SECONDS. A build of 50,000 jobs: `--builds 1 --models 100 --precisions fp32,fp16,bf16`. With TIMED_COMPILER_BY_MODEL=1 durations depend on the model, and the farm has compiled each once before. When
-they are not known, the order alone makes 1.15 to 1.25 of the bound (1,000 workers, 100 jobs each; 1.03 to 1.05 with
-0.5). Somebody watches each build. With `--delay-ms`, every byte between workers, players, server and client and Valkey,
-S3 server and API comes so much later in each direction (`tests/support/delaying_proxy.py`).
+SECONDS. A build of 50,000 jobs: `--builds 1 --models 100 --precisions fp32,fp16,bf16`. With TIMED_COMPILER_BY_MODEL=1
+durations depend on the model, and the farm has compiled each once before. When they are not known, the order alone
+makes 1.15 to 1.25 of the bound (1,000 workers, 100 jobs each; 1.03 to 1.05 with 0.5). Somebody watches each build. With
+`--delay-ms`, every byte between workers, players, server and client and Valkey, S3 server and API comes so much later
+in each direction (`tests/support/delaying_proxy.py`).
 
 Prints every 15 s what was done and what the parts used of a core, and at the end throughput, the makespan against its
 lower bound, the time from the queue to the claim while slots are free, the gap of a slot between two jobs, requests for
