@@ -223,7 +223,8 @@ class JobRecords(Records):
 
     def log_tail(self, job_id: str) -> bytes | None:
         """Return the end of the log of a job's latest attempt, as last sent."""
-        return self._link.ask_bytes("GET", ("job", job_id, "log"))
+        tail: bytes | None = self._link.ask("GET", ("job", job_id, "log"), binary=True)
+        return tail
 
     def get(self, job_id: str) -> JobView | None:
         """Return a job, its attempts and the cells that joined it."""
@@ -243,7 +244,7 @@ class JobRecords(Records):
 
     def _packed(self, job_id: str) -> Record | None:
         build, _, lot = (self._link.ask("GET", ("job", job_id, "packed")) or "").partition(" ")
-        data = self._link.ask_bytes("HGET", ("build", build, "packed"), lot) if lot else None
+        data = self._link.ask("HGET", ("build", build, "packed"), lot, binary=True) if lot else None
         return _unpacked(data)[job_id] if data else None
 
     def pack(self, build_id: str, job_ids: Iterable[str]) -> None:

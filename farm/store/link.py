@@ -273,10 +273,11 @@ class Link:
         self.address = place_of(url)
         self._scripts = load_scripts(constants)
 
-    def ask(self, *command: Any) -> Any:
-        """Send one command and return its answer."""
+    def ask(self, *command: Any, binary: bool = False) -> Any:
+        """Send one command and return its answer, with `binary` in bytes."""
+        options = {NEVER_DECODE: True} if binary else {}
         with self._reaching("" if command[0] in BLOCKING else "command"):
-            return self._redis.execute_command(*_spelt(command))
+            return self._redis.execute_command(*_spelt(command), **options)
 
     def now(self) -> float:
         """Return the server's time (Unix seconds), which all records use."""
@@ -286,12 +287,6 @@ class Link:
     def epoch(self) -> str:
         """Return the store's epoch, which changes with each restart, failover or loss of the server."""
         return str(self.run("epoch", server=self.ask("INFO", "server")["run_id"], fresh=secrets.token_hex(4)))
-
-    def ask_bytes(self, *command: Any) -> bytes | None:
-        """Send one command with a binary answer."""
-        with self._reaching("command"):
-            answer: bytes | None = self._redis.execute_command(*_spelt(command), **{NEVER_DECODE: True})
-            return answer
 
     def ask_many(
         self,
