@@ -37,7 +37,7 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.sidecar import facts
 from farm.artifacts.storage import Sign
 from farm.compiling.attempt import Attempt
-from farm.compiling.pipeline import LARGEST
+from farm.compiling.pipeline import LARGEST, Children
 from farm.errors import ArtifactGone, FarmError, StorageAway, StorageUnavailable, StoreUnavailable, UsageError
 from farm.extension import publishing
 from farm.files import NotPlain, remove_tree, replacing, take, tree_size
@@ -274,20 +274,18 @@ class Outbox:
     def put(
         self,
         attempt: Attempt,
+        children: Children,
         sidecar: Mapping[str, Any],
         files: Mapping[str, Path],
-        phases: Mapping[str, float],
         *,
         learnt: tuple[str, bytes] | None = None,
-        within: Path,
-        limit: int,
     ) -> Parcel:
         """Keep what an attempt has made: `files` by the names of their blobs, and the sidecar without them.
 
         `learnt` is an object, key and bytes, with what its tuning could not bring to storage, which was away.
-        The files lie `within` a folder in which children wrote. Each is copied and hashed, up to `limit` bytes. The
-        parcel is written whole or not at all, even if this process is killed, and stays locked until it is released.
-        Raises NotPlain for a file that is not a regular file, OSError.
+        The files lie in the folder in which the `children` wrote. Each is copied and hashed, up to the largest that
+        they may have made. The parcel is written whole or not at all, even if this process is killed, and stays locked
+        until it is released. Raises NotPlain for a file that is not a regular file, OSError.
         """
         new, lock = self._begin(f"{attempt.job_id}-{attempt.number}")
         try:
@@ -297,8 +295,11 @@ class Outbox:
                 "namespace": attempt.namespace,
                 "sidecar": sidecar,
                 "files": {blob: path.name for blob, path in files.items()},
-                "digests": {blob: take(path, new / blob, limit, within=within)[0] for blob, path in files.items()},
-                "phases": phases,
+                "digests": {
+                    blob: take(path, new / blob, children.largest, within=children.folder)[0]
+                    for blob, path in files.items()
+                },
+                "phases": children.phases,
                 "boot": _boot(),
             }
             if learnt:

@@ -449,15 +449,7 @@ class _AttemptRun:
             learnt = self.database.delta_key(packed), packed
         while True:
             try:
-                return self.executor.outbox.put(
-                    self.attempt,
-                    sidecar,
-                    self._files(),
-                    self.children.phases,
-                    learnt=learnt,
-                    within=self.folder,
-                    limit=self.children.largest,
-                )
+                return self.executor.outbox.put(self.attempt, self.children, sidecar, self._files(), learnt=learnt)
             except OSError as error:
                 if error.errno not in FULL or time.monotonic() >= until:
                     raise

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,7 +287,7 @@ def test_a_program_that_storage_never_takes_keeps_no_other_and_rests_no_worker(
     outage.end()
     (tmp_path / "log").write_text("log")
     first = replace(attempt, job_id="", token="1-other", key="0" * 64)
-    box.put(first, {"key": first.key}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).close()
+    box.put(first, made_in(tmp_path), {"key": first.key}, {"log": tmp_path / "log"}).close()
     refusing(farm, monkeypatch, first.key)
     assert look(farm) == ""
     job = job_of(farm, attempt)
@@ -445,7 +446,7 @@ def test_a_job_waits_for_no_program_that_a_loss_of_power_can_take(
     """Its process was killed in an ordinary upload, so it was not written through to the disk yet."""
     attempt = claimed(farm, tmp_path)
     (tmp_path / "log").write_text("log")
-    box.put(attempt, {}, {"log": tmp_path / "log"}, {}, within=tmp_path, limit=1000).close()
+    box.put(attempt, made_in(tmp_path), {}, {"log": tmp_path / "log"}).close()
     Deliveries(farm.store, farm.settings, lambda: None).keep_left()
     assert farm.store.workers.died("w1", "died") == [], "the job waits"
     (tmp_path / "boot").write_text("the second")
@@ -468,7 +469,7 @@ def test_an_object_storage_that_refuses_is_no_outage_that_jobs_wait_for(farm: Fa
 def test_a_full_outbox_rests_its_workers(farm: Farm, box: Outbox, tmp_path: Path) -> None:
     attempt = claimed(farm, tmp_path)
     (tmp_path / "program").write_bytes(b"x" * 1000)
-    with closing(box.put(attempt, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000)):
+    with closing(box.put(attempt, made_in(tmp_path), {}, {"program": tmp_path / "program"})):
         assert look(farm) == ""
         farm.settings = farm.settings.model_copy(update={"outbox_bytes": 1000})
         assert look(farm).startswith("its outbox is full: ")
@@ -484,7 +485,7 @@ def test_a_full_disk_leaves_nothing_of_a_parcel(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "no space")))
         with pytest.raises(OSError, match="no space"):
-            box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000)
+            box.put(ATTEMPT, made_in(tmp_path), {}, {"program": tmp_path / "program"})
     assert list((tmp_path / "box").iterdir()) == []
 
 
@@ -502,22 +503,26 @@ def test_who_looks_for_what_is_left_does_not_disturb_who_begins_a_parcel(
             assert not list(box.left())
 
     monkeypatch.setattr(Path, "mkdir", looked_at)
-    box.put(ATTEMPT, {}, {"program": tmp_path / "program"}, {}, within=tmp_path, limit=1000).close()
+    box.put(ATTEMPT, made_in(tmp_path), {}, {"program": tmp_path / "program"}).close()
     assert [parcel.job for parcel in box.left()] == ["j"]
+
+
+def made_in(folder: Path) -> Any:
+    """What a parcel is told of the children that wrote its files."""
+    return SimpleNamespace(folder=folder, largest=1000, phases={})
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from farm.compiling.attempt import Attempt
 from farm.node.disk import Outbox, Parcel
 parcel = Outbox(Path(sys.argv[1])).put(
     Attempt("j", 1, "1-t", {}, {"time": 0.0, "memory": 0}, "main", "k"),
+    SimpleNamespace(folder=Path(sys.argv[2]).parent, largest=1000, phases={}),
     {},
     {"log": Path(sys.argv[2])},
-    {},
-    within=Path(sys.argv[2]).parent,
-    limit=1000,
 )
 if sys.argv[3] == "settled":
     parcel.settle()
