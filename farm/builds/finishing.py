@@ -143,7 +143,8 @@ class BuildFinisher:
         }
         refused = self._refused.hold(namespace, build_id, list(faster.values())) if faster else ()
         proven = {name: cell for name, cell in faster.items() if has_passed(cell, refused)}
-        new = ref_rules.entries_of(planned["build"], (by_name | proven).values())
+        build = planned["build"]
+        new = ref_rules.entries_of(build, ref_rules.submitted(build), (by_name | proven).values())
         entered = partial(ref_rules.entered, new=new, is_given_up=ref_rules.given_up(planned, passed))
         self._refs.move(namespace, LATEST, entered)
         if missing := [cell for cell in behind if cell["key"] not in known]:
@@ -179,7 +180,7 @@ class BuildFinisher:
                 faster.append(cell)
                 slower[cell["identifier"]] = against["key"]
         if faster and self._refs.find(namespace, LATEST):  # Without one it would be empty, and hide that of `main`.
-            new = ref_rules.entries_of(build, faster)
+            new = ref_rules.entries_of(build, ref_rules.submitted(build), faster)
             self._refs.move(namespace, LATEST, lambda there: ref_rules.replaced(there, new, slower))
 
     def _draw(self, namespace: str, report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
@@ -42,12 +42,12 @@ def is_proven(facts: ArtifactFacts, published: str) -> bool:
     return against is not None and (against["key"], against["verdict"]) == (published, "faster")
 
 
-def submitted(build: PlannedBuild | BuildView) -> float:
-    """Return when the submission was made for which a build stands (Unix seconds, by the store's clock).
+def submitted(build: PlannedBuild) -> float:
+    """Return when the submission was made for which a planned build stands (Unix seconds, by the store's clock).
 
-    A follow-up's plan stands for the build that it follows; what reports say of a build has no such field.
+    A follow-up stands for the build that it follows.
     """
-    return cast("PlannedBuild", build).get("submitted") or build["created_at"]
+    return build.get("submitted") or build["created_at"]
 
 
 def _named(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
@@ -73,16 +73,16 @@ def _named(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -
     }
 
 
-def entries_of(build: PlannedBuild | BuildView, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:
-    """Return the cells of a build that have a program as the entries of a snapshot."""
-    moment = submitted(build)
-    named = (_named(build["name"], moment, cell, cell["facts"]) for cell in cells if cell["facts"])
+def entries_of(build: PlannedBuild | BuildView, when: float, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:
+    """Return the cells of a build that have a program as the entries of a snapshot, submitted `when` (Unix seconds)."""
+    named = (_named(build["name"], when, cell, cell["facts"]) for cell in cells if cell["facts"])
     return entries(build["namespace"], named)
 
 
 def passed_entries(report: Report) -> dict[str, SnapshotCell]:
     """Return the cells of a finished build that passed, as a ref names them."""
-    return entries_of(report["build"], filter(has_passed, report["cells"]))
+    build = report["build"]
+    return entries_of(build, build["created_at"], filter(has_passed, report["cells"]))
 
 
 def entries(namespace: str, cells: Iterable[SnapshotCell]) -> dict[str, SnapshotCell]:

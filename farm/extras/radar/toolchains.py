@@ -299,15 +299,15 @@ class Toolchains:
             hint = "`farm toolchain report` lists what speaks against it; --force takes the cells that passed"
             raise GateFailed(f"{found['ref']} stays: {found['why']}", hint=hint)
         report = self._reader.report(namespace, found["build"])
-        build = report["build"]
+        build, moment = report["build"], report["build"]["created_at"]
         passing = {cell["identifier"] for cell in found["cells"] if cell["passes"]}
-        new = ref_rules.entries_of(build, (cell for cell in report["cells"] if cell["identifier"] in passing))
+        new = ref_rules.entries_of(build, moment, (cell for cell in report["cells"] if cell["identifier"] in passing))
         if not new:
             raise GateFailed(f"{found['ref']} stays: no cell passed", hint="`farm toolchain report` lists why")
         moved = self._refs.move(
             namespace,
             found["ref"],
-            lambda there: ref_rules.promoted(there, new, build["created_at"]),
+            lambda there: ref_rules.promoted(there, new, moment),
             generation=found["generation"],
             check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
         )
