@@ -38,9 +38,8 @@ class LargeUploads(Bucket):
         key = storage.upload_key(namespace, digest)
         upload = self._begun(key)
         if not upload:
-            upload = self.ask("write", key, lambda: self.s3.create_multipart_upload(Bucket=self.name, Key=key))[
-                "UploadId"
-            ]
+            begin = partial(self.s3.create_multipart_upload, Bucket=self.name, Key=key)
+            upload = self.ask("write", key, begin)["UploadId"]
         there = {part["PartNumber"]: part["Size"] for part in self._parts(key, upload)}
         part_size = _client_part(size)
         puts: list[storage.Put] = []

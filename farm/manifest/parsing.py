@@ -138,8 +138,9 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
             for file in files:
                 name = valid_name(Path(file).stem)
                 if not name or name in seen:
-                    wrong = f"`{file}` {f'would be model `{name}`, as {seen[name]}' if name else 'gives no name'}"
-                    problems.append(document.problem(wrong, place, hint="rename the file, or give it its own entry"))
+                    why = f"would be model `{name}`, as {seen[name]}" if name else "gives no name"
+                    hint = "rename the file, or give it its own entry"
+                    problems.append(document.problem(f"`{file}` {why}", place, hint=hint))
                 else:
                     seen[name] = f"`{file}`"
                     models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
