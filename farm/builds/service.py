@@ -229,7 +229,7 @@ class BuildService:
     def plan(self, namespace: str, submission: SubmissionDocument, *, by: str = "") -> ShownPlan:
         """Return what a submission would do, and which blobs have to be uploaded first. Changes nothing.
 
-        The submission is kept for `submit_planned` by the same caller. Raises ManifestError with every problem found.
+        The submission is kept a while, for its caller's `submit_planned`. Raises ManifestError with every problem.
         """
         plan, manifest, absent, found = self._plan(namespace, submission, by)
         return {

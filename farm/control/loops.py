@@ -35,7 +35,7 @@ build's turn comes within two job lengths (docs/decisions/0026). With none, slot
 
 
 def hand_out(store: Store, send: Send, pool: str) -> int:
-    """Hand a pool's next jobs to the broker; return their number.
+    """Hand a pool's next jobs to the broker; return their number. None are handed out if no live worker serves it.
 
     Order: the highest priority first; then one job of each build in turn, first turns before others; within a build the
     longest job first, else the manifest's order. The store keeps this order (`lua/_shared.lua`, `lua/hand_out.lua`),
