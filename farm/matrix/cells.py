@@ -540,9 +540,8 @@ def tolerances(verify: Verify, precision: str, outputs: Sequence[str]) -> dict[s
     A precision that is not named has the default. A pair that is not named has the larger tolerance of its halves.
     """
     halves = [precision] if precision in verify.tolerance else precision.split("-")
-    given = [
-        {"*": default_tolerance(half), **verify.tolerance.get(half, verify.tolerance.get("*", {}))} for half in halves
-    ]
+    said = verify.tolerance
+    given = [{"*": default_tolerance(half), **said.get(half, said.get("*", {}))} for half in halves]
     found = {"*": max(half["*"] for half in given)}
     for name in outputs:
         own = [

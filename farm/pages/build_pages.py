@@ -119,9 +119,8 @@ def build(
     """
     reading = visit.builds
     view = reading.view(visit.namespace, build_id)
-    wanted = build_view.CellFilter(
-        tuple(each for each in look or () if each in build_view.SIGNS), model, target, precision, text
-    )
+    looks = tuple(each for each in look or () if each in build_view.SIGNS)
+    wanted = build_view.CellFilter(looks, model, target, precision, text)
     found = view.wanted(wanted)
     by = by if by in build_view.METRICS else "latency"
     listed = by == "list"
@@ -345,9 +344,8 @@ def builds_across(
     if not wanted:
         raise NotFound(f"no build is called {name}" if name else "no builds are named")
     found = visit.builds.across(visit.namespace, wanted)
-    keys: Keys[int] = {"Cell": found.name} | {
-        row["id"]: partial(found.latency, place) for place, row in enumerate(found.builds)
-    }
+    latencies = {row["id"]: partial(found.latency, place) for place, row in enumerate(found.builds)}
+    keys: Keys[int] = {"Cell": found.name, **latencies}
     rows, shown = found.found(text, everything=bool(everything)), build_view.PAGE // len(found.builds)
     names = {build["name"] for build in found.builds}
     return visit.page(
@@ -440,9 +438,8 @@ def news_of(visit: Visit, builds: Sequence[BuildView]) -> News | None:
     if red:
         build, verdict = red[0]
         more = f", and {len(red) - 1} more" if len(red) > 1 else ""
-        return News(
-            "failed", f"{build['name']}{more}: {verdict['text']}.", f"{home}/builds/{build['id']}", "Look at it"
-        )
+        text = f"{build['name']}{more}: {verdict['text']}."
+        return News("failed", text, f"{home}/builds/{build['id']}", "Look at it")
     running = [build for build in builds if build["state"] != "reported"]
     if running:
         text = f"{running[0]['name']} is under way." if len(running) == 1 else f"{plural(len(running), 'build')} run."

@@ -141,9 +141,8 @@ def plot(label: str, found: Iterable[PlotPoint], across: PlotAxis, up: PlotAxis)
         while any(abs(at - other) < 25 and abs(height - taken) < 14 for other, taken in labels):
             height += 14
         labels.append((at, height))
-    line = " ".join(
-        f"{x(each.x):.2f},{y(each.y):.1f}" for each in sorted(points, key=lambda each: each.x) if each.look == "point"
-    )
+    front = sorted((each for each in points if each.look == "point"), key=lambda each: each.x)
+    line = " ".join(f"{x(each.x):.2f},{y(each.y):.1f}" for each in front)
     limits = [
         (place(axis.limit[1]), words) if axis.limit and words else None
         for axis, place, words in ((across, x, x_limit), (up, y, y_limit))
