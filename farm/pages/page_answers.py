@@ -205,15 +205,9 @@ class PageHeaders:
 
 
 def remember(request: Request, response: Response, token: str) -> None:
-    """Let a browser keep a token, where no script and no other site gets at it."""
-    name = cookie_name(request.scope)
-    response.set_cookie(name, token, max_age=WEEK, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
-
-
-def forget(request: Request, response: Response) -> None:
-    """Let a browser forget its token."""
-    name = cookie_name(request.scope)
-    response.delete_cookie(name, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
+    """Let a browser keep a token, where no script and no other site gets at it; with an empty one, forget it."""
+    name, age = cookie_name(request.scope), WEEK if token else 0
+    response.set_cookie(name, token, max_age=age, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
 
 
 def is_here(request: Request) -> bool:

@@ -125,7 +125,7 @@ def _add_entrance(pages: FastAPI) -> None:
     @pages.post("/sign-out", dependencies=[OwnForm])
     def sign_out(request: Request) -> Response:
         response = RedirectResponse(f"{BASE}/sign-in", 303)
-        page_answers.forget(request, response)
+        page_answers.remember(request, response, "")
         return response
 
     @pages.get("/static/{name:path}")
