@@ -214,23 +214,19 @@ def _tradeoff(
     if chosen and chosen.error is not None:
         gain = f"{chosen.gain:.2f} times fp32’s speed, " if chosen.gain and chosen.precision != "fp32" else ""
         said = f"Ship {chosen.precision}: {gain}error {error(chosen.error)}, {size(chosen.size)}; {why}."
-    return Tradeoff(
-        found[0].identifier.partition("/")[0],
-        " ".join(place),
-        said,
-        lambda: plot(
-            f"Latency against error of {len(points)} programs",
-            (_point(each, link(each.identifier), largest, cells.get(each.identifier)) for each in points),
-            PlotAxis("median latency", latency, budget),
-            PlotAxis("relative error", "{:g}".format, tolerance),
-        ),
-        "; ".join(filter(None, (budgets, tolerances))),
-        [
-            (link(each.identifier), f"{each.precision} {_why(each, cells.get(each.identifier))}")
-            for each in found
-            if each not in points
-        ],
-    )
+
+    def draw() -> Markup:
+        drawn = (_point(each, link(each.identifier), largest, cells.get(each.identifier)) for each in points)
+        across, up = PlotAxis("median latency", latency, budget), PlotAxis("relative error", "{:g}".format, tolerance)
+        return plot(f"Latency against error of {len(points)} programs", drawn, across, up)
+
+    undrawn = [
+        (link(each.identifier), f"{each.precision} {_why(each, cells.get(each.identifier))}")
+        for each in found
+        if each not in points
+    ]
+    model, limits = found[0].identifier.partition("/")[0], "; ".join(filter(None, (budgets, tolerances)))
+    return Tradeoff(model, " ".join(place), said, draw, limits, undrawn)
 
 
 def _point(each: Contender, href: str, largest: int, cell: CellLine | None) -> PlotPoint:

@@ -131,20 +131,14 @@ def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
     if found is None:
         return []
     names = dict.fromkeys([*found["errors"], *found["equal"], *found["unverified"]])
-    rows = [
-        OutputLine(
-            name,
-            found["errors"].get(name),
-            found["rms"].get(name),
-            found["equal"].get(name),
-            found["spread"].get(name),
-            found["origin"].get(name) or found["reference"],
-            found["unverified"].get(name)
-            or found.get("doubted", {}).get(name)
-            or ("not finite" if name in found["nonfinite"] else ""),
-        )
-        for name in names
-    ]
+    columns = found["errors"], found["rms"], found["equal"], found["spread"]
+    rows = []
+    for name in names:
+        error, rms, equal, spread = (each.get(name) for each in columns)
+        origin = found["origin"].get(name) or found["reference"]
+        doubt = found["unverified"].get(name) or found.get("doubted", {}).get(name)
+        remark = doubt or ("not finite" if name in found["nonfinite"] else "")
+        rows.append(OutputLine(name, error, rms, equal, spread, origin, remark))
     return sorted(rows, key=lambda row: -(row.error if row.error is not None else 1 - (row.equal or 0)))
 
 
