@@ -115,7 +115,7 @@ def _probe(request: documents.Request, messages: Messages) -> documents.ProbeAns
     try:
         return compiler_module(request).probe(request)
     except ImportError as error:
-        return {"available": False, "reason": f"{sys.executable} cannot be used: {error}"}
+        return {"available": False, "reason": f"{sys.executable} cannot import {request['compiler']}: {error}"}
     except RequestFailed as failure:
         return {"available": False, "reason": failure.message, "fix": failure.detail}
 
@@ -137,7 +137,7 @@ def _pack(request: documents.Request, messages: Messages) -> documents.Answer:
 
 def _compile(request: documents.Request, messages: Messages) -> documents.CompileAnswer:
     check_model(request)
-    _refuse_other_toolchain(request)
+    _refuse_other_toolchain(request, messages)
     return compiler_module(request).compile(request, messages)
 
 
@@ -149,7 +149,7 @@ def _slice(request: documents.Request, messages: Messages) -> documents.SliceAns
     return write_slices(request["model"]["path"], request["inputs"], Path(request["slices"]))
 
 
-def _refuse_other_toolchain(request: documents.Request) -> None:
+def _refuse_other_toolchain(request: documents.Request, messages: Messages) -> None:
     """Compile nothing for a cache key that this process is not: what it is may have changed since its worker looked.
 
     Raises RequestFailed (`toolchain_mismatch`).
@@ -157,15 +157,15 @@ def _refuse_other_toolchain(request: documents.Request) -> None:
     expected = request.get("expected")
     if not expected:
         return
-    module = compiler_module(request)
-    here = module.probe({**request, "rocm": ""})
+    here = _probe({**request, "rocm": ""}, messages)
     if not here["available"]:
         raise RequestFailed("toolchain_mismatch", here["reason"], here.get("fix", ""))
     # The digest decides; the label may have the version of an installation that only the worker knows.
     same = here["toolchain"].rpartition("-")[2] == expected["toolchain"].rpartition("-")[2]
     differs = [] if same else [f"toolchain {here['toolchain']}, not {expected['toolchain']}"]
-    if expected["recipe"] != module.RECIPE:
-        differs.append(f"recipe {module.RECIPE}, not {expected['recipe']}")
+    recipe = compiler_module(request).RECIPE
+    if expected["recipe"] != recipe:
+        differs.append(f"recipe {recipe}, not {expected['recipe']}")
     for name, version in expected["libraries"].items():
         if here["libraries"].get(name) != version:
             differs.append(f"{name} {here['libraries'].get(name, 'missing')}, not {version}")
@@ -177,7 +177,7 @@ def _refuse_other_toolchain(request: documents.Request) -> None:
 
 
 def _tune(request: documents.Request, messages: Messages) -> documents.Answer:
-    _refuse_other_toolchain(request)
+    _refuse_other_toolchain(request, messages)
     return compiler_module(request).tune(request, messages)
 
 
@@ -205,7 +205,7 @@ def _evaluate(request: documents.Request, messages: Messages) -> documents.Evalu
 def _bench(request: documents.Request, messages: Messages) -> documents.BenchAnswer:
     from .measuring import bench
 
-    _refuse_other_toolchain(request)
+    _refuse_other_toolchain(request, messages)
     with messages.alone():
         programs = bench(request, messages, _load_any)
     return {"programs": programs, "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

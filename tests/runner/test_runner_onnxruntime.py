@@ -98,6 +98,17 @@ def test_a_child_compiles_only_for_the_key_that_it_is(case: NewCase) -> None:
         assert not net.program.exists()
 
 
+def test_a_compiler_that_is_gone_is_another_toolchain(case: NewCase, tmp_path: Path) -> None:
+    """A worker whose libraries went while it ran has to rest: that is no mistake of the farm's."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    (gone / "onnxruntime.py").write_text("raise ImportError('libonnxruntime.so.1 is gone')")
+    expected = {**onnxruntime_compiler.probe({}), "recipe": ONNXRUNTIME.recipe, "libraries": {}, "arch": "cpu"}
+    with pytest.raises(Refused, match=r"cannot import onnxruntime: libonnxruntime.so.1 is gone") as refused:
+        case(RNET, search=[str(gone)], templates=None).compile("fp32", expected=expected)
+    assert refused.value.kind is FailureKind.TOOLCHAIN_MISMATCH
+
+
 def test_int8_counts_what_it_quantized(case: NewCase) -> None:
     """Quantized operators are counted by kind, and the file is smaller."""
     net = case(RNET)
