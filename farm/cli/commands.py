@@ -242,7 +242,7 @@ def help_(
         code = run([*(topic or ()), "--help"])
     if code:
         raise typer.Exit(code)
-    text = shown.getvalue()
+    text = shown.getvalue().rstrip("\n")
     output.result({"help": text}, text)
 
 

