@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.artifacts.s3 import S3Store
     from farm.artifacts.tokens import Tokens
     from farm.builds.finishing import BuildFinisher
-    from farm.builds.known_failures import AcknowledgedFailures, RefusedPrograms
+    from farm.builds.known_failures import KnownFailures
     from farm.builds.past_builds import BuildIndex
     from farm.builds.planner import KnownArtifacts
     from farm.builds.reading import BuildReader, JobViews
@@ -45,28 +45,22 @@ class Farm:
     """The Celery application that carries messages to workers."""
     builds: cached_property[BuildService] = _made(
         "farm.builds.service:BuildService",
-        "store artifacts settings build_reader known build_index acknowledged admission",
+        "store artifacts settings build_reader known build_index failures admission",
     )
     """Accepts builds and changes to them."""
     admission: cached_property[Admission] = _made(
         "farm.builds.service:Admission", "store artifacts settings build_reader known"
     )
     """Accepts planned builds, and restores those that the store has lost."""
-    acknowledged: cached_property[AcknowledgedFailures] = _made(
-        "farm.builds.known_failures:AcknowledgedFailures", "artifacts"
-    )
-    """What is known about failing cells."""
-    refused: cached_property[RefusedPrograms] = _made(
-        "farm.builds.known_failures:RefusedPrograms", "artifacts acknowledged"
-    )
-    """What gates refused."""
+    failures: cached_property[KnownFailures] = _made("farm.builds.known_failures:KnownFailures", "artifacts")
+    """What is known about failing cells, and what gates refused."""
     build_reader: cached_property[BuildReader] = _made(
         "farm.builds.reading:BuildReader", "store artifacts jobs build_index"
     )
     """Reads builds and their reports."""
     build_finisher: cached_property[BuildFinisher] = _made(
         "farm.builds.finishing:BuildFinisher",
-        "store artifacts admission build_reader known build_index refused refs notify",
+        "store artifacts admission build_reader known build_index failures refs notify",
     )
     """Finishes the builds that have ended."""
     known: cached_property[KnownArtifacts] = _made("farm.builds.planner:KnownArtifacts", "store artifacts")

@@ -138,7 +138,7 @@ def point(
         check=lambda _, after: farm.check_named(caller.namespace, tag, list(after.values())),
         signed=pointing.signed,
     )
-    farm.refused.taken(caller.namespace, {cell["key"] for cell in wanted.values()})
+    farm.failures.taken(caller.namespace, {cell["key"] for cell in wanted.values()})
     return moved
 
 

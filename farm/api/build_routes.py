@@ -346,16 +346,16 @@ acknowledged_router = APIRouter(tags=["acknowledged"])
 @acknowledged_router.get("/acknowledged")
 def acknowledged(caller: ReaderCaller, farm: FarmDep) -> Listed[Acknowledged]:
     """List the failures that somebody acknowledged; those that end first come first."""
-    return {"items": farm.acknowledged.list(caller.namespace)}
+    return {"items": farm.failures.acknowledged(caller.namespace)}
 
 
 @acknowledged_router.put("/acknowledged")
 def acknowledge(cell: CellName, failure: schemas.KnownFailure, caller: Submitter, farm: FarmDep) -> Acknowledged:
     """Expect this failure of a cell in the builds submitted from now on, until a day. Repeating it is harmless."""
-    return farm.acknowledged.put(caller.namespace, {**failure, "cell": cell, "by": caller.name, "at": time.time()})
+    return farm.failures.acknowledge(caller.namespace, {**failure, "cell": cell, "by": caller.name, "at": time.time()})
 
 
 @acknowledged_router.delete("/acknowledged", status_code=204)
 def forget(cell: CellName, caller: Submitter, farm: FarmDep) -> None:
     """Expect nothing of a cell any more."""
-    farm.acknowledged.delete(caller.namespace, cell)
+    farm.failures.forget(caller.namespace, cell)

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from farm.artifacts.refs import Cells, Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key
-from farm.builds.known_failures import RefusedPrograms
+from farm.builds.known_failures import KnownFailures
 from farm.builds.past_builds import BuildIndex
 from farm.builds.plan import background_cells, plan_follow_up
 from farm.builds.planner import KnownArtifacts
@@ -45,7 +45,7 @@ class BuildFinisher:
         reader: BuildReader,
         known: KnownArtifacts,
         index: BuildIndex,
-        refused: RefusedPrograms,
+        known_failures: KnownFailures,
         refs: Refs,
         notify: Callable[[str, Report], object],
     ) -> None:
@@ -59,7 +59,7 @@ class BuildFinisher:
         self._reader = reader
         self._known = known
         self._index = index
-        self._refused = refused
+        self._known_failures = known_failures
         self._refs = refs
         self._notify = notify
 
@@ -122,7 +122,7 @@ class BuildFinisher:
     def _hold(self, namespace: str, report: Report) -> Collection[str]:
         """Return the cache keys of what gates have refused, and say which cells have one."""
         cells = report["cells"]
-        refused = self._refused.hold(namespace, report["build"]["id"], cells)
+        refused = self._known_failures.hold(namespace, report["build"]["id"], cells)
         if any(cell.get("held") for cell in cells):
             report["changes"], report["build"]["verdict"] = changes_of(cells), verdict_of(cells)
         return refused
@@ -141,7 +141,7 @@ class BuildFinisher:
             for cell in behind
             if (facts := known.get(cell["key"])) and (order := cell["order"]) and is_proven(facts, order["against"])
         }
-        refused = self._refused.hold(namespace, build_id, list(faster.values())) if faster else ()
+        refused = self._known_failures.hold(namespace, build_id, list(faster.values())) if faster else ()
         proven = {name: cell for name, cell in faster.items() if has_passed(cell, refused)}
         build = planned["build"]
         new = ref_rules.entries_of(build, ref_rules.submitted(build), (by_name | proven).values())

@@ -27,6 +27,7 @@ log = get_logger(__name__)
 LONGEST = 90  # Days for which a failure can be acknowledged: what nobody looks at again is forgotten.
 KEPT = 30  # Days for which an entry is kept after its last day.
 MOST = 2000  # Entries of one namespace.
+MOST_REFUSED = 100_000  # Programs of one namespace that are remembered; beyond that the oldest are forgotten.
 
 
 class Acknowledged(TypedDict):
@@ -44,19 +45,32 @@ class Acknowledged(TypedDict):
     at: float
 
 
-class AcknowledgedFailures:
-    """The acknowledged failures of all namespaces, one document each."""
+class Refusal(TypedDict):
+    """Why a program is refused: by which rules (`farm.results.gates`), in which cell and build, and when (ISO)."""
+
+    cell: str
+    kind: str
+    build: str
+    rules: Rules
+    at: str
+
+
+Refusals = Mapping[str, Refusal]  # By cache key.
+
+
+class KnownFailures:
+    """What somebody acknowledged, and what gates refused, in all namespaces: two documents each."""
 
     def __init__(self, artifacts: S3Store) -> None:
         self._artifacts = artifacts
 
-    def list(self, namespace: str) -> list[Acknowledged]:
+    def acknowledged(self, namespace: str) -> list[Acknowledged]:
         """Return the entries of a namespace, those that end first in front; some may be over."""
         found = self._artifacts.get_object(_key(namespace))
         entries: list[Acknowledged] = json.loads(found.data)["entries"] if found else []
         return sorted(entries, key=lambda entry: (entry["until"], entry["cell"]))
 
-    def put(self, namespace: str, entry: Acknowledged) -> Acknowledged:
+    def acknowledge(self, namespace: str, entry: Acknowledged) -> Acknowledged:
         """Acknowledge a cell's failure, in place of an entry that it has. Repeating it is harmless.
 
         Raises UsageError for a kind that does not exist, for a day that is over or too far away, and for too many.
@@ -80,7 +94,7 @@ class AcknowledgedFailures:
         log.info("failure acknowledged", namespace=namespace, cell=entry["cell"], kind=entry["kind"], by=entry["by"])
         return entry
 
-    def delete(self, namespace: str, cell: str) -> None:
+    def forget(self, namespace: str, cell: str) -> None:
         """Forget what was acknowledged of a cell. Raises NotFound."""
 
         def changed(entries: Sequence[Acknowledged]) -> Sequence[Acknowledged]:
@@ -93,7 +107,7 @@ class AcknowledgedFailures:
 
     def attach(self, namespace: str, cells: Sequence[CellPlan]) -> None:
         """Write the valid entries into planned cells for which the manifest expects nothing."""
-        valid = {entry["cell"]: entry for entry in self.list(namespace) if entry["until"] >= str(today())}
+        valid = {entry["cell"]: entry for entry in self.acknowledged(namespace) if entry["until"] >= str(today())}
         for cell in cells if valid else ():
             entry = valid.get(cell["identifier"])
             if entry and cell["expected"] is None:
@@ -109,50 +123,17 @@ class AcknowledgedFailures:
 
         rewrite(self._artifacts, _key(namespace), changed)
 
-
-def today() -> date:
-    """Return the day, in UTC."""
-    return datetime.now(UTC).date()
-
-
-def _key(namespace: str) -> str:
-    return f"ns/{namespace}/acknowledged.json"
-
-
-# --- refused programs ------------------------------------------------------------------------------------------------
-
-MOST_REFUSED = 100_000  # Programs of one namespace that are remembered; beyond that the oldest are forgotten.
-
-
-class Refusal(TypedDict):
-    """Why a program is refused: by which rules (`farm.results.gates`), in which cell and build, and when (ISO)."""
-
-    cell: str
-    kind: str
-    build: str
-    rules: Rules
-    at: str
-
-
-Refusals = Mapping[str, Refusal]  # By cache key.
-
-
-class RefusedPrograms:
-    """What gates refused, in all namespaces."""
-
-    def __init__(self, artifacts: S3Store, acknowledged: AcknowledgedFailures) -> None:
-        self._artifacts = artifacts
-        self._acknowledged = acknowledged
+    # --- refused programs ---------------------------------------------------------------------------------------
 
     def hold(self, namespace: str, build_id: str, cells: Sequence[JudgedCell]) -> Collection[str]:
         """Remember what a build's gates refused, forget what passed the same rule, and return what stays refused.
 
         A cell that passed, and whose program stays refused, says so (`JudgedCell.held`). Repeating it changes nothing.
         """
-        there = self._read(namespace)
+        there = self._refused(namespace)
         refused = {key: refusal for key, cell in _by_key(cells) if (refusal := _refusal(cell, build_id))}
         passed = [(key, cell) for key, cell in _by_key(cells) if has_passed(cell)]
-        entries = self._acknowledged.list(namespace) if any(key in there for key, _ in passed) else []
+        entries = self.acknowledged(namespace) if any(key in there for key, _ in passed) else []
         known = {(entry["cell"], entry["kind"]) for entry in entries if entry["until"] >= str(today())}
         ended = {
             key
@@ -169,7 +150,7 @@ class RefusedPrograms:
             return {key: each for key, each in {**now, **again}.items() if key not in ended}
 
         if refused or ended:
-            self._change(namespace, change)
+            self._change_refused(namespace, change)
         still = change(there)
         for key, cell in passed:
             if key in still:
@@ -178,21 +159,30 @@ class RefusedPrograms:
 
     def taken(self, namespace: str, keys: Collection[str]) -> None:
         """Forget refusals of the programs that a person has chosen, by a tag or a promotion."""
-        if self._read(namespace).keys() & set(keys):
+        if self._refused(namespace).keys() & set(keys):
             log.info("refused programs were chosen", namespace=namespace)
-            self._change(namespace, lambda now: {key: each for key, each in now.items() if key not in keys})
+            self._change_refused(namespace, lambda now: {key: each for key, each in now.items() if key not in keys})
 
-    def _read(self, namespace: str) -> Refusals:
+    def _refused(self, namespace: str) -> Refusals:
         found = self._artifacts.get_object(_refused_key(namespace))
         return dict(json.loads(found.data)["programs"]) if found else {}
 
-    def _change(self, namespace: str, change: Callable[[Refusals], Refusals]) -> None:
+    def _change_refused(self, namespace: str, change: Callable[[Refusals], Refusals]) -> None:
         def changed(found: Object | None) -> bytes:
             there: dict[str, Refusal] = json.loads(found.data)["programs"] if found else {}
             newest = sorted(change(there).items(), key=lambda each: each[1]["at"])[-MOST_REFUSED:]
             return json.dumps({"schema": 1, "programs": dict(newest)}).encode()
 
         rewrite(self._artifacts, _refused_key(namespace), changed)
+
+
+def today() -> date:
+    """Return the day, in UTC."""
+    return datetime.now(UTC).date()
+
+
+def _key(namespace: str) -> str:
+    return f"ns/{namespace}/acknowledged.json"
 
 
 def _by_key(cells: Sequence[JudgedCell]) -> list[tuple[str, JudgedCell]]:

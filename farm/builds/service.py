@@ -11,7 +11,7 @@ from farm.artifacts.inventory import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key, open_prefix
-from farm.builds.known_failures import AcknowledgedFailures
+from farm.builds.known_failures import KnownFailures
 from farm.builds.past_builds import Baselines, BuildIndex
 from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuccessful
 from farm.builds.planner import KnownArtifacts, Planner, kept_as
@@ -212,7 +212,7 @@ class BuildService:
         reader: BuildReader,
         known: KnownArtifacts,
         index: BuildIndex,
-        acknowledged: AcknowledgedFailures,
+        known_failures: KnownFailures,
         admission: Admission,
     ) -> None:
         self._store = store
@@ -221,7 +221,7 @@ class BuildService:
         self._known = known
         self._planner = Planner(store, artifacts, settings, known)
         self._baselines = Baselines(Refs(artifacts), known, index)
-        self._acknowledged = acknowledged
+        self._known_failures = known_failures
         self._admission = admission
 
     # --- before a build -----------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class BuildService:
             # A stored manifest's build is asked for in another way.
             kept = kept_as(submission) if request == digest_of_request(submission) else ""
             raise InputsMissing(said, absent, kept=kept, hint="upload the missing inputs, then submit again")
-        self._acknowledged.attach(namespace, plan.cells)
+        self._known_failures.attach(namespace, plan.cells)
         moment = self._store.next_moment()
         if (ahead := moment - self._store.now()) > SET_BACK:
             back = f"the clock of Redis was set back by {ahead / 60:.0f} min"
@@ -379,7 +379,7 @@ class BuildService:
         request = digest_of({"retry": True, "failed": failed, **({"only": list(only)} if only else {})})
         if not self._admission.is_accepted(namespace, new_id, text, request):
             document = self._plan_retry(namespace, build_id, new_id, failed, only)
-            self._acknowledged.attach(namespace, document["cells"])
+            self._known_failures.attach(namespace, document["cells"])
             document["build"] |= {"created_by": by, "created_at": self._store.next_moment(), "request": request}
             self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
             self._admission.accept(document, text)

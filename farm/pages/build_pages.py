@@ -136,6 +136,7 @@ def build(
 
     ships, to_ship = _to_ship(found, link)
     pairs = [*changed.slower, *changed.faster] if changed else []
+    acknowledged = visit.farm.failures.acknowledged(visit.namespace) if view.failed else []
     return visit.page(
         "build",
         id=view.build["id"],
@@ -168,7 +169,7 @@ def build(
         ),
         page_size=build_view.PAGE,
         shown_failures=FAILURES,
-        known={entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if view.failed else {},
+        known={entry["cell"]: entry for entry in acknowledged},
         shown_running=RUNNING,
     )
 
@@ -368,7 +369,7 @@ def now(visit: Here) -> Response:
     open_ones = [build for build in known if build["state"] != "reported"]
     days = visit.farm.build_index.days(visit.namespace, time.time() - MONTH.total_seconds())
     live, pools = visit.farm.store.workers.list(""), visit.farm.store.workers.pools()
-    entries = visit.farm.acknowledged.list(visit.namespace)
+    entries = visit.farm.failures.acknowledged(visit.namespace)
     return visit.page(
         "now",
         news=news_of(visit, known),

@@ -367,7 +367,7 @@ def _page_of(
     sidecar = sidecar_of(visit, cell.key) if shown else None
     attempts = job_view.attempts_of(job, time.time()) if job else []
     runs = job_view.runs_of(sidecar) if sidecar else []
-    known = {entry["cell"]: entry for entry in visit.farm.acknowledged.list(visit.namespace)} if identifier else {}
+    known = {entry["cell"]: entry for entry in visit.farm.failures.acknowledged(visit.namespace)} if identifier else {}
     earlier = list(_earlier(visit, identifier, attempts[0])) if attempts and identifier else []
     spec = job["order"].get("spec") if job else sidecar and sidecar["spec"]
     return visit.page(
@@ -430,7 +430,7 @@ def _artifact_log(visit: Visit, made: Sidecar) -> JobLog:
 def known(visit: Here, text: Text = "") -> Response:
     """List the acknowledged failures of cells with a text in their names."""
     keys = {"Cell": "cell", "Failure": "kind", "Until": "until", "By": "by"}
-    entries = [entry for entry in visit.farm.acknowledged.list(visit.namespace) if text in entry["cell"]]
+    entries = [entry for entry in visit.farm.failures.acknowledged(visit.namespace) if text in entry["cell"]]
     table, may = Table(visit.request, entries, keys), visit.caller.role >= Role.SUBMITTER
     return visit.page("known", table=table, text=text, today=str(today()), may_change=may)
 
@@ -447,7 +447,7 @@ def acknowledge(visit: Here, form: Form) -> Response:
         raise UsageError("the link has to begin with https://", hint="go back, and write the issue's URL")
     link, by, at = link[:500], caller.name, time.time()
     entry = Acknowledged(cell=cell, kind=kind, reason=reason, until=until, link=link, by=by, at=at)
-    visit.farm.acknowledged.put(caller.namespace, entry)
+    visit.farm.failures.acknowledge(caller.namespace, entry)
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known#{quote(cell)}", 303)
 
 
@@ -455,7 +455,7 @@ def acknowledge(visit: Here, form: Form) -> Response:
 def forget(visit: Here, form: Form) -> Response:
     """Expect nothing of a cell any more, and lead to the list."""
     caller = with_role(Role.SUBMITTER, visit.caller)
-    visit.farm.acknowledged.delete(caller.namespace, form.get("cell", ""))
+    visit.farm.failures.forget(caller.namespace, form.get("cell", ""))
     return RedirectResponse(f"{BASE}/ns/{caller.namespace}/known", 303)
 
 

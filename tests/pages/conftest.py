@@ -211,7 +211,7 @@ def shown(farm: Farm, redis_url: str) -> Shown:
     failed_cell = "whisper-tiny/migraphx-gfx942/int8/b8"
     link, reason = "https://github.com/ROCm/AMDMIGraphX/issues/4711", "fuse_mlir crashes on this layout, bug 4711"
     known = {"cell": failed_cell, "kind": "compiler_crash", "reason": reason, "link": link, "by": "ann"}
-    farm.acknowledged.put("main", {**known, "until": str(today() + timedelta(days=2)), "at": time.time()})
+    farm.failures.acknowledge("main", {**known, "until": str(today() + timedelta(days=2)), "at": time.time()})
     automate(farm, "vision-nightly", build)
     accept(farm, "audio-weekly", [Cell("denoise", precision="fp32")], created_by="ci")
     backdate(farm, redis_url)

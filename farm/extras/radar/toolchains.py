@@ -74,7 +74,7 @@ class Toolchains:
         self._store, self._artifacts, self._known = farm.store, farm.artifacts, farm.known
         self._admission, self._reader, self._finisher = farm.admission, farm.build_reader, farm.build_finisher
         self._check_named = farm.check_named
-        self._refs, self._refused = farm.refs, farm.refused
+        self._refs, self._known_failures = farm.refs, farm.failures
         self._baselines = Baselines(self._refs, farm.known, farm.build_index)
         self._tried: set[str] = set()
         """What `follow` has started, or could not start."""
@@ -311,7 +311,7 @@ class Toolchains:
             generation=found["generation"],
             check=lambda _, after: self._check_named(namespace, found["ref"], [after[name] for name in new]),
         )
-        self._refused.taken(namespace, {cell["key"] for cell in new.values()})
+        self._known_failures.taken(namespace, {cell["key"] for cell in new.values()})
         return moved
 
     def choose(self, namespace: str, ref: str, toolchain: str, *, generation: int | None = None) -> RefView:

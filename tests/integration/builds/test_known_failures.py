@@ -11,7 +11,7 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
 from farm.builds import known_failures
-from farm.builds.known_failures import AcknowledgedFailures, RefusedPrograms, today
+from farm.builds.known_failures import KnownFailures, today
 from farm.errors import NotFound, UsageError
 
 
@@ -28,16 +28,16 @@ def entry(cell: str, days: int, **more: Any) -> Any:
 def test_a_failure_is_acknowledged_from_today_to_ninety_days_ahead(
     artifacts: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = AcknowledgedFailures(artifacts)
+    known = KnownFailures(artifacts)
     for cell, days in (("c", 90), ("b", 0), ("a", 90)):
-        assert known.put("main", entry(cell, days)) == entry(cell, days)
+        assert known.acknowledge("main", entry(cell, days)) == entry(cell, days)
     for days in (-1, 91):
         with pytest.raises(UsageError, match="is not within 90 days from today"):
-            known.put("main", entry("d", days))
-    assert [each["cell"] for each in known.list("main")] == ["b", "a", "c"], "what ends first is first"
-    known.put("main", entry("a", 1))
-    assert [each["cell"] for each in known.list("main")] == ["b", "a", "c"]
-    assert len(known.list("main")) == 3, "in place of the one before"
+            known.acknowledge("main", entry("d", days))
+    assert [each["cell"] for each in known.acknowledged("main")] == ["b", "a", "c"], "what ends first is first"
+    known.acknowledge("main", entry("a", 1))
+    assert [each["cell"] for each in known.acknowledged("main")] == ["b", "a", "c"]
+    assert len(known.acknowledged("main")) == 3, "in place of the one before"
     cells: list[Any] = [{"identifier": name, "expected": None} for name in ("a", "b", "x")]
     cells.append({"identifier": "c", "expected": {"kind": "crash"}})
     known.attach("main", cells)
@@ -47,24 +47,24 @@ def test_a_failure_is_acknowledged_from_today_to_ninety_days_ahead(
     ]  # fmt: skip
     monkeypatch.setattr(known_failures, "MOST", 3)
     with pytest.raises(UsageError, match="3 failures are acknowledged already"):
-        known.put("main", entry("d", 1))
-    known.put("main", entry("c", 2))
-    known.delete("main", "c")
-    known.put("main", entry("d", 3))
+        known.acknowledge("main", entry("d", 1))
+    known.acknowledge("main", entry("c", 2))
+    known.forget("main", "c")
+    known.acknowledge("main", entry("d", 3))
     with pytest.raises(NotFound, match="nothing is acknowledged of c"):
-        known.delete("main", "c")
+        known.forget("main", "c")
 
 
 def test_an_entry_is_forgotten_a_month_after_its_last_day(artifacts: S3Store) -> None:
-    known = AcknowledgedFailures(artifacts)
+    known = KnownFailures(artifacts)
     old = [entry("kept", -30), entry("forgotten", -31)]
     artifacts.put_object("ns/main/acknowledged.json", json.dumps({"entries": old}).encode())
-    assert [each["cell"] for each in known.list("main")] == ["forgotten", "kept"]
+    assert [each["cell"] for each in known.acknowledged("main")] == ["forgotten", "kept"]
     cells: list[Any] = [{"identifier": "kept", "expected": None}]
     known.attach("main", cells)
     assert cells[0]["expected"] is None, "it is over"
-    known.put("main", entry("new", 1))
-    assert [each["cell"] for each in known.list("main")] == ["kept", "new"]
+    known.acknowledge("main", entry("new", 1))
+    assert [each["cell"] for each in known.acknowledged("main")] == ["kept", "new"]
 
 
 def test_the_oldest_refusals_are_forgotten_when_they_are_too_many(
@@ -76,7 +76,7 @@ def test_the_oldest_refusals_are_forgotten_when_they_are_too_many(
     }
     artifacts.put_object("ns/main/refused.json", json.dumps({"programs": there}).encode())
     monkeypatch.setattr(known_failures, "MOST_REFUSED", 2)
-    refused = RefusedPrograms(artifacts, AcknowledgedFailures(artifacts))
+    refused = KnownFailures(artifacts)
     refused.taken("main", ["k9"])
     assert refused.hold("main", "b-2", []) == there.keys(), "nothing was chosen, so nothing is written"
     refused.taken("main", ["k3", "k9"])

@@ -132,11 +132,11 @@ def by_command(farm: Farm, client: FarmClient, build: Any, small: str, refused: 
     build(OTHER)
     assert latest(client) == small, "that is another failure"
     assert main(["acknowledge", CELL, "regression", "--reason", "it may", "--until", str(today())]) == 0
-    assert [(each["kind"], each["by"]) for each in farm.acknowledged.list("main")] == [("regression", "admin")]
+    assert [(each["kind"], each["by"]) for each in farm.failures.acknowledged("main")] == [("regression", "admin")]
     build(OTHER)
     assert latest(client) == refused
     assert main(["acknowledge", CELL, "--delete"]) == 0
-    assert farm.acknowledged.list("main") == []
+    assert farm.failures.acknowledged("main") == []
     for wrong in ([CELL], [CELL, "regression"], [CELL, "regression", "--delete"], [CELL, "--delete"]):
         assert main(["acknowledge", *wrong]) != 0
 

@@ -233,7 +233,7 @@ def test_readers_change_nothing_of_what_is_known(farm: Farm, url: str, browser: 
         for path in ("known", "known/forget"):
             answer = httpx.post(f"{url}/ui/ns/main/{path}", data=form, headers=headers, timeout=60)
             assert answer.status_code == status, (role, path)
-            known = [entry["by"] for entry in farm.acknowledged.list("main")]
+            known = [entry["by"] for entry in farm.failures.acknowledged("main")]
             assert known == (["submitter"] if (path, status) == ("known", 303) else [])
 
 
@@ -587,7 +587,7 @@ def test_every_page_with_a_table_sorts_it_by_its_address(farm: Farm, browser: ht
             "until": str(today() + timedelta(days=day + 1)),
             "link": "",
         }
-        farm.acknowledged.put("main", {**known, "by": "ann", "at": 1.0})
+        farm.failures.acknowledge("main", {**known, "by": "ann", "at": 1.0})
 
     def found(path: str, pattern: str) -> list[str]:
         return re.findall(pattern, browser.get(f"/ui/ns/main/{path}").text)

@@ -117,11 +117,11 @@ def test_a_promotion_is_a_persons_word_about_a_program_that_a_gate_refused(
     cells = player.finish(client, shadow["id"])["cells"]
     keys = {cell["key"] for cell in cells}
     refused: Any = [{**cell, "state": "failed", "kind": "accuracy"} for cell in cells]
-    assert set(farm.refused.hold("main", "b-earlier", refused)) == keys
+    assert set(farm.failures.hold("main", "b-earlier", refused)) == keys
     looser: Any = [{**cell, "gate": {**cell["gate"], "tolerance": {"*": 9.0}}} for cell in cells]
-    assert set(farm.refused.hold("main", "b-looser", looser)) == keys
+    assert set(farm.failures.hold("main", "b-looser", looser)) == keys
     client.toolchains.promote(shadow["id"])
-    assert not farm.refused.hold("main", "b-later", looser), "`latest` takes them again"
+    assert not farm.failures.hold("main", "b-later", looser), "`latest` takes them again"
 
 
 def test_a_number_of_a_version_is_not_the_start_of_a_longer_one(
