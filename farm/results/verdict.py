@@ -9,8 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime
-from datetime import time as datetime_time
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -313,8 +312,7 @@ def _difference(
     if len({facts["key"] for facts in published}) > 1:
         around = between(*published)
         with suppress(NotFound, ArtifactGone):
-            one, other = (sidecar(facts["key"])["spec"] for facts in published)
-            changed = changes(one, other)
+            changed = changes(*(sidecar(facts["key"])["spec"] for facts in published))
     effect, share = (found.effect, found.share) if found else (None, None)
     return {
         "identifier": name, "left": left, "right": right, "changes": changed, "around": around,
@@ -466,7 +464,7 @@ def expected_failure(planned: CellPlan) -> TimedFailure | None:
         return None
     if not entry["until"]:
         return {"kind": entry["kind"], "before": math.inf}
-    last = datetime.combine(date.fromisoformat(entry["until"]), datetime_time(), UTC)
+    last = datetime.fromisoformat(entry["until"]).replace(tzinfo=UTC)
     return {"kind": entry["kind"], "before": last.timestamp() + DAY}
 
 
