@@ -143,9 +143,6 @@ def tuning_prune(
     def goes(record: records.Record) -> bool:
         return (not before or record.source.when < before) and (not job or record.source.job == job)
 
-    def keep(snapshot: records.Snapshot) -> records.Snapshot:
-        return snapshot.only(record for record in snapshot if not goes(record))
-
     try:
         snapshot = database.read().snapshot
     except ArtifactGone:
@@ -156,7 +153,7 @@ def tuning_prune(
     if not dry_run and everything:
         database.delete()
     elif not dry_run and pruned:
-        database.prune(keep)
+        database.prune(lambda snapshot: snapshot.only(record for record in snapshot if not goes(record)))
     return {"pruned": pruned, "left": len(snapshot) - pruned}
 
 
