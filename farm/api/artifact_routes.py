@@ -31,6 +31,7 @@ MAX_PERMISSIONS = 2000  # Parts of large blobs in one answer: each is signed, wh
 BUILD = re.compile(schemas.BUILD_REFERENCE)
 
 CacheKey = Annotated[str, Path(pattern=schemas.DIGEST, description="A cache key.")]
+BlobDigest = Annotated[str, Path(pattern=schemas.DIGEST)]
 Tag = Annotated[str, Path(pattern=schemas.TAG)]
 Generation = Annotated[
     int | None,
@@ -192,10 +193,7 @@ def missing_blobs(
 
 @blobs.post("/blobs/{digest}/finish")
 def finish_upload(
-    digest: Annotated[str, Path(pattern=schemas.DIGEST)],
-    size: Annotated[schemas.Size, Body(embed=True)],
-    caller: Submitter,
-    farm: FarmDep,
+    digest: BlobDigest, size: Annotated[schemas.Size, Body(embed=True)], caller: Submitter, farm: FarmDep
 ) -> BlobSize:
     """Make a blob of the parts that were sent. It is read once and hashed, which takes a while. May be repeated."""
     farm.artifacts.finish_upload(caller.namespace, digest, size)
@@ -204,7 +202,7 @@ def finish_upload(
 
 @blobs.get("/blobs/{digest}", response_model=schemas.Location, status_code=307, response_class=JSONResponse)
 def blob(
-    digest: Annotated[str, Path(pattern=schemas.DIGEST)],
+    digest: BlobDigest,
     _: ReaderCaller,
     farm: FarmDep,
     filename: Annotated[str, Query(pattern=schemas.FILE_NAME, description="What to call the file.")] = "",

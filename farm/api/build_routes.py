@@ -190,11 +190,7 @@ def _known_build(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) 
     return farm.build_reader.resolve(caller.namespace, build_id)
 
 
-@router.get(
-    "/builds/{build_id}/events",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-)
+@router.get("/builds/{build_id}/events", response_class=StreamingResponse, responses=schemas.text("text/event-stream"))
 async def events(
     build_id: Annotated[str, Depends(_known_build)],
     caller: ReaderCaller,

@@ -108,11 +108,7 @@ def revoke(name: TokenName, _: Admin, farm: FarmDep) -> None:
 upkeep_router = APIRouter(tags=["upkeep"])
 
 
-@upkeep_router.get(
-    "/audit",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
-)
+@upkeep_router.get("/audit", response_class=StreamingResponse, responses=schemas.text("application/x-ndjson"))
 def audit(
     _: Admin, farm: FarmDep, deep: Annotated[bool, Query(description="Read and hash every blob.")] = False
 ) -> StreamingResponse:

@@ -81,3 +81,8 @@ class HealthView(BaseModel):
 
 
 Document = dict[str, Any]
+
+
+def text(media_type: str) -> dict[int | str, Document]:
+    """Return what the OpenAPI document says of an answer that is text of this type."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}

@@ -23,6 +23,7 @@ from farm.tuning.exchange import fitting, read_offered
 
 router = APIRouter(tags=["tuning"])
 
+TABLE = "text/tab-separated-values"
 CENTURY = 100 * 365 * 86_400  # In seconds: no record is older, and the calendar has an end.
 
 Part = Annotated[str, Path(pattern=schemas.POOL)]
@@ -57,15 +58,11 @@ def tuning_databases(caller: ReaderCaller, farm: FarmDep) -> Listed[records.Tuni
     return {"items": [found[name] for name in sorted(found)]}
 
 
-@router.get(
-    "/tuning/{pool}/{device}/{mode}/snapshot",
-    response_class=Response,
-    responses={200: {"content": {"text/tab-separated-values": {"schema": {"type": "string"}}}}},
-)
+@router.get("/tuning/{pool}/{device}/{mode}/snapshot", response_class=Response, responses=schemas.text(TABLE))
 def tuning_snapshot(database: There) -> Response:
     """Return all records that are known now, merged or not, as text; `docs/tuning.md` describes it."""
     data = exchange.pack(database.read().snapshot)
-    return Response(data, media_type="text/tab-separated-values", headers={"Content-Encoding": "gzip"})
+    return Response(data, media_type=TABLE, headers={"Content-Encoding": "gzip"})
 
 
 @router.get("/tuning/{pool}/{device}/{mode}/stats")
