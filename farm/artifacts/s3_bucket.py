@@ -110,8 +110,7 @@ class Bucket:
             user_agent=f"migraphx-farm/{__version__}",
             signature_version="s3v4",
             s3={"addressing_style": "path" if endpoint else "auto"},
-            # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write
-            # means.
+            # We repeat requests ourselves: bounded by time, and aware of what an unanswered conditional write means.
             retries={"mode": "standard", "total_max_attempts": 1},
             # Every blob is checked against its SHA-256, so a CRC in addition would only cost time.
             request_checksum_calculation="when_required",
@@ -121,21 +120,19 @@ class Bucket:
             read_timeout=60,
             tcp_keepalive=True,
         )
-        self.s3: S3Client
-        self.public: S3Client
         keys = {"aws_access_key_id": access_key or None, "aws_secret_access_key": secret_key or None}
         client = partial(_session().client, "s3", region_name=region, config=config, **keys)
         try:
             with MAKING_CLIENTS:
-                self.s3 = client(endpoint_url=endpoint or None)
-                self.public = client(endpoint_url=public_endpoint) if public_endpoint else self.s3
+                self.s3: S3Client = client(endpoint_url=endpoint or None)
+                self.public: S3Client = client(endpoint_url=public_endpoint) if public_endpoint else self.s3
         except ValueError as error:
             raise UsageError(
                 f"an address of object storage (s3_endpoint, s3_public_endpoint) is not valid: {error}",
                 hint="write it as https://s3.example:9000",
             ) from None
         # botocore has no setting for it.
-        options: list[tuple[int, int, int]] = self.s3._endpoint.http_session._socket_options  # type: ignore[attr-defined]
+        options: list[tuple[int, int, int]] = self.s3._endpoint.http_session._socket_options
         options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_SECONDS * 1000))
 
     def with_patience(self, seconds: float, wait: Callable[[StorageAway], object] | None = None) -> Self:
@@ -294,7 +291,6 @@ class Bucket:
 
     def verify_blob(self, digest: str, size: int | None = None) -> bool:
         """Read a blob and return whether its bytes match its name; put a damaged one into quarantine."""
-
         with suppress(ArtifactGone):
             self._read_checked(digest, size, self.hash_of)
             return True

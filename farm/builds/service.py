@@ -281,12 +281,12 @@ class BuildService:
         if self._admission.is_accepted(namespace, build_id, text, request):
             if known := self._store.builds.get(build_id):
                 self._admission.replace_older(known)
-            return self._accepted(namespace, build_id)
-        document = self._plan_document(namespace, submission, by, request, unattended=unattended)
-        document["build"]["warnings"] = [*warnings, *document["build"]["warnings"]]
-        self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
-        self._admission.accept(document, text)
-        log.info("build submitted", build=build_id, cells=len(document["cells"]), by=by)
+        else:
+            document = self._plan_document(namespace, submission, by, request, unattended=unattended)
+            document["build"]["warnings"] = [*warnings, *document["build"]["warnings"]]
+            self._admission.check_quotas(namespace, by, sum(map(is_unfinished, document["cells"])), max_cells)
+            self._admission.accept(document, text)
+            log.info("build submitted", build=build_id, cells=len(document["cells"]), by=by)
         return self._accepted(namespace, build_id)
 
     def _plan_document(

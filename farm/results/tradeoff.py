@@ -204,7 +204,6 @@ def draw(sweeps: Sequence[SweepResult], name: str) -> bytes:
 
     Raises UsageError if matplotlib is not installed.
     """
-
     from farm.results.pictures import curves
 
     field, axis = "throughput", "samples a second"
