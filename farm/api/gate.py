@@ -78,10 +78,8 @@ def authenticate(
     if token is None:
         raise unknown(shown)
     if token.role < Role.ADMIN and namespace not in (None, token.namespace):
-        raise NotAllowed(
-            f"this token is for the namespace {token.namespace}, not for {namespace}",
-            hint=f"unset FARM_NAMESPACE, or ask for a token of {namespace}",
-        )
+        hint = f"unset FARM_NAMESPACE, or ask for a token of {namespace}"
+        raise NotAllowed(f"this token is for the namespace {token.namespace}, not for {namespace}", hint=hint)
     return replace(token, namespace=folder_name(namespace or token.namespace))
 
 
@@ -145,10 +143,8 @@ def with_role(role: Role, caller: Token) -> Token:
 def may_monitor(caller: Annotated[Token, Depends(authenticate)]) -> None:
     """Let only callers through who may read what concerns all namespaces. Raises NotAllowed."""
     if caller.role not in (Role.MONITOR, Role.ADMIN):
-        raise NotAllowed(
-            f"this needs the role monitor; the token has {caller.role.name.lower()}",
-            hint="metrics are of all namespaces: `farm token create --role monitor` makes a token for them",
-        )
+        hint = "metrics are of all namespaces: `farm token create --role monitor` makes a token for them"
+        raise NotAllowed(f"this needs the role monitor; the token has {caller.role.name.lower()}", hint=hint)
 
 
 ReaderCaller = Annotated[Token, Depends(require(Role.READER))]

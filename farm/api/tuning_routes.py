@@ -38,9 +38,8 @@ Addressed = Annotated[TuningDatabase, Depends(_addressed)]
 
 def _there(database: Addressed) -> TuningDatabase:
     if not database.exists():
-        raise NotFound(
-            f"the tuning database {database.name} holds nothing yet", hint="`farm tuning ls` shows which hold records"
-        )
+        hint = "`farm tuning ls` shows which hold records"
+        raise NotFound(f"the tuning database {database.name} holds nothing yet", hint=hint)
     return database
 
 

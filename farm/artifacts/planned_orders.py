@@ -53,10 +53,8 @@ def require_planned(artifacts: S3Store, namespace: str, build_id: str, key: str,
                     del _lists[next(iter(_lists))]
                 _lists[place] = planned
     if _digest(namespace, key, order) not in planned:
-        raise Untrusted(
-            f"the control plane has not planned this work order for build {build_id}",
-            hint="who may write in Redis has changed it: look at the workers' users; submit again",
-        )
+        hint = "who may write in Redis has changed it: look at the workers' users; submit again"
+        raise Untrusted(f"the control plane has not planned this work order for build {build_id}", hint=hint)
 
 
 def _list_key(namespace: str, build_id: str) -> str:

@@ -318,10 +318,8 @@ def _require_generation(tag: str, now: RefView | None, generation: int | None) -
     there = now["generation"] if now else 0
     if generation is not None and there != generation:
         is_there = f"has generation {there}" if now else "does not exist"
-        raise Conflict(
-            f"{tag} {is_there}, not generation {generation}: somebody moved it",
-            hint=f"`farm tag {tag}` shows where it points now",
-        )
+        hint = f"`farm tag {tag}` shows where it points now"
+        raise Conflict(f"{tag} {is_there}, not generation {generation}: somebody moved it", hint=hint)
 
 
 def following(tag: str, now: RefView | None, snapshot: str) -> RefView:

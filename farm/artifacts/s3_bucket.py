@@ -358,10 +358,8 @@ class Bucket:
             if actual == digest:
                 raise ArtifactGone(f"{self.place(key)} has {found.size} bytes where {size} were expected")
         self._quarantine(digest, etag)
-        raise ArtifactGone(
-            f"{self.place(key)} is damaged: its bytes have the SHA-256 {actual}",
-            hint="it is in quarantine now; submit again, and the farm compiles it again",
-        )
+        hint = "it is in quarantine now; submit again, and the farm compiles it again"
+        raise ArtifactGone(f"{self.place(key)} is damaged: its bytes have the SHA-256 {actual}", hint=hint)
 
     def _download(self, entry: ListedObject, file: int) -> str:
         """Fetch an object's parts in parallel into an open file; return its SHA-256.

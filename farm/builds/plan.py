@@ -296,10 +296,8 @@ def plan_retry(
     for cell in cells:
         facts, order = known.get(cell["identifier"]), cell["order"]
         if facts is None and order is None:
-            raise UsageError(
-                f"{cell['identifier']} existed before the build, and is gone now",
-                hint="submit the manifest again: the build has no work order for it",
-            )
+            hint = "submit the manifest again: the build has no work order for it"
+            raise UsageError(f"{cell['identifier']} existed before the build, and is gone now", hint=hint)
         joined = order is not None and job_key(order, cell["key"]) in running
         state, reason = ("hit", "") if facts else ("joined", "") if joined else ("miss", "tried again")
         expected = cell["expected"]

@@ -66,10 +66,8 @@ class BucketModels:
         bucket, _, key = url.removeprefix("s3://").partition("/")
         if bucket not in self._buckets:
             allowed = ", ".join(self._buckets) or "none"
-            raise UsageError(
-                f"the farm reads no models from bucket {bucket}",
-                hint=f"the operator allows: {allowed} (setting s3_sources); or upload the file with `path:`",
-            )
+            hint = f"the operator allows: {allowed} (setting s3_sources); or upload the file with `path:`"
+            raise UsageError(f"the farm reads no models from bucket {bucket}", hint=hint)
         wanted = (bucket, key, self._artifacts.source_version(bucket, key), format, outputs)
         model, parts = self._read(*wanted)
         if lacking(self._artifacts, {file["digest"]: file["size"] for file in model["files"]}) or any(

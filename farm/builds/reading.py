@@ -451,10 +451,8 @@ class BuildReader:
         if report:
             return report
         if self._artifacts.get_object(open_key(namespace, build_id)):
-            raise StoreUnavailable(
-                f"the store lost build {build_id}, but object storage has it",
-                hint="the control plane restores it within seconds",
-            )
+            hint = "the control plane restores it within seconds"
+            raise StoreUnavailable(f"the store lost build {build_id}, but object storage has it", hint=hint)
         raise NotFound(f"build {build_id} was not accepted", hint="submit it again")
 
     def _plan(self, namespace: str, build_id: str) -> _KnownPlan:

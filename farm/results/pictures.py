@@ -71,9 +71,8 @@ def _figure(title: str, x: str, y: str) -> tuple[Any, Any]:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError(
-            "pictures need matplotlib", hint="install it with: pip install 'migraphx-farm[pictures]'"
-        ) from None
+        hint = "install it with: pip install 'migraphx-farm[pictures]'"
+        raise UsageError("pictures need matplotlib", hint=hint) from None
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(8.0, 4.5), layout="constrained")
         axes = figure.add_subplot()
