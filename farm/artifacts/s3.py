@@ -168,9 +168,8 @@ class S3Store(LargeUploads):
         ours = sidecars.validate({**sidecar, "namespace": namespace})
         key = storage.sidecar_key(namespace, ours["key"])
         if absent := self._first_absent(ours):
-            raise UsageError(
-                f"{self.place(key)} cannot be published: {self.place(storage.blob_key(absent))} is not there"
-            )
+            needed = self.place(storage.blob_key(absent))
+            raise UsageError(f"{self.place(key)} cannot be published: {needed} is not there")
         data = sidecars.text(ours)
         if sign:
             sign(self, ours, data)

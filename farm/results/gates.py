@@ -470,10 +470,8 @@ def _difference(facts: Evidence, tolerances: Mapping[str, float], equal_share: f
     if beyond:
         name = max(beyond, key=beyond.__getitem__)
         limit = tolerance_of(name, tolerances)
-        return _refused(
-            f"output `{name}` is off by {facts['errors'][name]:.2g} (rel_l2), the tolerance is {limit:.2g}"
-            + _others(beyond)
-        )
+        said = f"output `{name}` is off by {facts['errors'][name]:.2g} (rel_l2), the tolerance is {limit:.2g}"
+        return _refused(said + _others(beyond))
     unequal = {name: share for name, share in (facts.get("equal") or {}).items() if share < equal_share}
     if unequal:
         name = min(unequal, key=unequal.__getitem__)
@@ -582,10 +580,8 @@ def _rules(cell: JudgedCell) -> Iterator[tuple[str, float]]:
         outcomes |= {"unclear", "not compared"} if kind == FailureKind.UNDECIDED else set()
         for row in cell.get("compared") or []:
             if row["outcome"] in outcomes:
-                yield (
-                    f"{'gate' if row['against'] else 'budget'} {row['measure']} {row['against']}".strip(),
-                    row["limit"],
-                )
+                name = f"{'gate' if row['against'] else 'budget'} {row['measure']} {row['against']}".strip()
+                yield name, row["limit"]
     if gates["on_fail"] == "fail" and (passed or kind == FailureKind.ACCURACY):
         is_weak = kind == FailureKind.ACCURACY and cell["message"].startswith(_WEAK)
         if not is_weak:

@@ -93,9 +93,7 @@ def compare(program: Rounds, other: Rounds, *, seed: int = 0) -> Comparison:
 
     ours, theirs = (np.array([np.median(runs) for runs in rounds]) for rounds in (program, other))
     if len(ours) != len(theirs) or not len(ours):
-        raise ValueError(
-            f"{len(ours)} rounds against {len(theirs)}: programs that were measured in turns have the same number"
-        )
+        raise ValueError(f"{len(ours)} rounds against {len(theirs)}: programs in turns have the same number")
     ratio = float(np.median(theirs) / np.median(ours))
     drawn = np.random.default_rng(seed).integers(len(ours), size=(_DRAWS, len(ours)))
     ratios = np.median(theirs[drawn], axis=1) / np.median(ours[drawn], axis=1)
