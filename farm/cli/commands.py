@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
+from farm import entry_points
 from farm.cli import output
 from farm.errors import ExitCode, FarmError, UsageError
 
@@ -139,8 +142,6 @@ class Commands(TyperGroup):
 
     def _about(self, ctx: Any, name: str) -> str:
         if name not in MODULES and name not in self.commands:
-            from farm import entry_points
-
             return _first_sentence(entry_points.about(entry_points.COMMANDS, name))
         function = getattr(import_module(f"farm.cli.{MODULES[name]}"), name, None) if name in MODULES else None
         return _first_sentence(function.__doc__ if function else self.get_command(ctx, name).help)
@@ -152,8 +153,6 @@ def _first_sentence(text: str | None) -> str:
 
 def _added() -> list[str]:
     """Return the names of the commands that extensions add."""
-    from farm import entry_points  # Few command lines need it.
-
     return list(entry_points.modules(entry_points.COMMANDS))
 
 
@@ -162,12 +161,8 @@ def _made(name: str) -> Any:
     if name in MODULES:
         module = import_module(f"farm.cli.{MODULES[name]}")
         found = getattr(module, name, None) or module.commands
-    else:
-        from farm import entry_points
-
-        found = entry_points.find(entry_points.COMMANDS, name)
-        if found is None:
-            return None
+    elif (found := entry_points.find(entry_points.COMMANDS, name)) is None:
+        return None
     if isinstance(found, typer.Typer):
         group: Any = typer.main.get_command(found)
         group.name = name
@@ -235,9 +230,6 @@ def help_(
         said = (f"{code:>3}  {code.meaning}" for code in ExitCode)
         output.result({str(int(code)): code.meaning for code in ExitCode}, said)
         return
-    import contextlib
-    import io
-
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         code = run([*(topic or ()), "--help"])
     if code:
@@ -315,8 +307,6 @@ def _own_fault() -> int:
 
 def _wrong_usage(error: TyperException, arguments: Sequence[str]) -> ExitCode:
     """Let the framework print the error with the command's usage; with --json, also print it as a document."""
-    import io
-
     shown = io.StringIO()
     show = getattr(error, "show", None)
     show(shown) if show else shown.write(error.format_message())

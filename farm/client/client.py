@@ -25,6 +25,7 @@ from farm import entry_points, errors
 from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
 from farm.client.transport import BUILD, Api, Transport, build_named, topic
 from farm.files import read_private
+from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.units import counted
 from farm.wire.checking import read, unexpected
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from farm.client.apis import JobsApi, PoolsApi, TokensApi, TuningApi, UpkeepApi, WorkersApi
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
-    from farm.jobs.rows import BuildEvent
     from farm.matrix.planned import ShownPlan, SubmissionDocument
     from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
     from farm.settings import Settings
@@ -349,8 +349,6 @@ class FarmClient:
 
     def cancel(self, build_id: str) -> int:
         """End every cell of a build that has not ended; return how many those were."""
-        from farm.jobs.rows import CancelledCells
-
         return self.transport.post(f"{_path(build_id)}/cancel", CancelledCells)["cancelled"]
 
     def plan_retry(
@@ -391,8 +389,6 @@ class FarmClient:
 
         Raises FarmFault when the farm stays away.
         """
-        from farm.jobs.rows import BuildEvent
-
         for data in _follow(self, build_id, after):
             yield read(data, BuildEvent, self.url)
 
