@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from farm import entry_points
 from farm.client.transfers import default_cache, note_use, trim
-from farm.client.transport import require_pace
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
@@ -346,7 +345,8 @@ def download(
 
     Raises UsageError that says whether the address, the answer or the content was wrong.
     """
-    import httpx
+    from farm.client.http_library import httpx
+    from farm.client.transport import require_pace
 
     def only_https(request: httpx.Request) -> None:
         if request.url.scheme != "https":

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from farm.client.transport import Transport
 from farm.errors import FarmFault, UsageError
 from farm.files import remove_tree, replacing, tree_size
 from farm.wire.checking import parsed
 
 if TYPE_CHECKING:
     from farm.artifacts.storage import Put, Upload
+    from farm.client.transport import Transport
 
 
 LIMIT = 20 * 10**9  # Bytes to which the cache is kept.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from farm import __version__, errors
+from farm.client.http_library import httpx
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 from farm.wire.checking import checked, read, unexpected
 
 if TYPE_CHECKING:
     import ssl
-
-    import httpx
 
     from farm.artifacts.refs import ShownRef
     from farm.artifacts.storage import Put, SignedSidecar
@@ -58,8 +56,6 @@ SMALL_ANSWER = 1 << 20  # Bytes of what object storage says about an upload, or 
 @cache
 def trusted() -> ssl.SSLContext:
     """Return the certificates that this process trusts; to read them takes longer than all else in a client."""
-    import httpx
-
     return httpx.create_ssl_context()
 
 
@@ -71,8 +67,6 @@ def _names_no_proxy() -> bool:
 
 def _client(**options: Any) -> httpx.Client:
     """Return an httpx client. Raises UsageError for a proxy that it cannot ask."""
-    import httpx
-
     try:
         return httpx.Client(event_hooks={"response": [_require_one_coding, require_pace]}, **options)
     except ImportError:
@@ -82,15 +76,12 @@ def _client(**options: Any) -> httpx.Client:
 
 def _require_one_coding(response: httpx.Response) -> None:
     """Raises httpx.DecodingError for what is packed twice: a piece of it could unpack to any size."""
-    import httpx
-
     if "," in response.headers.get("Content-Encoding", ""):
         raise httpx.DecodingError("it is compressed more than once", request=response.request)
 
 
 def require_pace(response: httpx.Response) -> None:
     """Let the body of an answer raise httpx.ReadTimeout if it comes in drops, unless its request expects silence."""
-    import httpx
 
     class Paced(httpx.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
@@ -112,20 +103,7 @@ def require_pace(response: httpx.Response) -> None:
         response.stream = Paced()
 
 
-def import_httpx() -> None:
-    """Import httpx without its own command line, which takes three times as long as the rest (rich, pygments)."""
-    name = "httpx._main"
-    if "httpx" not in sys.modules and name not in sys.modules:
-        sys.modules[name] = None  # type: ignore[assignment] # It counts as missing, which httpx provides for.
-        try:
-            import_module("httpx")
-        finally:
-            del sys.modules[name]
-
-
 def _may_be_a_farm(url: str) -> bool:
-    import httpx
-
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL:
@@ -141,8 +119,6 @@ class Transport:
         self, url: str, token: str, *, namespace: str, timeout: float, transport: httpx.BaseTransport | None = None
     ) -> None:
         """Connect to the farm at `url`; `timeout` is in seconds and for each answer."""
-        import_httpx()
-
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.on_silence: Callable[[], object] | None = None
         """Called when an answer takes long, from another thread."""
@@ -175,8 +151,6 @@ class Transport:
 
     def _storage(self, purpose: Literal["uploads", "downloads"]) -> httpx.Client:
         """Connections to object storage. Presigned URLs carry their own permission: they never see the farm's token."""
-        import httpx
-
         with self._lock:
             if purpose not in self._opened:
                 timeout = httpx.Timeout(self._timeout, write=300.0, read=300.0)
@@ -238,8 +212,6 @@ class Transport:
     @contextlib.contextmanager
     def _reaching(self, path: str) -> Iterator[None]:
         """Raises FarmFault if the farm cannot be reached in the block, UsageError for an answer that cannot be read."""
-        import httpx
-
         try:
             yield
         except httpx.DecodingError:
@@ -266,8 +238,6 @@ class Transport:
 
         Raises UsageError for a line that is too long, also while the lines are read.
         """
-        import httpx
-
         options |= {"timeout": httpx.Timeout(10.0, read=timeout), "extensions": {"silent": True}}
         with self._reaching(path), self._api.stream("GET", path, **options) as response:
             _checked(_read(response, LARGEST_ANSWER) if response.is_error else response)
@@ -275,8 +245,6 @@ class Transport:
 
     def put(self, put: Put, path: Path, count: Callable[[int], None]) -> None:
         """Send one blob, or a part of it; the signature covers its size, and a whole blob's SHA-256."""
-        import httpx
-
         headers = {**put["headers"], "Content-Length": str(put["size"])}
 
         def once() -> None:
@@ -344,8 +312,6 @@ class Transport:
 
         Raises StorageUnavailable, ArtifactGone if there is no such file, NoRanges if only the whole can be had.
         """
-        import httpx
-
         headers = {"Accept-Encoding": "identity", **({} if whole else {"Range": f"bytes={start}-{end - 1}"})}
         try:
             with self._storage("downloads").stream("GET", url, headers=headers) as response:
@@ -385,8 +351,6 @@ def retry(once: Callable[[], T]) -> T:
 
 def _read(response: httpx.Response, limit: int) -> httpx.Response:
     """Return the response with its content; one that is packed could unpack to any size."""
-    import httpx
-
     data = bytearray()
     for chunk in response.iter_bytes():
         data += chunk

@@ -52,10 +52,9 @@ LIBRARIES = {
 """Commands, and the libraries that each may import."""
 
 PROFILE = """
-import sys
+import sys, time
 before = set(sys.modules)
-import farm.client.transport
-farm.client.transport.RETRY_DELAYS = ()
+time.sleep = lambda seconds: None
 from farm.cli import main
 status = main(sys.argv[1:])
 import json
