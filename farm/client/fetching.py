@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from farm.artifacts.sidecar import of_cell
+from farm.artifacts import sidecar as sidecars
 from farm.client import packs
 from farm.client.inspection import inspect_if_small, wrong_card
 from farm.errors import ArtifactGone, NotFound, Untrusted, UsageError
 from farm.files import hash_file, read_plain, replacing
+from farm.jobs.rows import ReproductionDocument
+from farm.jobs.state import WorkOrder, keys_of
 from farm.models.shapes import BATCH, PACK
 from farm.runner.documents import MeasuredPoint, TensorInfo
 from farm.runner.protocol import Amount, Bound, Digest, relative
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
     from farm.artifacts.refs import ShownRef, SnapshotCell
     from farm.client.client import FarmClient
     from farm.client.packs import Pack
-    from farm.jobs.rows import ReproductionDocument
-    from farm.jobs.state import WorkOrder
 
 
 Bring = Callable[[FileReference, Path], None]  # Writes a blob to a place whose folder exists, checked byte by byte.
@@ -334,10 +335,8 @@ class ReaderTrust(Protocol):
 
 def read_sidecar(text: bytes, what: str) -> Sidecar:
     """Return a sidecar as it is stored. Raises ArtifactGone if it is none."""
-    from farm.artifacts.sidecar import read
-
     try:
-        return read(text)
+        return sidecars.read(text)
     except ValueError as error:
         raise ArtifactGone(f"{what} is not valid: {error}", hint="fetch it again") from None
 
@@ -425,9 +424,6 @@ def _are_statements(path: Path) -> bool:
 
 def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionDocument:
     """Return a stored work order, if it is the one of a sidecar. Raises UsageError if it is none, ArtifactGone."""
-    from farm.jobs.rows import ReproductionDocument
-    from farm.jobs.state import keys_of
-
     found = read(data, ReproductionDocument, source)
     order = found["order"]
     digest = model_digest({file["path"]: file["digest"] for file in order["model"]["files"]})
@@ -482,8 +478,6 @@ def place_kernels(bring: Bring, packed: FileReference, kernels: Path) -> None:
 
     Raises UsageError if something else is there, ArtifactGone for an archive that is damaged or too large.
     """
-    import zipfile
-
     with into(kernels), tempfile.TemporaryDirectory(prefix=".kernels-", dir=kernels.parent) as scratch:
         if kernels.is_symlink() or not all(
             entry.name.endswith(".ukdb") and entry.is_file(follow_symlinks=False) for entry in os.scandir(kernels)
@@ -618,7 +612,7 @@ def family_index(ref: str, members: Iterable[FamilyMember]) -> Family:
 
 
 def _member(cell: SnapshotCell, sidecar: Sidecar) -> Member:
-    measured, own = sidecar["measurements"], of_cell(sidecar, cell["identifier"])
+    measured, own = sidecar["measurements"], sidecars.of_cell(sidecar, cell["identifier"])
     program = f"{cell['shape']}/{own['blobs']['program']['path']}"
     return {
         "shape": cell["shape"],
