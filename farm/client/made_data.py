@@ -9,7 +9,9 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
@@ -17,10 +19,7 @@ from farm.errors import UsageError
 from farm.models.frozen import MAX_BYTES, DataError, FrozenData, FrozenModel, freeze_data
 from farm.models.shapes import BATCH
 from farm.runner.documents import InputSpec, Request, TensorInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from farm.runner.samples import load_runs, write_npz
 
 MAX_SAMPLES = 10_000  # What one generator may yield.
 
@@ -35,8 +34,6 @@ def spool(
 
     Raises DataError that names function, sample and array.
     """
-    from farm.runner.samples import write_npz
-
     total = 0
     with _imports_from(folder):
         for index, sample in enumerate(_samples(name, _function(name, folder))):
@@ -112,8 +109,6 @@ def _checked(
     sample: Any, inputs: Mapping[str, TensorInfo], outputs: set[str], where: str
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return a sample's arrays, those of inputs with a batch axis."""
-    import numpy as np
-
     if not isinstance(sample, Mapping):
         hint = 'yield {"input": array}'
         raise DataError(f"{where} is {type(sample).__name__}, not a dict of arrays by input name", hint=hint)
@@ -129,8 +124,6 @@ def _checked(
 
 
 def _fitting(array: np.ndarray[Any, Any], tensor: TensorInfo, where: str) -> np.ndarray[Any, Any]:
-    import numpy as np
-
     if str(array.dtype) != tensor["dtype"]:
         hint = f"yield array.astype({tensor['dtype']!r})"
         raise DataError(f"{where} is {array.dtype}, the model wants {tensor['dtype']}", hint=hint)
@@ -230,10 +223,6 @@ def _of_one_sample(data: FrozenData, tensor: TensorInfo) -> InputSpec:
 
 def _join(samples: Path, runs: Path, joined: Path) -> None:
     """Write the arrays of the samples with the outputs of all runs, one sample after the other."""
-    import numpy as np
-
-    from farm.runner.samples import load_runs, write_npz
-
     inputs, outputs, _ = load_runs(str(runs))
     with np.load(samples, allow_pickle=False) as archive:
         arrays: dict[str, np.ndarray[Any, Any]] = {name: archive[name] for name in archive.files}

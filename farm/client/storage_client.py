@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from urllib.parse import quote
 
+from farm.artifacts.refs import RefView, ShownRef, ref_key
+from farm.artifacts.sidecar import validate
 from farm.artifacts.storage import MAIN, SignedSidecar, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.client import FarmClient
 from farm.client.transfers import KeptAnswers
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
+from farm.results.ref_rules import passed_entries
 from farm.wire.checking import checked, unexpected
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import RefView, ShownRef
     from farm.client.fetching import ReaderTrust
     from farm.wire.program import Sidecar
 
@@ -80,8 +82,6 @@ class _StorageTransport(Transport):
 
         A ref that the namespace does not have is `main`'s.
         """
-        from farm.artifacts.refs import ShownRef, ref_key
-
         for namespace in reversed(readable(self._namespace)):
             with suppress(NotFound):
                 found = self._document(ref_key(namespace, tag), f"no ref {tag} in {self._here}")
@@ -101,9 +101,6 @@ class _StorageTransport(Transport):
         return cast("ShownRef", shown)
 
     def _build_as_ref(self, build_id: str) -> ShownRef:
-        from farm.artifacts.refs import ShownRef
-        from farm.results.ref_rules import passed_entries
-
         if len(build_id.removeprefix("b-")) != 16:
             raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
         name = f"b-{build_id.removeprefix('b-')}"
@@ -121,8 +118,6 @@ class _StorageTransport(Transport):
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-        from farm.artifacts.sidecar import validate
-
         absent = f"no artifact has the key {key} in {self._here}"
         for namespace in readable(self._namespace):
             with suppress(NotFound):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from farm import __version__, errors
 from farm.client.http_library import httpx
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
+from farm.jobs.rows import Listed
 from farm.wire.checking import checked, read, unexpected
 
 if TYPE_CHECKING:
@@ -169,8 +170,6 @@ class Transport:
 
     def items(self, path: str, kind: type[T], **params: Any) -> list[T]:
         """Return the items of a list, each of this type. Raises as `ask`."""
-        from farm.jobs.rows import Listed
-
         return self.get(path, Listed[kind], **params)["items"]  # type: ignore[valid-type]
 
     def post(self, path: str, kind: type[T], body: object = None, **options: Any) -> T:

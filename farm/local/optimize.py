@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from farm.artifacts import sidecar as sidecars
 from farm.client.authoring import title
+from farm.client.fetching import sidecar_path
 from farm.client.freezing import FrozenInputs, ManifestReader, converter_of
 from farm.client.transfers import default_cache
 from farm.compiling.pipeline import LARGEST, Children, InputFiles, OnPhase, Pipeline, Steps, StepSettings
@@ -489,8 +490,6 @@ def store(made: Made, place: Path) -> tuple[Path, Sidecar]:
 
     Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
     """
-    from farm.client.fetching import sidecar_path
-
     described_at = sidecar_path(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(described_at) as described, replacing(place) as program:
