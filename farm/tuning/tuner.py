@@ -234,7 +234,3 @@ class Tuner:
             figures |= {"tuned": tuned, "baseline": baseline, "ratio": self.comparison.ratio}
             figures["interval"] = [self.comparison.low, self.comparison.high]
         return figures
-
-    def first_run_warm(self) -> float:
-        """Return the seconds of the tuned program's first run in a process that found its kernel binaries."""
-        return float(self.measured[0]["first"][0])
