@@ -193,10 +193,8 @@ def _format_is(*formats: str) -> JsonSchema:
 
 
 _SAVED, _CONVERTED = _format_is("saved-model"), _format_is("saved-model", "torch")
-_FREEZING: JsonSchema = {
-    "required": ["conversion"],
-    "properties": {"conversion": {"required": ["to"], "properties": {"to": {"const": "tf"}}}},
-}
+_TO_TF: JsonSchema = {"required": ["to"], "properties": {"to": {"const": "tf"}}}
+_FREEZING: JsonSchema = {"required": ["conversion"], "properties": {"conversion": _TO_TF}}
 """Matches a model that is converted to a frozen graph."""
 
 

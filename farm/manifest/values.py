@@ -52,11 +52,8 @@ _CRON = r"^[0-9A-Za-z*,/#-]{1,100}( [0-9A-Za-z*,/#-]{1,100}){4}$"
 _TIMEZONE = r"^[A-Za-z][A-Za-z0-9_+-]{0,30}(/[A-Za-z0-9_+-]{1,30}){0,2}$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 
-PRECISIONS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        precision for compiler in compilers().values() for kind in compiler.devices for precision in kind.precisions
-    )
-)
+_DEVICES = [kind for compiler in compilers().values() for kind in compiler.devices]
+PRECISIONS = tuple(dict.fromkeys(precision for kind in _DEVICES for precision in kind.precisions))
 """Every precision that some compiler has on some device, spelt as in identifiers."""
 SPELLINGS = tuple(dict.fromkeys(text for name in PRECISIONS for text in (name, name.replace("-", "+"))))
 
@@ -349,26 +346,22 @@ def _array(items: JsonSchema, **bounds: int) -> JsonSchema:
 
 
 _NUMBER_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MAX_DIMENSION}
+_OPTIMALS = {"type": "array", "items": _NUMBER_SCHEMA, "maxItems": MAX_OPTIMALS}
 _SPAN_SCHEMA = {
     "type": "object",
     "required": ["min", "max"],
-    "properties": {
-        "min": _NUMBER_SCHEMA,
-        "max": _NUMBER_SCHEMA,
-        "optimals": {"type": "array", "items": _NUMBER_SCHEMA, "maxItems": MAX_OPTIMALS},
-    },
+    "properties": {"min": _NUMBER_SCHEMA, "max": _NUMBER_SCHEMA, "optimals": _OPTIMALS},
     "additionalProperties": False,
 }
 _SIZE_SCHEMA = {"anyOf": [_NUMBER_SCHEMA, _SPAN_SCHEMA]}
+_SIZES_SCHEMA = _array(_SIZE_SCHEMA, maxItems=1000, uniqueItems=True)
 BATCHES_SCHEMA = _array({**_NUMBER_SCHEMA, "minimum": 1}, maxItems=1000, uniqueItems=True)
 _PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 200}
 _POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0}
 _BY_OUTPUT = {"type": "object", "minProperties": 1, "additionalProperties": _POSITIVE_SCHEMA}
-_BY_PRECISION = {
-    "type": "object",
-    "propertyNames": {"enum": ["*", *SPELLINGS]},
-    "additionalProperties": {"anyOf": [_POSITIVE_SCHEMA, _BY_OUTPUT]},
-}
+_OF_ONE = {"anyOf": [_POSITIVE_SCHEMA, _BY_OUTPUT]}
+_BY_PRECISION = {"type": "object", "propertyNames": {"enum": ["*", *SPELLINGS]}, "additionalProperties": _OF_ONE}
+_NAMES_SCHEMA = _array({"type": "string"})
 _WORD_SCHEMA = {"type": ["boolean", "integer", "string"]}
 
 Version = Annotated[int, ReadBy(_version, {"const": 1})]
@@ -386,10 +379,7 @@ RefTag = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Precision = Annotated[str, one_of(SPELLINGS, "unknown precision", canonical_precision)]
 TargetText = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]{0,99}$"), AfterValidator(_target)]
 Dimension = Annotated[int | str, ReadBy(_dimension, {"anyOf": [_NUMBER_SCHEMA, {"type": "string", "pattern": _SUM}]})]
-Sizes = Annotated[
-    tuple[Extent, ...],
-    ReadBy(_sizes, {"anyOf": [_SIZE_SCHEMA, _array(_SIZE_SCHEMA, maxItems=1000, uniqueItems=True)]}),
-]
+Sizes = Annotated[tuple[Extent, ...], ReadBy(_sizes, {"anyOf": [_SIZE_SCHEMA, _SIZES_SCHEMA]})]
 BatchSizes = Annotated[tuple[int, ...], ReadBy(_batch_sizes, BATCHES_SCHEMA)]
 Patterns = Annotated[tuple[str, ...], ReadBy(_patterns, {"anyOf": [_PATTERN_SCHEMA, _array(_PATTERN_SCHEMA)]})]
 Number = Annotated[float | int | None, ReadBy(_number, {"type": "number"})]
@@ -400,11 +390,8 @@ Date = Annotated[str, ReadBy(_day, {"type": "string", "format": "date", "pattern
 Tolerances = Annotated[dict[str, dict[str, float]], ReadBy(_tolerance, {"anyOf": [_POSITIVE_SCHEMA, _BY_PRECISION]})]
 ExpectedKind = Annotated[str, one_of([kind.value for kind in FailureKind], "unknown kind")]
 Count = Annotated[int | None, ReadBy(_count, {"type": "integer", "minimum": 1, "maximum": 100_000})]
-_OptionValue = Annotated[
-    bool | int | str | tuple[str, ...],
-    ReadBy(_option_value, {"anyOf": [_WORD_SCHEMA, _array({"type": "string"})]}),
-]
-Options = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], _OptionValue]
+_Option = Annotated[bool | int | str | tuple[str, ...], ReadBy(_option_value, {"anyOf": [_WORD_SCHEMA, _NAMES_SCHEMA]})]
+Options = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], _Option]
 DimName = Annotated[str, Field(pattern=_DIM_NAME)]
 Toolchain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._-]{0,99}$")]
 Dims = dict[DimName, Sizes]
