@@ -121,14 +121,10 @@ def _without(data: Any, paths: Iterable[tuple[str | int, ...]]) -> Any:
 
 def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
     """Return a manifest with an entry for each file of each glob. Raises ManifestError for names that are twice."""
-    models: list[ModelEntry] = []
-    written: list[int] = []
+    models: list[tuple[int, ModelEntry]] = []
     problems: list[Problem] = []
-    seen = {
-        entry.name: f"the model on line {document.place(('models', index))[0]}"
-        for index, entry in enumerate(manifest.models)
-        if entry.name
-    }
+    named = ((index, entry.name) for index, entry in enumerate(manifest.models) if entry.name)
+    seen = {name: f"the model on line {document.place(('models', index))[0]}" for index, name in named}
     for index, entry in enumerate(manifest.models):
         place = ("models", index, "source", "glob")
         for pattern, files in entry.source.glob.items():
@@ -143,20 +139,19 @@ def _with_globs(manifest: Manifest, document: YamlDocument) -> Manifest:
                     problems.append(document.problem(f"`{file}` {why}", place, hint=hint))
                 else:
                     seen[name] = f"`{file}`"
-                    models.append(entry.model_copy(update={"name": name, "source": Source(path=file)}))
-                    written.append(index)
+                    models.append((index, entry.model_copy(update={"name": name, "source": Source(path=file)})))
         if not entry.source.glob:
-            models.append(entry)
-            written.append(index)
+            models.append((index, entry))
     if problems:
         raise ManifestError(problems)
-    expanded = manifest.model_copy(update={"models": tuple(models)})
+    expanded = manifest.model_copy(update={"models": tuple(entry for _, entry in models)})
     expanded._written = copy(document)
-    expanded._written.models = written
+    expanded._written.models = [index for index, _ in models]
     return expanded
 
 
 WHOLE = "`farm init MODEL` writes a whole manifest"
+_FROM_FILES = ("source", "calibration", "samples")  # Fields that say where a file is.
 _WANTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -196,11 +191,7 @@ def _explain(details: ErrorDetails, document: YamlDocument) -> Problem:
             message = f"{where}: must have at least one entry"
         case kind if kind in _WANTED:
             message = f"{where or 'a manifest'}: must be {_WANTED[kind]}, not {shown(given)}"
-            if (
-                kind == "model_type"
-                and path[-1:] in (["source"], ["calibration"], ["samples"])
-                and isinstance(given, str)
-            ):
+            if kind == "model_type" and isinstance(given, str) and path and path[-1] in _FROM_FILES:
                 hint = f"write `{path[-1]}: {{path: {given}}}`"
             elif not path or where == "models":
                 hint = WHOLE
@@ -233,10 +224,8 @@ def _fields_at(path: Iterable[str | int]) -> list[str]:
     for part in (*path, ""):
         while typing.get_origin(kind) is Annotated or type(None) in typing.get_args(kind):
             kind = typing.get_args(kind)[0]
-        is_entry = isinstance(kind, type) and issubclass(kind, BaseModel)
-        fields = (
-            {field.alias or name: field.annotation for name, field in kind.model_fields.items()} if is_entry else {}
-        )
+        known = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+        fields = {field.alias or name: field.annotation for name, field in known.items()}
         inner = typing.get_args(kind)
         kind = fields.get(str(part)) or (inner[-1 if typing.get_origin(kind) is dict else 0] if inner else None)
     return list(fields)
