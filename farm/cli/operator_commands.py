@@ -407,8 +407,9 @@ def _embedded(name: str, server: Literal["Valkey", "SeaweedFS"], setting: str) -
     """Check that a server without an address can be embedded."""
     from farm.local.servers import valkey_binary, weed_binary
 
+    find = {"Valkey": valkey_binary, "SeaweedFS": weed_binary}[server]
     try:
-        valkey_binary() if server == "Valkey" else weed_binary()
+        find()
     except UsageError:
         return Check(name, "absent", f"{setting} is not set, and {server} is not installed here", _install("embedded"))
     return Check(name, "ok", f"{setting} is not set: the embedded {server} is used")

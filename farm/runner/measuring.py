@@ -98,7 +98,7 @@ def evaluate(
             raise
         print(f"the program was not run: {failure.message}", flush=True)  # noqa: T201 (the log)
         nothing: Verification = {
-            **worst([_compare(request, points[0], 0, [{}], [{}])]),
+            **worst([_compare(request, points[0], 0, [{}], [{}])]),  # Figures of no output.
             "origin": {},
             "samples": 0,
             "runs": 0,

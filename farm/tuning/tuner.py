@@ -34,7 +34,7 @@ from farm.wire.program import Conditions, Measurements, ProgramRecord, TuningFac
 log = get_logger(__name__)
 
 ROUNDS = 10  # In which the tuned program and the untuned one take turns.
-NOISE = 0.05  # How much two processes with one program may differ: in memory layout, and they take no turns.
+NOISE = 0.05  # How far one program's speed differs in two processes: memory lies elsewhere, and they take no turns.
 
 _KERNELS = re.compile(r"\w[\w.+-]{0,127}", re.ASCII)
 """What MIOpen calls its kernel binaries: names for an archive that others unpack."""
