@@ -382,6 +382,7 @@ class Across:
     same: int  # Cells that all builds have, and that are the same in all.
     partly: int  # Cells that only some builds have, and that are the same in those.
     worse: int  # Cells that fail or take longer in the last build, and did not in the one before.
+    unended: int  # Cells of the last build that passed in the one before, and were cancelled or are open.
     _names: Sequence[str]
     _differing: Sequence[int]  # The rows of cells that end differently or moved.
     _rows: Sequence[Sequence[CellEnd | None]]
@@ -409,11 +410,13 @@ def across(builds: Sequence[tuple[BuildView, Sequence[CellEnd]]]) -> Across:
     names, rows = _aligned([ends for _, ends in builds])
     differing = [number for number, row in enumerate(rows) if _differs([end for end in row if end])]
     partly = sum(None in row for row in rows) - sum(None in rows[number] for number in differing)
+    effects = Counter(_effect(*row[-2:]) for row in rows if len(row) > 1)
     return Across(
         [build for build, _ in builds],
         same=len(names) - len(differing) - partly,
         partly=partly,
-        worse=sum(_is_worse(*row[-2:]) for row in rows) if len(builds) > 1 else 0,
+        worse=effects["worse"] + effects["newly failed"],
+        unended=effects["open"],
         _names=names,
         _differing=differing,
         _rows=rows,
@@ -434,11 +437,12 @@ def _differs(row: Sequence[CellEnd]) -> bool:
     return any(not is_quiet(before, now) and change(before, now).is_noticed for before, now in pairwise(row))
 
 
-def _is_worse(before: CellEnd | None, now: CellEnd | None) -> bool:
+def _effect(before: CellEnd | None, now: CellEnd | None) -> str:
+    """Return what became of a cell that passed before; empty for others, and if nothing changed."""
     if before is None or now is None or is_quiet(before, now):
-        return False
+        return ""
     effect = change(before, now).effect
-    return effect == "worse" or (effect == "newly failed" and before.look in ("compiled", "hit"))
+    return effect if effect == "worse" or before.look in ("compiled", "hit") else ""
 
 
 def _shares(row: Sequence[CellEnd | None]) -> Iterator[float | None]:

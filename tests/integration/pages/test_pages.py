@@ -481,6 +481,11 @@ def test_builds_stand_next_to_each_other(farm: Farm, browser: httpx.Client) -> N
     assert third.url.path == "/ui/ns/main/across" and re.findall(r"b-[0-9a-f]{8}(?=<)", third.text) == [
         each[:10] for each in ids
     ]
+    ids.append(accept(farm, "nightly", [Cell("stays", salt="cancelled"), Cell("new")]))
+    farm.builds.cancel("main", ids[-1])
+    farm.build_finisher.finish(ids[-1])
+    said = words(browser.get(f"/ui/ns/main/across?build={ids[-2]}&build={ids[-1]}").text)
+    assert "1 cell that passed in the build before did not end in the last one; nothing else is worse." in said
     assert browser.get("/ui/ns/main/across?name=nothing").status_code == 404
     assert browser.get("/ui/ns/main/across?build=b-zz").status_code == 404
 

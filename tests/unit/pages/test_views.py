@@ -211,7 +211,7 @@ def test_builds_next_to_each_other_show_what_differs() -> None:
         ("mended", ["✗ compiler_error", "✓ 1.00"]),
         ("breaks", ["✓ 2.00", "✗ compiler_error"]),
     ]
-    assert (found.same, found.partly, found.worse) == (1, 2, 2)
+    assert (found.same, found.partly, found.worse, found.unended) == (1, 2, 2, 0)
     assert [row[0] for row in shown_rows(found, everything=True)] == [
         "moved",
         "same",
