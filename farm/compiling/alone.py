@@ -214,13 +214,6 @@ class Host:
     def child(self, clock: Clock, *, gpu: bool, cancelled: threading.Event | None = None) -> Iterator[HostChild]:
         """Wait until children may run, or `cancelled` is set; then hold a place for one until the block ends."""
         child = HostChild(self, clock, gpu=gpu)
-        self._join(child, cancelled)
-        try:
-            yield child
-        finally:
-            child.leave()
-
-    def _join(self, child: HostChild, cancelled: threading.Event | None) -> None:
         with self.change:
             self._open()
             self.step()
@@ -234,6 +227,10 @@ class Host:
                 threading.Thread(target=self._watch, name="alone", daemon=True).start()
             self._children.add(child)
             child.obey(paused=self._paused is not None)
+        try:
+            yield child
+        finally:
+            child.leave()
 
     def leave(self, child: HostChild) -> None:
         """Count a child no more."""

@@ -143,10 +143,7 @@ class FreeSlots:
 
     def others(self, slot: Slot) -> list[Slot]:
         """Return the slots that an attempt in this slot may borrow: work in them does not disturb its timing."""
-        others = list(self._slots)
-        if slot in others:
-            others.remove(slot)
-        return [other for other in others if other.is_apart_from(slot)]
+        return [other for other in self._slots if other != slot and other.is_apart_from(slot)]
 
     @contextmanager
     def borrow(self, slot: Slot, ended: threading.Event) -> Iterator[bool]:
