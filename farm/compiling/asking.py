@@ -178,12 +178,8 @@ def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: s
 
 def check_of(model: Path, format: str, outputs: Sequence[str], *, alone: bool) -> Request:
     """Ask whether a model that has no work order is safe to open; `alone`: its external data is not there yet."""
-    return {
-        "action": "check",
-        "compiler": "onnxruntime",
-        "device": "cpu",
-        "model": {"path": str(model), "format": format, "outputs": list(outputs), "alone": alone},
-    }
+    file = ModelFile(path=str(model), format=format, outputs=list(outputs), alone=alone)
+    return Request(action="check", compiler="onnxruntime", device="cpu", model=file)
 
 
 def pack_request(order: WorkOrder, model: Path, packed: Path) -> Request:

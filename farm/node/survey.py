@@ -146,24 +146,16 @@ def probe(
     if installation is None and compiler == "migraphx":
         installation = Installation(settings.migraphx_python, settings.migraphx_path)
     python, path = installation or Installation("")
+    search, version = [path] if path else [], rocm.version if rocm else ""
+    request = Request(action="probe", compiler=compiler, device=device, search=search, rocm=version)
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         try:
-            request: Request = {
-                "action": "probe",
-                "compiler": compiler,
-                "device": device,
-                "search": [path] if path else [],
-                "rocm": rocm.version if rocm else "",
-            }
             end = run_child(
                 request, python=python, log_path=Path(folder) / "log.txt", limits=ChildLimits(time=PROBE_SECONDS)
             )
         except OSError as error:
-            return {
-                "available": False,
-                "reason": f"cannot start {python}: {error}",
-                "fix": "set migraphx_python (or other_toolchains) to an interpreter that is there",
-            }
+            fix = "set migraphx_python (or other_toolchains) to an interpreter that is there"
+            return ProbeAnswer(available=False, reason=f"cannot start {python}: {error}", fix=fix)
     failure = classify(end)
     if failure or end.result is None:
         return {"available": False, "reason": failure.message if failure else "no answer"}
