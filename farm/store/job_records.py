@@ -119,14 +119,9 @@ class JobRecords(Records):
 
     def claim(self, job_id: str, attempt: int, *, nonce: str, worker: str, node: str) -> Claim:
         """Claim the attempt that a message names. The same nonce gets the same answer again."""
+        fresh = f"{attempt}-{secrets.token_hex(16)}"
         answer, *rest = self._link.run(
-            "claim",
-            job=job_id,
-            attempt=attempt,
-            nonce=nonce,
-            token=f"{attempt}-{secrets.token_hex(16)}",
-            worker=worker,
-            node=node,
+            "claim", job=job_id, attempt=attempt, nonce=nonce, token=fresh, worker=worker, node=node
         )
         if answer != "run":
             return Claim(answer, attempt)
@@ -255,13 +250,10 @@ class JobRecords(Records):
         for lot in lots(dict.fromkeys(job_ids), PACKED_TOGETHER):
             ended = {job: record for job, record in self._records(lot).items() if "ended_at" in record[0]}
             if ended:
-                self._link.run(
-                    "pack_jobs",
-                    build=build_id,
-                    jobs=json.dumps(list(ended)),
-                    logged=json.dumps([job for job, record in ended.items() if _view(job, *record)["log"]]),
-                    packed=zlib.compress(json.dumps(ended).encode(), 9),
-                )
+                jobs = json.dumps(list(ended))
+                logged = json.dumps([job for job, record in ended.items() if _view(job, *record)["log"]])
+                packed = zlib.compress(json.dumps(ended).encode(), 9)
+                self._link.run("pack_jobs", build=build_id, jobs=jobs, logged=logged, packed=packed)
 
     def explain(self, job_ids: Sequence[str]) -> list[WaitReasons | None]:
         """Return for each job why it waits while it is queued; None for an unknown job."""
