@@ -76,9 +76,14 @@ def build_key(namespace: str, build_id: str, name: str) -> str:
     return f"{builds_prefix(namespace)}{build_id}/{name}"
 
 
-def open_key(namespace: str, build_id: str = "") -> str:
-    """Object key of the mark of a build that has no report yet; without an id the prefix of all such marks."""
-    return f"ns/{namespace}/open/{build_id}"
+def open_prefix(namespace: str) -> str:
+    """Prefix of the marks of a namespace's builds that have no report yet."""
+    return f"ns/{namespace}/open/"
+
+
+def open_key(namespace: str, build_id: str) -> str:
+    """Object key of the mark of a build that has no report yet."""
+    return f"{open_prefix(namespace)}{build_id}"
 
 
 def statements_key(namespace: str, key: str) -> str:

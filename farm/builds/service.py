@@ -10,7 +10,7 @@ from farm.artifacts import planned_orders
 from farm.artifacts.inventory import lacking
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import build_key, open_key
+from farm.artifacts.storage import build_key, open_key, open_prefix
 from farm.builds.known_failures import KnownFailures
 from farm.builds.past_builds import Baselines, BuildIndex
 from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuccessful
@@ -142,7 +142,7 @@ class Admission:
                 self.let_go(build["namespace"], build["id"], report)
                 log.warning("a reported build was open in a store of old data", build=build["id"])
         for namespace in self._artifacts.list_folders("ns/"):
-            for mark in self._artifacts.list_objects(open_key(namespace)):
+            for mark in self._artifacts.list_objects(open_prefix(namespace)):
                 build_id = mark.rpartition("/")[2]
                 if self._reader.read_report(namespace, build_id):
                     self._artifacts.delete_object(mark)

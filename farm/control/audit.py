@@ -14,7 +14,7 @@ from farm.artifacts import sidecar as sidecars
 from farm.artifacts.inventory import orphans
 from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
-from farm.artifacts.storage import AT_ONCE, BLOBS, artifacts_prefix, build_key, builds_prefix, open_key, sidecar_key
+from farm.artifacts.storage import AT_ONCE, BLOBS, artifacts_prefix, build_key, builds_prefix, open_prefix, sidecar_key
 from farm.errors import ArtifactGone
 from farm.jobs.rows import AuditLine
 from farm.jobs.state import ENDED
@@ -136,7 +136,7 @@ class Auditor:
                     )
 
     def _builds_of(self, namespace: str) -> Iterator[AuditLine]:
-        prefix, marks = builds_prefix(namespace), open_key(namespace)
+        prefix, marks = builds_prefix(namespace), open_prefix(namespace)
         there: dict[str, set[str]] = {}
         for key in self._artifacts.list_objects(prefix):
             build_id, _, name = key.removeprefix(prefix).partition("/")
