@@ -204,8 +204,8 @@ class PageHeaders:
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-def remember(request: Request, response: Response, token: str) -> None:
-    """Let a browser keep a token, where no script and no other site gets at it; with an empty one, forget it."""
+def set_token(request: Request, response: Response, token: str) -> None:
+    """Let a browser keep a token, where no script and no other site gets at it; an empty one ends the one it has."""
     name, age = cookie_name(request.scope), WEEK if token else 0
     response.set_cookie(name, token, max_age=age, path="/", secure=name == COOKIES[0], httponly=True, samesite="lax")
 

@@ -107,7 +107,7 @@ def _add_entrance(pages: FastAPI) -> None:
         elif once and not request.scope.get("farm.looks"):  # What looks at links before people do asks for the head.
             if farm.tokens.spend(once, token):
                 response = RedirectResponse(_own_path(next), 303)
-                page_answers.remember(request, response, token)
+                page_answers.set_token(request, response, token)
                 return response
             wrong = "This link was used, or is older than ten minutes."
         return page_of(request, None, "sign_in", next=_own_path(next), wrong=wrong)
@@ -119,13 +119,13 @@ def _add_entrance(pages: FastAPI) -> None:
             wrong = "This farm does not know this token."
             return page_of(request, None, "sign_in", status=401, next=_own_path(after), wrong=wrong)
         response = RedirectResponse(_own_path(after), 303)
-        page_answers.remember(request, response, token)
+        page_answers.set_token(request, response, token)
         return response
 
     @pages.post("/sign-out", dependencies=[OwnForm])
     def sign_out(request: Request) -> Response:
         response = RedirectResponse(f"{BASE}/sign-in", 303)
-        page_answers.remember(request, response, "")
+        page_answers.set_token(request, response, "")
         return response
 
     @pages.get("/static/{name:path}")
