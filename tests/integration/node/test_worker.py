@@ -307,7 +307,7 @@ settings = load_settings()
 attempts = Attempts(Store.connect(settings), None, settings, [], worker="w1", node="n1")
 attempts.obey(int(sys.argv[1]))
 with default_socket_timeout(5):  # As Celery does while it shuts down, or lets go of a broker.
-    attempts._say(AWAY)
+    attempts.say(AWAY)
 for line in sys.stdin:
     print(attempts.may_consume(-1), flush=True)
 """
