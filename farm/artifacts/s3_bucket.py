@@ -75,8 +75,7 @@ class FinalStatus(Exception):
     """The server's answer to a request is a status that means something to the caller, such as 404."""
 
     def __init__(self, unavailable: StorageUnavailable) -> None:
-        self.unavailable = unavailable
-        """What to raise if it means nothing."""
+        self.unavailable = unavailable  # What to raise if it means nothing.
 
 
 class Bucket:

@@ -132,8 +132,7 @@ class BuildIndex:
         self._unread: dict[str, set[str]] = {}
         """The builds in object storage that may have a report which is not in the file, by namespace."""
         self._listed: dict[str, int] = {}
-        self._filling = threading.Lock()
-        """One thread fills the index at a time; no question waits for it."""
+        self._filling = threading.Lock()  # One thread fills the index at a time; no question waits for it.
 
     # --- what it has --------------------------------------------------------------------------------------------
 

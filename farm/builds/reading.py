@@ -199,8 +199,7 @@ class BuildReader:
         self._artifacts = artifacts
         self._jobs = jobs
         self._index = index
-        self._plans: dict[tuple[str, str], _KnownPlan] = {}
-        """The plans that were used last, the last one at the end."""
+        self._plans: dict[tuple[str, str], _KnownPlan] = {}  # The plans that were used last, the last one at the end.
 
     def resolve(self, namespace: str, build_id: str) -> str:
         """Return the whole id of a build that is named by id, unique prefix or `@latest`. Raises NotFound.
@@ -581,11 +580,9 @@ class BuildChanges:
         self._reader = reader
         self._key = namespace, build_id
         self._position = position or "none"
-        self._running: dict[str, tuple[object, ...]] = {}
-        """How far each running cell was when it was last sent."""
+        self._running: dict[str, tuple[object, ...]] = {}  # How far each running cell was when it was last sent.
         self._estimated = monotonic()
-        self._pauses: frozenset[str] | None = None
-        """What was paused at the last look; None before the first one."""
+        self._pauses: frozenset[str] | None = None  # What was paused at the last look; None before the first one.
 
     def after(self, seconds: float) -> Iterator[BuildChange]:
         """Yield the next changes; wait up to `seconds` for the first event."""

@@ -67,25 +67,16 @@ class CellLine(NamedTuple):
     device: str = ""
     expected_reason: str = ""
     expected_link: str = ""
-    reason: str = ""
-    """Why its plan said that it has to be compiled."""
-    rules: str = "{}"
-    """The rules that refused it or, if it succeeded, those that it passed (`farm.results.gates`), as JSON."""
+    reason: str = ""  # Why its plan said that it has to be compiled.
+    rules: str = "{}"  # Those that refused it or, if it succeeded, that it passed (`farm.results.gates`), as JSON.
     p99: float | None = None
-    throughput: float | None = None
-    """Samples a second."""
-    error: float | None = None
-    """The largest one of an output."""
-    marks: str = ""
-    """What makes its numbers weak (`farm.results.tradeoff`), in words."""
-    baseline: float | None = None
-    """The latency of the program that a gate compares it with."""
-    sweep: str = ""
-    """Its part of a sweep (`farm.results.tradeoff`), as JSON; empty without one."""
-    moved: str = "[]"
-    """How it compares with a gate's baseline: each number in words (`farm.results.gates.Movement`), as JSON."""
-    around: str = "[]"
-    """What else differs from there, as JSON."""
+    throughput: float | None = None  # Samples a second.
+    error: float | None = None  # The largest one of an output.
+    marks: str = ""  # What makes its numbers weak (`farm.results.tradeoff`), in words.
+    baseline: float | None = None  # The latency of the program that a gate compares it with.
+    sweep: str = ""  # Its part of a sweep (`farm.results.tradeoff`), as JSON; empty without one.
+    moved: str = "[]"  # Its numbers against a gate's baseline, in words (`farm.results.gates.Movement`), as JSON.
+    around: str = "[]"  # What else differs from there, as JSON.
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
