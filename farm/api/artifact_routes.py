@@ -23,8 +23,7 @@ from farm.wire.program import Sidecar
 router = APIRouter(tags=["artifacts"])
 blobs = APIRouter(tags=["blobs"])
 
-MAX_PUT = 1 << 30
-"""Most bytes of a blob that one PUT sends. S3 takes 5 GiB, but a broken upload starts again from the beginning."""
+MAX_PUT = 1 << 30  # Most bytes of a blob in one PUT: S3 takes 5 GiB, but a broken upload begins again from the start.
 
 MAX_PERMISSIONS = 2000  # Parts of large blobs in one answer: each is signed, which takes a millisecond of a core.
 

@@ -38,12 +38,8 @@ Each read costs the same however few events it finds. A build of one cell ends w
 
 MANY = 100  # Who gets so many events at once lags behind, and does not wait.
 LOOK_EVERY = 8  # Waits without news between two looks at the build itself, which cost more than its events.
-
-WATCHERS = 256
-"""Builds followed at once; they wait in threads of their own, so that other requests never queue behind them."""
-
+WATCHERS = 256  # Builds followed at once, in threads of their own, so that other requests never queue behind them.
 STREAMS = 256  # Builds that one token may follow at once: each takes a connection for as long as its build lasts.
-
 NO_END = 1 << 30
 
 Row = TypeVar("Row")

@@ -40,8 +40,7 @@ from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
-COOKIES = ("__Host-farm", "farm")
-"""Names of the cookie that holds a browser's token: with TLS, and on loopback without."""
+COOKIES = ("__Host-farm", "farm")  # What holds a browser's token, by name: with TLS, and without on loopback.
 
 
 class Unauthenticated(NotAllowed, http_status=401):
@@ -210,33 +209,18 @@ def host_name(host: str) -> str:
 log = get_logger(__name__)
 
 SMALL_BODY = 16 << 10  # Bytes of a body that the API reads before it checks the token.
-
-LARGEST_BODY = 32 << 20
-"""Bytes that a request may bring. Models and data never come this way, they go straight to object storage."""
-
+LARGEST_BODY = 32 << 20  # Bytes that a request may bring: models and data go straight to object storage instead.
 BODIES_OF_ONE = 64 << 20  # Bytes of large bodies that one token may send at once.
-
-BODIES_OF_ALL = 256 << 20
-"""Bytes of large bodies that all tokens together may send at once: each stays in memory until it is answered."""
-
+BODIES_OF_ALL = 256 << 20  # Bytes of large bodies of all tokens at once: each stays in memory until it is answered.
 RATE = 100.0  # Requests a second that one token may send for long.
-
-BURST = 3000.0
-"""Requests that a token may send at once after it was quiet: a client that fetches a large build sends thousands."""
-
+BURST = 3000.0  # Requests of a token at once after it was quiet: a client that fetches a large build sends thousands.
 KNOWN = 4096  # Tokens whose rates are remembered.
 EVENTS = re.compile(r"/builds/[^/]+/events$")  # Ends of the paths of streams.
 TURNS = 8  # Requests of one token that are answered at once, of the 40 that the server's threads answer.
-
-SOME = 4
-"""The same for all callers together that the farm does not know, for signing in, and for looking up new tokens."""
-
+SOME = 4  # The same for all together whom the farm does not know, for signing in, and for looking up new tokens.
 STRANGERS = "\n"  # The caller of requests whose token the farm does not know; no token is this.
-
 SIGN_IN = "/ui/sign-in"
-
-STRANGERS_BODY_SECONDS = 5.0
-"""Time for the body of a caller that the farm does not know; the connection bounds those of others."""
+STRANGERS_BODY_SECONDS = 5.0  # Time for the body of a caller unknown to the farm; the connection bounds others.
 
 _NAMED = re.compile(r"/(build|job|worker)s/([A-Za-z0-9@._-]{1,100})(?=/|$)")
 _BUILD = re.compile(r"b-[0-9a-f]{16}")  # Ids in paths, and in the header that names a new build.

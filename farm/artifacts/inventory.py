@@ -98,8 +98,7 @@ def _blob_sizes(
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 
-LARGEST_CHECKPOINT = 1 << 30
-"""Most bytes of an unpacked checkpoint; a larger one is ignored, and all sidecars are read again."""
+LARGEST_CHECKPOINT = 1 << 30  # Most bytes of an unpacked checkpoint; a larger one is ignored, and sidecars are read.
 
 
 def _checkpoint_key(namespace: str) -> str:
@@ -127,11 +126,9 @@ def _read_checkpoint(artifacts: S3Store, namespace: str) -> dict[str, Known]:
         return {}
 
 
-ORPHAN_AGE = timedelta(days=1)
-"""How long a blob may have no owner: it is uploaded before the document that names it is written."""
+ORPHAN_AGE = timedelta(days=1)  # How long a blob may have no owner: it is uploaded before the document that names it.
 GRACE = timedelta(days=1)  # How long a blob stays marked before it is deleted.
-MARKS = "gc/"
-"""Prefix of the marks: an object for each blob that is deleted after `GRACE` unless it is named or uploaded again."""
+MARKS = "gc/"  # Prefix of the marks: one for each blob that goes after `GRACE` unless it is named or uploaded again.
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 _CACHES = re.compile(r"ns/[^/]+/(extracts|index|statements)/")  # Documents that only repeat what other documents say.

@@ -50,8 +50,7 @@ HINT = "check s3_endpoint, s3_bucket and the keys (`farm doctor`); `farm doctor 
 
 MAKING_CLIENTS = threading.Lock()  # A session is not thread-safe; its clients are.
 
-UNREACHABLE_SECONDS = 5.0
-"""How long a request is repeated if no connection can be made: somebody may wait for the answer."""
+UNREACHABLE_SECONDS = 5.0  # How long a request is repeated without a connection: somebody may wait for the answer.
 
 SILENT_SECONDS = 15
 """How long a host may leave what it was sent without an acknowledgement; its kernel sends that, however busy it is."""

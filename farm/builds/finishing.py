@@ -30,8 +30,7 @@ from farm.store import Store
 
 log = get_logger(__name__)
 
-GRACE = 3600.0
-"""Seconds after a build's end in which its followers still find each event, and late workers their attempts."""
+GRACE = 3600.0  # Seconds after a build's end in which followers still find each event, and late workers their attempts.
 
 
 class BuildFinisher:

@@ -180,8 +180,7 @@ class JobViews:
 
 log = get_logger(__name__)
 
-EXPLAINED = 20
-"""Number of queued cells of a build for which the report says why they wait; the others wait for the same reasons."""
+EXPLAINED = 20  # Queued cells of a build of which the report says why they wait: the others wait for the same reasons.
 
 JUDGED_AT_ONCE = 2000  # Cells that are read and judged at once.
 PLANS = 100_000  # Cells of the plans that are kept in memory, some kilobytes each.
@@ -563,8 +562,7 @@ def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
     return view
 
 
-AT_ONCE = 50
-"""Most cells of one change, and most events that one change covers: a reader that is cut off repeats no more."""
+AT_ONCE = 50  # Most cells of one change, and most events that it covers: a reader that is cut off repeats no more.
 
 OUTLOOK_EVERY = 10.0  # Seconds between two estimates of a build's end, which look at all of its cells.
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from farm.results.report import JudgedCell
 
 
-SHORT = 0.25
-"""Seconds by which a time that is measured once may differ whatever the share: a process's luck makes as much."""
+SHORT = 0.25  # Seconds by which a time measured once may differ whatever the share: a process's luck makes as much.
 
 How = Literal["in turns", "exact", "once"]
 Outcome = Literal["worse", "better", "within", "unclear", "not compared", "new"]
@@ -43,8 +42,7 @@ DECIDED: frozenset[Outcome] = frozenset({"worse", "better", "within"})
 OPEN: Sequence[Outcome] = ("unclear", "not compared")
 """What could not be judged: it is said, so that nobody believes it was."""
 
-ALONE = 0.1
-"""By how much a number that is measured once may be wrong if nothing else ran on the node, as a share of it."""
+ALONE = 0.1  # By how much a number measured once may be wrong if nothing else ran on the node, as a share of it.
 BESIDE_OTHERS = 0.5  # The same, if another attempt ran on the node or others used the GPU.
 
 

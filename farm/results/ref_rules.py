@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 LATEST = "latest"  # The ref that a finished build moves to the cells that passed.
 PROD = "prod"  # The ref that production reads, by which it is decided which of several toolchains builds use.
 
-UNNAMED_FOR = 30 * 86_400.0
-"""Seconds for which a manifest's submissions must have left an entry out before one of them drops it."""
+UNNAMED_FOR = 30 * 86_400.0  # Seconds for which a manifest's submissions must leave an entry out before one drops it.
 
 # --- who may be named, and as what ----------------------------------------------------------------------------------
 

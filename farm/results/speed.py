@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 Rounds = Sequence[Sequence[float]]  # Seconds of each run, by round.
 
-CONFIDENCE = 0.99
-"""At 95 % every twentieth comparison of a program with itself would name a winner, which people would believe."""
+CONFIDENCE = 0.99  # At 95 % every twentieth comparison of a program with itself would name a winner, and be believed.
 BAND = 0.02  # The least difference that counts: the place of a program in memory alone makes as much.
 MIN_ROUNDS = 6
 """With fewer, nothing can be shown: even one order in all of them is then a coin's luck more often than one time in
