@@ -3,6 +3,7 @@
 These names are documented; they are imported when first used, so that a command pays only for what it needs.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,4 @@ _MODULES = {"Loaded": "loading", "load": "loading", "StorageClient": "storage_cl
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'client')}"), name)

@@ -19,6 +19,7 @@ from farm.jobs.state import Phase
 from farm.results.speed import MIN_ROUNDS, MeasuredDocument, SpeedDocument, distribution
 from farm.runner.documents import BenchAnswer, BenchProgram, DataRecipe, Request
 from farm.runner.onnxruntime_sessions import device_of
+from farm.runner.samples import points_of
 from farm.targets.compilers import compilers, filled
 
 FIRST_RUNS = 10
@@ -68,8 +69,6 @@ def at_points(contestant: Contestant) -> list[Contestant]:
 
     There its inputs are seeded: a sample is of one size.
     """
-    from farm.runner.samples import points_of
-
     points = points_of(contestant.request["inputs"], contestant.request["batch"])
     if len(points) == 1:
         return [contestant]

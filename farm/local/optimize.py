@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from farm.artifacts import sidecar as sidecars
@@ -40,6 +42,7 @@ from farm.node.survey import Findings, one_slot, survey
 from farm.results.gates import Judgement, judge, judge_unverified, tolerance_of
 from farm.results.speed import compare
 from farm.runner.documents import Evidence, TensorInfo, Verification
+from farm.runner.samples import write_npz
 from farm.settings import Settings
 from farm.spec import FileReference, SpecDocument
 from farm.targets.compilers import NATIVE, OFF, canonical_precision, compilers, default_equal_share
@@ -49,10 +52,7 @@ from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
 from farm.wire.program import Sidecar
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 _FORMATS: dict[str, Literal["onnx", "tf", "torch"]] = {
     ".onnx": "onnx",
@@ -235,8 +235,6 @@ def _manifest(wanted: Wanted, model: FrozenModel, pool: Pool, work: Path) -> Man
     if wanted.samples:
         settings["samples"] = Data(path=str(wanted.samples.resolve()))
     elif arrays:
-        from farm.runner.samples import write_npz
-
         write_npz(str(work / "inputs.npz"), dict(arrays))
         settings["samples"] = Data(path=str(work / "inputs.npz"))
     if wanted.tolerance is not None:
@@ -342,8 +340,6 @@ def _input_arrays(wanted: Wanted, model: FrozenModel) -> dict[str, Array]:
     """Read the arrays of --input-file by input name."""
     if not wanted.input_files:
         return {}
-    import numpy as np
-
     if wanted.samples:
         raise UsageError("--input-file and --samples cannot be combined", hint="use one of them")
     names = [tensor["name"] for tensor in model["inputs"]]
