@@ -122,6 +122,7 @@ def up() -> None:
     from farm.settings import load_settings
 
     left: list[BuildView] = []
+    there = running_farm(load_settings().data_dir)
     with suppress(KeyboardInterrupt), _own_farm() as settings:
         said = f"the farm runs at {settings.api_url}; its data is in {settings.data_dir}"
         output.result({"api_url": settings.api_url, "data_dir": str(settings.data_dir)}, said)
@@ -129,7 +130,7 @@ def up() -> None:
             once = link_code(settings.api_token.get_secret_value())
             output.note(f"look at it, once and within ten minutes: {settings.api_url}/ui/sign-in?once={once}")
             output.note(f"  later: {settings.api_url}/ui/ with `api_token` of {settings.data_dir}/farm.json")
-            output.note("submit with `farm submit MANIFEST`; Ctrl-C stops")
+            output.note(f"submit with `farm submit MANIFEST`; Ctrl-C {'leaves it running' if there else 'stops it'}")
         try:
             threading.Event().wait()
         finally:

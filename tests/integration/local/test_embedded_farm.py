@@ -420,6 +420,7 @@ def test_ctrl_c_in_a_second_farm_up_leaves_the_first_and_says_so(tmp_path: Path)
         assert second.stdout is not None
         link = next(found[0] for line in second.stdout if (found := re.search(r"http://\S+\?once=\w+", line)))
         assert "set-cookie" in httpx.get(link, timeout=60).headers, "it signs a browser in"
+        assert any("Ctrl-C leaves it running" in line for line in second.stdout)
         second.send_signal(signal.SIGINT)
         assert "left: the farm runs on at http://127.0.0.1:" in second.communicate(timeout=120)[0]
         assert farm.json("ls", "workers")["items"]
