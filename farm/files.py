@@ -270,12 +270,9 @@ def sweep(folder: Path) -> list[str]:
                 count += 1
                 path = Path(entry.path)
                 status = entry.stat(follow_symlinks=False)
-                if (
-                    stat.S_ISDIR(status.st_mode)
-                    and depth < DEEPEST
-                    and len(os.fsencode(path)) < LONGEST_PATH
-                    and count <= MOST_FILES
-                ):
+                is_folder = stat.S_ISDIR(status.st_mode)
+                fits = depth < DEEPEST and len(os.fsencode(path)) < LONGEST_PATH and count <= MOST_FILES
+                if is_folder and fits:
                     todo.append((path, depth + 1))
                 elif is_plain(status) and count <= MOST_FILES:
                     if not status.st_mode & stat.S_IRUSR:
@@ -283,7 +280,7 @@ def sweep(folder: Path) -> list[str]:
                 else:
                     shown = os.fsencode(path.relative_to(folder)).decode(errors="replace")[:80]
                     found.append(f"{shown} ({_what(status, count)})")
-                    remove_tree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
+                    remove_tree(path) if is_folder else path.unlink()
     return found
 
 
