@@ -12,7 +12,7 @@ from farm.api.artifact_routes import Generation
 from farm.api.build_routes import BuildReference
 from farm.api.gate import FarmDep, ReaderCaller, Submitter
 from farm.artifacts.refs import RefView
-from farm.extras.radar.radar import RadarCell, RadarDocument
+from farm.extras.radar.radar import RadarDocument
 from farm.extras.radar.toolchains import ShadowBuild, Toolchains
 from farm.jobs.rows import Listed, ToolchainLine
 from farm.pages.page_answers import BuildName, Here
@@ -87,9 +87,7 @@ def rollback(choice: ToolchainChoice, caller: Submitter, farm: FarmDep, generati
 def radar_page(visit: Here, build_id: BuildName) -> Response:
     """Show what a shadow build found: what breaks, gets worse and gets better under another toolchain."""
     found = visit.farm.part(Toolchains).radar(visit.namespace, build_id)
-    by_effect: dict[str, list[RadarCell]] = {effect: [] for effect in found["counts"]}
-    for cell in found["cells"]:
-        by_effect[cell["effect"]].append(cell)
+    by_effect = {effect: [cell for cell in found["cells"] if cell["effect"] == effect] for effect in found["counts"]}
     return visit.page(
         "radar",
         id=found["build"],

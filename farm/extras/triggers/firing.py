@@ -9,6 +9,7 @@ from farm import errors
 from farm.artifacts.tokens import ADMINISTRATOR, Role
 from farm.extension import Loop
 from farm.extras.triggers.stored_manifests import (
+    BuildWish,
     ManifestHead,
     PendingRun,
     StoredManifests,
@@ -79,15 +80,10 @@ class TriggerRounds:
         build, error = "", ""
         try:
             by, max_cells = self._owner(namespace, head, pending["version"])
+            wish = BuildWish(version=pending["version"], labels={"trigger": state["kind"]}, gates=None)
+            warnings = [pending["warning"]] if pending["warning"] else []
             made = self._manifests.build(
-                namespace,
-                name,
-                {"version": pending["version"], "labels": {"trigger": state["kind"]}, "gates": None},
-                build_id,
-                by=by,
-                max_cells=max_cells,
-                warnings=[pending["warning"]] if pending["warning"] else [],
-                unattended=True,
+                namespace, name, wish, build_id, by=by, max_cells=max_cells, warnings=warnings, unattended=True
             )
             build = made["id"]
             log.info("trigger fired", **where, build=build, why=pending["why"])
