@@ -230,17 +230,13 @@ def artifact(visit: Here, key: KeyName, use: Text = "") -> Response:
     made = known_sidecar(visit, key)
     ways = job_view.ways(made, str(visit.request.base_url).removesuffix("/").removesuffix(BASE))
     named, unread = _refs_of(visit, key)
+    asked = [extension.artifact_facts for extension in visit.farm.extensions if extension.artifact_facts]
     return visit.page(
         "artifact",
         made=made,
         named=named,
         unread=unread,
-        more=[
-            fact
-            for extension in visit.farm.extensions
-            if extension.artifact_facts
-            for fact in extension.artifact_facts(visit.farm, visit.namespace, made)
-        ],
+        more=[fact for ask in asked for fact in ask(visit.farm, visit.namespace, made)],
         ways=ways,
         chosen=use if use in {way.slug for way in ways} else ways[0].slug,
         ingredients=list(job_view.ingredients_of(made["spec"])),

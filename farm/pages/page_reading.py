@@ -117,14 +117,9 @@ class BuildPages:
         build = after.build
         if is_aside(build):
             return []
-        return [
-            row
-            for row in self._farm.build_reader.list(namespace, 1000)
-            if row["name"] == build["name"]
-            and row["state"] == "reported"
-            and not is_aside(row)
-            and row["created_at"] < build["created_at"]
-        ]
+        listed = self._farm.build_reader.list(namespace, 1000)
+        before = [row for row in listed if row["name"] == build["name"] and row["created_at"] < build["created_at"]]
+        return [row for row in before if row["state"] == "reported" and not is_aside(row)]
 
     def changes(self, namespace: str, after: ShownBuild) -> ComparedBuilds | None:
         """Return how a build differs from the one of its name before it that ended; None if that is not known.
