@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 MAIN = "main"  # The namespace of trusted submitters; every other namespace can read it and never write there.
 BLOBS = "blobs/sha256/"  # Prefix of all blobs.
 
-BUILD_IDS = "config/build-ids"
-"""The farm's key for ids of builds that it submits itself; lost, such builds are submitted once more."""
-
+BUILD_IDS = "config/build-ids"  # The farm's key for ids of its own builds; lost, they are submitted once more.
 UPLOADS = "uploads/"  # Prefix of large uploads that are not yet hashed into blobs.
 QUARANTINE = "quarantine/sha256/"  # Prefix of blobs whose bytes did not match their name.
 

@@ -171,9 +171,7 @@ class KnownArtifacts:
         return sidecar["spec"] if sidecar else None
 
 
-KEPT_BYTES = 128 << 20
-"""Memory that kept submissions may take, roughly, but for the last one; a matrix of 10,000 cells takes 50 MB."""
-
+KEPT_BYTES = 128 << 20  # Memory of kept submissions but the last one, roughly; a matrix of 10,000 cells takes 50 MB.
 KEPT_SECONDS = 900.0  # Seconds for which a planned submission is kept: its inputs are uploaded meanwhile.
 
 
