@@ -204,7 +204,7 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
             hint = f"nothing was written; {accuracy}" if made.judgement.kind == "accuracy" else "nothing was written"
             raise GateFailed(made.judgement.message, hint=hint)
         with output.writing(place):
-            sidecar, _ = store(made, place)
+            sidecar = store(made, place)
     return place, sidecar, found
 
 

@@ -50,7 +50,6 @@ from farm.targets.pools import Pool, understand_target
 from farm.tuning.database import ForOneRun
 from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
-from farm.wire.program import Sidecar
 
 Array = NDArray[Any]
 
@@ -481,19 +480,18 @@ def destination(wanted: Wanted, extension: str) -> Path:
     return place
 
 
-def store(made: Made, place: Path) -> tuple[Path, Sidecar]:
-    """Write the program to its place, and its sidecar next to it; each is written whole or not at all.
+def store(made: Made, place: Path) -> Path:
+    """Write the program to its place, and its sidecar next to it, each whole or not at all; return the sidecar's path.
 
-    Returns the sidecar's path and the sidecar. Raises OSError: NotPlain for what the compiler left in place of a file.
+    Raises OSError: NotPlain for what the compiler left in place of a file.
     """
     described_at = sidecar_path(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replacing(described_at) as described, replacing(place) as program:
         digest, size = take(made.program, program, LARGEST)
         blob = {"path": place.name, "digest": digest, "size": size}
-        document = sidecars.validate({**made.sidecar, "blobs": {"program": blob}})
-        described.write_bytes(sidecars.text(document))
-    return described_at, document
+        described.write_bytes(sidecars.text(sidecars.validate({**made.sidecar, "blobs": {"program": blob}})))
+    return described_at
 
 
 def report(planned: Planned, made: Made) -> dict[str, Any]:

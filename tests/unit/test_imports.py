@@ -265,7 +265,6 @@ FLOORS: dict[str, set[str]] = {
         "farm.spec",
         "farm.targets",
         "farm.tuning",
-        "farm.wire",
     },
     "tasks": {"farm.app", "farm.compiling", "farm.errors", "farm.logging", "farm.node"},
     "farm.cli": {
