@@ -131,9 +131,8 @@ class Auditor:
                 continue
             for cell in snapshot["cells"].values() if snapshot else ():
                 if self._artifacts.get_object(cell["sidecar"]) is None:
-                    yield _finding(
-                        where, f"{cell['identifier']} leads to no artifact: {cell['sidecar']}", "build it again"
-                    )
+                    problem = f"{cell['identifier']} leads to no artifact: {cell['sidecar']}"
+                    yield _finding(where, problem, "build it again")
 
     def _builds_of(self, namespace: str) -> Iterator[AuditLine]:
         prefix, marks = builds_prefix(namespace), open_prefix(namespace)

@@ -55,10 +55,8 @@ def create_app(farm: Farm, *, loopback: bool = False) -> FastAPI:
     """
     token = farm.settings.api_token.get_secret_value()
     if not token and not loopback:
-        raise UsageError(
-            "the API would be open to everybody: no token is set",
-            hint="set FARM_API_TOKEN (`openssl rand -hex 32` makes one), or serve on 127.0.0.1",
-        )
+        hint = "set FARM_API_TOKEN (`openssl rand -hex 32` makes one), or serve on 127.0.0.1"
+        raise UsageError("the API would be open to everybody: no token is set", hint=hint)
     app = _Application(
         title="The compile farm",
         version=package.__version__,
@@ -332,10 +330,9 @@ class Listening(NamedTuple):
             if path and not (os.access(path, os.R_OK) and path.is_file()):
                 raise UsageError(f"there is no file {path} that this user may read")
         if not (self.is_loopback or self.certificate or self.proxy):
-            raise UsageError(
-                f"{self.host} is not a loopback address, and there is no TLS: the network could read the tokens",
-                hint="add --certificate and --key, or --behind-proxy if a proxy in front of it has TLS",
-            )
+            what = f"{self.host} is not a loopback address, and there is no TLS: the network could read the tokens"
+            hint = "add --certificate and --key, or --behind-proxy if a proxy in front of it has TLS"
+            raise UsageError(what, hint=hint)
 
 
 def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> None:
@@ -389,9 +386,8 @@ def server_config(app: FastAPI, connection: type[BoundedConnection], listening: 
     try:
         config.load()
     except (ssl.SSLError, OSError) as error:
-        raise UsageError(
-            f"the certificate cannot be used: {error}", hint="both files have to be PEM, and have to match"
-        ) from None
+        hint = "both files have to be PEM, and have to match"
+        raise UsageError(f"the certificate cannot be used: {error}", hint=hint) from None
     return config
 
 

@@ -158,7 +158,5 @@ def _broker_url(url: str) -> str:
 def require_sentinels() -> None:
     """Raise FarmFault if kombu found nothing of Sentinels in the installed redis-py (celery/kombu#2420)."""
     if SentinelChannel.connection_class is None:
-        raise FarmFault(
-            f"kombu {kombu.__version__} cannot use sentinel:// with redis-py {redis.__version__}",
-            hint="pip install --upgrade 'kombu>=5.7' 'redis>=6.4'",
-        )
+        versions, hint = f"redis-py {redis.__version__}", "pip install --upgrade 'kombu>=5.7' 'redis>=6.4'"
+        raise FarmFault(f"kombu {kombu.__version__} cannot use sentinel:// with {versions}", hint=hint)

@@ -486,10 +486,8 @@ class Store:
             )
         policy = config.get("maxmemory-policy", "noeviction")
         if policy != "noeviction":
-            raise FarmFault(
-                f"Redis at {self.address} may evict jobs: its maxmemory-policy is {policy}",
-                hint="set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)",
-            )
+            hint = "set `maxmemory-policy noeviction` (CONFIG SET maxmemory-policy noeviction)"
+            raise FarmFault(f"Redis at {self.address} may evict jobs: its maxmemory-policy is {policy}", hint=hint)
 
         self._link.ask("SETRANGE", ("nothing",), 0, "")  # writes nothing, but is refused like a write
 
