@@ -40,7 +40,7 @@ from farm.settings import NAMESPACE
 
 _bearer = HTTPBearer(auto_error=False, description="The farm's token: `Authorization: Bearer …`.")
 
-COOKIES = ("__Host-farm", "farm")  # What holds a browser's token, by name: with TLS, and without on loopback.
+COOKIES = ("__Host-farm", "farm")  # Names of the cookie with a browser's token: with TLS, and on loopback without.
 
 
 class Unauthenticated(NotAllowed, http_status=401):

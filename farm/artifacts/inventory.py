@@ -98,7 +98,7 @@ def _blob_sizes(
     return {entry.key.rpartition("/")[2]: entry.size for listing in listings for entry in listing}
 
 
-LARGEST_CHECKPOINT = 1 << 30  # Most bytes of an unpacked checkpoint; a larger one is ignored, and sidecars are read.
+LARGEST_CHECKPOINT = 1 << 30  # Most bytes of an unpacked checkpoint; in place of a larger one all sidecars are read.
 
 
 def _checkpoint_key(namespace: str) -> str:

@@ -227,7 +227,7 @@ class S3Store(LargeUploads):
         return next((blob["digest"] for blob, is_there in zip(blobs, there, strict=True) if not is_there), None)
 
 
-FROZEN = frozenset({"GLACIER", "DEEP_ARCHIVE"})  # Storage classes whose objects are restored before they are read.
+FROZEN = frozenset({"GLACIER", "DEEP_ARCHIVE"})  # Storage classes: to be read, an object has to be restored first.
 
 
 def rules(bucket: Bucket) -> Iterator[tuple[str, str, bool]]:
