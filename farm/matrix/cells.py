@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -457,18 +457,18 @@ def check_packs(lookup: Lookup, combination: Combination, format: str) -> None:
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pools to plan for, and which of them serve a combination."""
+    """The pools to plan for, and which of them serve a combination.
 
-    def __init__(
-        self, pools: Sequence[Pool], known: Sequence[Pool], slots: Mapping[str, int], complaints: Complaints
-    ) -> None:
-        """Choose of `pools`, or of all that are `known` if the manifest names a toolchain; `slots` are by pool."""
-        self._pools = pools
-        self._known = known
-        self._slots = slots
-        self._complain = complaints.complain
-        self._chosen: dict[tuple[object, ...], list[Pool]] = {}
+    It chooses of `pools`, or of all that are `known` if the manifest names a toolchain; `slots` are by pool.
+    """
+
+    pools: Sequence[Pool]
+    known: Sequence[Pool]
+    slots: Mapping[str, int]
+    complaints: Complaints
+    _chosen: dict[tuple[object, ...], list[Pool]] = field(default_factory=dict, init=False)
 
     def serving(self, combination: Combination, *, family_bound: bool) -> list[Pool]:
         """Return the pools that serve a target with a toolchain, all with the same key; none if that is a problem."""
@@ -481,14 +481,14 @@ class PoolChoice:
                 self._chosen[asked] = choose_pools(
                     combination.choice,
                     toolchain,
-                    in_use=self._pools,
-                    known=self._known,
+                    in_use=self.pools,
+                    known=self.known,
                     family_bound=family_bound,
                     libraries=libraries,
                 )
             except NoPool as error:
                 place = combination.places["toolchain" if toolchain else "target"]
-                self._complain(error.message, place, error.hint)
+                self.complaints.complain(error.message, place, error.hint)
         return self._chosen[asked]
 
     def spread(self, identifier: str, pools: Sequence[str]) -> str:
@@ -499,11 +499,11 @@ class PoolChoice:
 
         def score(pool: str) -> float:
             chance = int(hashlib.sha256(f"{pool} {identifier}".encode()).hexdigest(), 16) / 16**64
-            return -math.log(chance) / (self._slots.get(pool) or 1)
+            return -math.log(chance) / (self.slots.get(pool) or 1)
 
         if len(pools) == 1:
             return pools[0]
-        return min([pool for pool in pools if self._slots.get(pool)] or pools, key=score)
+        return min([pool for pool in pools if self.slots.get(pool)] or pools, key=score)
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

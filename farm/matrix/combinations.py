@@ -156,12 +156,12 @@ class Combinations:
 
     def overridden_calibration(self) -> list[tuple[int, int]]:
         """Return which entries of `overrides` bring calibration data to which models: indexes of model and entry."""
-        needed = {
-            (each.index, each.calibrated_by): None
+        found = [
+            (each.index, each.calibrated_by)
             for each in self.combinations
             if each.calibrated_by is not None and each.compiler.needs_calibration(each.precision)
-        }
-        return [(index, position) for index, position in needed if position is not None]
+        ]
+        return list(dict.fromkeys(found))
 
 
 def combine(manifest: Manifest, only: Sequence[str] = ()) -> Combinations:
@@ -439,31 +439,25 @@ class Recipe(NamedTuple):
 FoundData = tuple[DataRecipe | None, FrozenData | None]  # What a spec says about data, and the data if it is a blob.
 
 
+@dataclass
 class Lookup:
-    """What one matrix finds of all that was brought, for cells of one shape once; complains of what is missing."""
+    """What one matrix finds of all that was brought, for cells of one shape once; complains of what is missing.
 
-    def __init__(
-        self,
-        matrix: Combinations,
-        models: Mapping[str, FrozenModel],
-        data: Mapping[str, FrozenData],
-        files: Mapping[str, BlobSize],
-        *,
-        is_all: bool,
-    ) -> None:
-        """Look up in frozen `models` by name, `data` by dataset or `data_key`, and `files` by path.
+    Frozen `models` are by name, `data` by dataset or `data_key`, and `files` by path. If that `is_all`, what is missing
+    is a complaint; else it may still be brought.
+    """
 
-        If that `is_all`, what is missing is a complaint; else it may still be brought.
-        """
-        self.matrix = matrix
-        self.complaints = Complaints(matrix.manifest, matrix.problems)
+    matrix: Combinations
+    models: Mapping[str, FrozenModel]
+    data: Mapping[str, FrozenData]
+    files: Mapping[str, BlobSize]
+    is_all: bool = field(kw_only=True)
+    _symbolic: dict[int, Mapping[str, TensorInfo] | None] = field(default_factory=dict, init=False)
+    _shapes: dict[tuple[int, str], Shape | None] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.complaints = Complaints(self.matrix.manifest, self.matrix.problems)
         self.complain = self.complaints.complain
-        self.is_all = is_all
-        self.models = models
-        self._data = data
-        self._files = files
-        self._symbolic: dict[int, Mapping[str, TensorInfo] | None] = {}
-        self._shapes: dict[tuple[int, str], Shape | None] = {}
 
     def model(self, combination: Combination) -> FrozenModel | None:
         """Return the frozen model of a combination."""
@@ -597,8 +591,8 @@ class Lookup:
         own = {name: value for name, value in given.items() if compiler.has_env(name)}
         files: dict[str, FileReference] = {}
         for name, value in own.items():
-            if isinstance(value, EnvFile) and value.path in self._files:
-                found = self._files[value.path]
+            if isinstance(value, EnvFile) and value.path in self.files:
+                found = self.files[value.path]
                 files[name] = {"path": name, "digest": found["digest"], "size": found["size"]}
                 own[name] = FILE + found["digest"]
         if absent := [name for name, value in own.items() if isinstance(value, EnvFile)]:
@@ -632,11 +626,11 @@ class Lookup:
         key = data_key(combination.model.name, use, combination.calibrated_by if place[0] == "overrides" else None)
         if described.dataset:
             # A model to which the dataset is not what it is to the first that names it has it under a key of its own.
-            key = key if key in self._data else described.dataset
+            key = key if key in self.data else described.dataset
             described = self.matrix.manifest.datasets[described.dataset]
         if described.generate:
             return {"generate": described.generate, "seed": described.seed, "ranges": ranges}, None
-        if frozen := self._data.get(key):
+        if frozen := self.data.get(key):
             return {"digest": frozen["digest"]}, frozen
         if self.is_all:
             self.complain(f"{use} of model `{combination.model.name}` was not submitted with the manifest", place)
