@@ -156,6 +156,12 @@ class Refs:
         found = self._stored(namespace, tag)
         return parse_ref(tag, found) if found else None
 
+    def require(self, namespace: str, tag: str) -> RefView:
+        """Return where a tag points. Raises NotFound if there is no such ref."""
+        if found := self.find(namespace, tag):
+            return found
+        raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
+
     def _stored(self, namespace: str, tag: str) -> Object | None:
         return self._artifacts.get_object(ref_key(namespace, tag))
 
@@ -289,9 +295,7 @@ class Refs:
 
         Raises NotFound without such a tag, ArtifactGone when its snapshot is missing.
         """
-        found = self.find(namespace, tag)
-        if found is None:
-            raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
+        found = self.require(namespace, tag)
         digest = found["previous"] if previous else found["snapshot"]
         if digest is None:
             raise NotFound(f"{tag} was never moved: it has no previous snapshot")

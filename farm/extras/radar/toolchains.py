@@ -157,9 +157,7 @@ class Toolchains:
         return started
 
     def _plan(self, namespace: str, wish: ShadowBuild, by: str) -> PlanDocument:
-        ref = self._refs.find(namespace, wish["ref"])
-        if ref is None:
-            raise NotFound(f"no ref {wish['ref']} in namespace {namespace}", hint="`farm ls refs` lists them")
+        ref = self._refs.require(namespace, wish["ref"])
         self._known.require_index(namespace)
         patterns = wish["cells"] or ["*"]
         named = ref_rules.given(self._refs.snapshot(ref["snapshot"])["cells"].values())
@@ -322,9 +320,7 @@ class Toolchains:
 
         Raises NotFound without such a ref, or if it has no program of that toolchain, Conflict.
         """
-        now = self._refs.find(namespace, ref)
-        if now is None:
-            raise NotFound(f"no ref {ref} in namespace {namespace}", hint="`farm ls refs` lists them")
+        now = self._refs.require(namespace, ref)
         moment = self._store.next_moment()
 
         def update(there: Cells) -> Cells:
