@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field, with_config
@@ -31,6 +32,7 @@ from farm.results import ref_rules
 from farm.results.report import BuildView
 from farm.spec import digest_of
 from farm.targets.pools import Pool, version_of
+from farm.units import grouped
 from farm.wire.asked import BUILD_ID, TAG, BuildId, ChosenGates, ToolchainStart
 from farm.wire.program import Sidecar
 
@@ -342,15 +344,10 @@ class Toolchains:
 
 def _newer(lines: Iterable[ToolchainLine]) -> list[str]:
     """Return the newest live toolchain of each target that is newer than what readers get."""
-    newest_of: dict[str, tuple[tuple[int, ...], str]] = {}
-    given: dict[str, tuple[int, ...]] = {}
-    for line in lines:
-        version = version_of(line["toolchain"])
-        if line["named"]:
-            given[line["target"]] = max(version, given.get(line["target"], ()))
-        if line["live_workers"]:
-            best = newest_of.get(line["target"], ((), ""))
-            newest_of[line["target"]] = max(best, (version, line["toolchain"]))
-    return sorted(
-        {name for target, (version, name) in newest_of.items() if target in given and version > given[target]}
-    )
+    newer = set[str]()
+    for found in grouped(lines, itemgetter("target")).values():
+        named = [version_of(line["toolchain"]) for line in found if line["named"]]
+        live = [(version_of(line["toolchain"]), line["toolchain"]) for line in found if line["live_workers"]]
+        if named and live and max(live)[0] > max(named):
+            newer.add(max(live)[1])
+    return sorted(newer)
