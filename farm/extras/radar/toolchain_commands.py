@@ -131,16 +131,12 @@ def bisect(
 
 def lines(found: RadarDocument) -> list[str]:
     """Return what a radar says, the worst first."""
-    said = []
-    for effect in ("breaks", "worse", "unclear", "better"):
-        said += [
-            f"{effect}: {cell['identifier']}: {one_line(cell['text'])}"
-            for cell in found["cells"]
-            if cell["effect"] == effect
-        ]
-        if effect == "breaks":
-            said += [f"breaks: {cell['identifier']}: {cell['text']}" for cell in found["left_out"] if cell["breaks"]]
-    said += [f"left out: {cell['identifier']}: {cell['text']}" for cell in found["left_out"] if not cell["breaks"]]
+    about = [(str(cell["effect"]), cell["identifier"], one_line(cell["text"])) for cell in found["cells"]]
+    about += [
+        ("breaks" if each["breaks"] else "left out", each["identifier"], each["text"]) for each in found["left_out"]
+    ]
+    order = ("breaks", "worse", "unclear", "better", "left out")
+    said = [f"{effect}: {name}: {text}" for this in order for effect, name, text in about if effect == this]
     counts = ", ".join(f"{count} {effect}" for effect, count in found["counts"].items() if count)
     said.append(f"{found['ref']} under {found['toolchain']}: {counts or 'no cells'}")
     if found["promotable"]:
