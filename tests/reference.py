@@ -205,7 +205,7 @@ def settings() -> str:
 
 def failure_kinds() -> str:
     """Return the page of the failure kinds: whose turn it is, and what to try."""
-    from farm.jobs.state import FailureKind
+    from farm.jobs.state import FailureKind, policy_of
 
     lines = [
         "# Failure kinds",
@@ -222,8 +222,8 @@ def failure_kinds() -> str:
         *_table("kind", "whose", "attempts", "what happened", "what to try"),
     ]
     for kind in FailureKind:
-        policy = kind.policy
-        name = f"{_code(kind.value)}{' *' if policy.node else ''}{' (gate)' if kind.policy.gate else ''}"
+        policy = policy_of(kind)
+        name = f"{_code(kind.value)}{' *' if policy.node else ''}{' (gate)' if policy.gate else ''}"
         lines.append(_row(name, policy.fault, str(policy.attempts), policy.sentence, policy.advice))
     return "\n".join(lines) + "\n"
 

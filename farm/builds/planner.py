@@ -28,7 +28,7 @@ from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView
-from farm.jobs.state import AttemptLimits, Fault, keys_of
+from farm.jobs.state import AttemptLimits, Fault, keys_of, policy_of
 from farm.manifest.entries import Manifest
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import Cell, expand
@@ -117,7 +117,7 @@ def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone:
     if end.result is not None and end.ok:
         return cast(CheckAnswer, end.result)
     failure = classify(end)
-    if failure is None or failure.kind.policy.fault is Fault.FARM:
+    if failure is None or policy_of(failure.kind).fault is Fault.FARM:
         raise UsageError(f"{path.name} could not be checked: {failure.message if failure else 'interrupted'}")
     raise UnreadableModel(f"{path.name}: {failure.message}", failure.kind)
 

@@ -25,7 +25,7 @@ from farm.units import parse_size
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.compiling.pipeline import OnPhase
-    from farm.jobs.state import Phase
+    from farm.jobs.state import Phase, policy_of
     from farm.local.bench import Contestant, Measured
     from farm.local.optimize import Wanted
     from farm.node.gpus import Usage
@@ -64,8 +64,9 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
             kind, message, detail, _ = ended.failure
             for line in detail.splitlines():
                 output.note(f"  | {one_line(line)}")
-            error = FarmFault if kind.policy.fault is Fault.FARM else CompileFailed
-            raise error(f"{kind}: {one_line(message)}", hint=kind.policy.advice) from None
+            policy = policy_of(kind)
+            error = FarmFault if policy.fault is Fault.FARM else CompileFailed
+            raise error(f"{kind}: {one_line(message)}", hint=policy.advice) from None
 
 
 def latency(measured: MeasuredDocument) -> str:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from farm.files import MOST_FILES
-from farm.jobs.state import FailureKind
+from farm.jobs.state import FailureKind, policy_of
 from farm.runner.documents import ChildError
 
 
@@ -272,7 +272,7 @@ def _from_error(error: ChildError, detail: str) -> Failure:
 def _from_death(end: ChildEnd, detail: str) -> Failure:
     found = _recognise(_DYING_WORDS, end.log_tail)
     if found and end.exit_code != 0:
-        return Failure(found.kind, (found.message or found.kind.policy.sentence) + _during(end), detail)
+        return Failure(found.kind, (found.message or policy_of(found.kind).sentence) + _during(end), detail)
     if end.signal == signal.SIGKILL and end.oom_killer:
         return Failure(FailureKind.OUT_OF_MEMORY, "the machine's memory ran out" + _during(end), detail)
     how = f"died by {_signal_name(end.signal)}" if end.signal else f"exited with code {end.exit_code} and no answer"

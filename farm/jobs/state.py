@@ -111,11 +111,6 @@ class FailureKind(StrEnum):
     BUDGET = "budget"
     UNDECIDED = "undecided"
 
-    @property
-    def policy(self) -> Policy:
-        """What follows from this kind."""
-        return POLICIES[self]
-
 
 def of_farm(sentence: str, advice: str, *, node: bool = False) -> Policy:
     """Return what follows from the farm's own faults: nothing else is tried a third time."""

@@ -24,7 +24,7 @@ from farm.compiling import cgroups, child_process
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, classify
 from farm.compiling.templates import Templates
-from farm.jobs.state import FailureKind
+from farm.jobs.state import FailureKind, policy_of
 from farm.runner.seal import unsealable
 from tests.support import other_user
 from tests.support.helpers import alive, wait_until
@@ -430,7 +430,7 @@ def test_what_happens_on_an_nvidia_card_has_a_kind_with_advice(said: str, kind: 
     for error in ({"kind": "", "message": said, "detail": said}, {"kind": "internal", "message": said, "detail": said}):
         failure = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, error=error))
         assert failure is not None
-        assert (failure.kind, bool(failure.message and failure.kind.policy.advice)) == (kind, True)
+        assert (failure.kind, bool(failure.message and policy_of(failure.kind).advice)) == (kind, True)
     died = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, signal=6, log_tail=said))
     assert died is not None and died.kind == kind
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from farm.app import Farm
 from farm.compiling.attempt import ANYWHERE, Attempt
 from farm.control.loops import fail_unserved
-from farm.jobs.state import AttemptLimits, FailureKind, Outcome
+from farm.jobs.state import POLICIES, AttemptLimits, FailureKind, Outcome
 from farm.models.frozen import read_model
 from farm.node.health import CONTENT, MODEL, lacks_room, probe
 from farm.node.survey import SlotKind
@@ -104,7 +104,7 @@ def test_one_job_alone_fences_nobody(store: Store) -> None:
     assert fenced(store, "bad") == fenced(store, "good") == ""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.policy.attempts > 1 and not kind.policy.node])
+@pytest.mark.parametrize("kind", [kind for kind, each in POLICIES.items() if each.attempts > 1 and not each.node])
 def test_what_is_never_the_nodes_doing_does_not_count(store: Store, kind: FailureKind) -> None:
     two_nodes(store)
     for _ in range(4):

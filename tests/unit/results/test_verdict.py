@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ExitCode
-from farm.jobs.state import FailureKind
+from farm.jobs.state import FailureKind, policy_of
 from farm.results.verdict import changes_of, expected_failure, judge_cell, verdict_of
 
 KEY = "a" * 64
@@ -185,8 +185,8 @@ def test_a_cell_that_the_store_does_not_have_waits_and_has_done_nothing() -> Non
 
 def test_a_failure_says_what_to_try_and_whose_it_is() -> None:
     cell = judge_cell(planned(), row("failed", kind="time_limit"))
-    assert cell["advice"] == FailureKind.TIME_LIMIT.policy.advice != ""
-    assert cell["fault"] == FailureKind.TIME_LIMIT.policy.fault
+    assert cell["advice"] == policy_of(FailureKind.TIME_LIMIT).advice != ""
+    assert cell["fault"] == policy_of(FailureKind.TIME_LIMIT).fault
 
 
 def test_what_failed_as_expected_is_in_no_list_of_failures() -> None:
