@@ -493,40 +493,38 @@ def refused(manifest: Manifest, folder: Path) -> list[Problem]:
     is the operator's. A path (or a link) out of `folder`, or a package, could name any file of the submitter. Triggers,
     and groups that cancel, reach beyond the manifest's own build: all strangers submit into one namespace.
     """
-    return [
-        manifest.written.problem(f"a stranger's {what}", place, hint=hint)
-        for what, place, hint in _refused(manifest, folder)
-    ]
+    problems: list[Problem] = []
 
+    def refuse(what: str, place: Place, hint: str = "") -> None:
+        problems.append(manifest.written.problem(f"a stranger's {what}", place, hint=hint))
 
-def _refused(manifest: Manifest, folder: Path) -> Iterator[tuple[str, Place, str]]:
-    """Yield what a stranger's manifest may not have, with its place and a hint."""
     files: list[tuple[Place, str]] = [(place, file.path) for place, file in env_files(manifest)]
     for place, data in _all_data(manifest):
         files.append((place, data.path))
         if data.generator:
-            yield "manifest runs no code here: `generator`", place, ""
+            refuse("manifest runs no code here: `generator`", place)
         if data.package:
-            yield _PACKAGE, place, ""
+            refuse(_PACKAGE, place)
     for index, model in enumerate(manifest.models):
         source: Place = ("models", index, "source")
         files.append((source, model.source.path))
         if model.converted:
-            yield f"model is not converted here: `format: {model.format}`", source[:2], "export it to ONNX"
+            refuse(f"model is not converted here: `format: {model.format}`", source[:2], "export it to ONNX")
         if model.source.s3:
-            yield "manifest reads no bucket of the farm: `s3`", source, _INSTEAD
+            refuse("manifest reads no bucket of the farm: `s3`", source, _INSTEAD)
         if model.source.package:
-            yield _PACKAGE, source, _INSTEAD
+            refuse(_PACKAGE, source, _INSTEAD)
         if model.source.hf:
-            yield "manifest reads no model of a hub with your rights: `hf`", source, _INSTEAD
+            refuse("manifest reads no model of a hub with your rights: `hf`", source, _INSTEAD)
     if manifest.triggers:
-        yield "manifest is built by nothing else than its submission: `triggers`", ("triggers",), ""
+        refuse("manifest is built by nothing else than its submission: `triggers`", ("triggers",))
     if manifest.concurrency and manifest.concurrency.cancel_in_progress:
         hint = "let the pipeline cancel its own older runs"
-        yield "manifest cancels no other builds: `cancel-in-progress`", ("concurrency",), hint
+        refuse("manifest cancels no other builds: `cancel-in-progress`", ("concurrency",), hint)
     for place, path in files:
         if path and not _is_inside(folder / path, folder.resolve()):
-            yield f"manifest names no file outside its folder: {path}", place, ""
+            refuse(f"manifest names no file outside its folder: {path}", place)
+    return problems
 
 
 _PACKAGE = "manifest reads no file of an installed package: `package`"
