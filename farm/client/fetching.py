@@ -308,10 +308,6 @@ class SignedArtifact:
         """The sidecar. Raises ArtifactGone if it is none."""
         return read_sidecar(self.text, "the farm's sidecar")
 
-    def lines(self) -> bytes:
-        """Return the bundles as they are kept next to the sidecar."""
-        return bundle_lines(self.statements)
-
 
 class ReaderTrust(Protocol):
     """What decides which artifacts a client takes: an extension's (entry points `farm.trust`)."""
@@ -411,7 +407,7 @@ def _write_statements(document: Path, signed: SignedArtifact | None, *, force: b
         raise _in_the_way(path)
     if signed and signed.statements:
         with replacing(path) as part:
-            part.write_bytes(signed.lines())
+            part.write_bytes(bundle_lines(signed.statements))
     else:
         path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 from farm.artifacts.sidecar import of_cell, text
-from farm.client.fetching import FamilyMember, Fetched, SignedArtifact, bring_model, into, write_artifact
+from farm.client.fetching import FamilyMember, Fetched, SignedArtifact, bring_model, bundle_lines, into, write_artifact
 from farm.client.packs import PACK, SIDECAR, Layout, Pack, PackIndex
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
@@ -174,7 +174,7 @@ def write_pack(
         )
         (made / PACK).write_text(json.dumps(index, indent=2) + "\n")
         if signed and signed.statements:
-            (made / STATEMENTS).write_bytes(signed.lines())
+            (made / STATEMENTS).write_bytes(bundle_lines(signed.statements))
         _place(made, folder, force=force)
     return Pack(folder, index)
 

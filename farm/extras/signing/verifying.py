@@ -193,5 +193,5 @@ class SignaturesApi(Api):
     def judged(self, key: str, trust: Trust, *, tag: str = "") -> list[TrustCheck]:
         """Return the checks of an artifact by somebody's trust, whatever this client trusts. Raises NotFound."""
         found = self._client.artifacts.stored(key)
-        signed = SignedArtifact(found["sidecar"].encode(), [each.encode() for each in found["statements"]])
-        return trust.judge(signed.text, signed.statements, key=key, tag=tag).checks
+        given = [each.encode() for each in found["statements"]]
+        return trust.judge(found["sidecar"].encode(), given, key=key, tag=tag).checks

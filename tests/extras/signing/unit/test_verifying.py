@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.client.fetching import SignedArtifact
+from farm.client.fetching import SignedArtifact, bundle_lines
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.extras.signing.signing_keys import clock
 from farm.extras.signing.trust import Standing, load_policy, policy_of_keys
@@ -45,7 +45,7 @@ def test_what_has_no_sidecar_or_no_policy_is_said(tmp_path: Path, signed: Signed
     assert refused(program, trust) == ["provenance: no statement of a trusted signer is there"]
     # The other layout, for folders that programs share.
     (tmp_path / "net.onnx.artifact.json").write_bytes(signed.text)
-    (tmp_path / "net.onnx.artifact.sigstore.jsonl").write_bytes(signed.lines())
+    (tmp_path / "net.onnx.artifact.sigstore.jsonl").write_bytes(bundle_lines(signed.statements))
     assert refused(program, trust) == []
     (tmp_path / "new").mkdir()
     key_in(tmp_path / "new", "farm")  # Another key with a file of the same name.
@@ -73,7 +73,7 @@ def test_a_sidecar_vouches_for_the_program_next_to_it(tmp_path: Path, signed: Si
     for name, content in (("evil.onnx", b"evil"), ("net.onnx", PROGRAM)):
         (folder / name).write_bytes(content)
         (folder / f"{name}.artifact.json").write_bytes(signed.text)
-        (folder / f"{name}.artifact.sigstore.jsonl").write_bytes(signed.lines())
+        (folder / f"{name}.artifact.sigstore.jsonl").write_bytes(bundle_lines(signed.statements))
     evil, net = what_to_verify(folder)
     assert "sha256: evil.onnx has" in refused(evil, trust)[0] and not refused(net, trust)
     for path in ("/", "a\0b", "../net.onnx", "long" * 100):  # A pack's sidecar says it.
