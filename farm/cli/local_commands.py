@@ -25,7 +25,7 @@ from farm.units import parse_size
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.compiling.pipeline import OnPhase
-    from farm.jobs.state import Phase, policy_of
+    from farm.jobs.state import Phase
     from farm.local.bench import Contestant, Measured
     from farm.local.optimize import Wanted
     from farm.node.gpus import Usage
@@ -41,7 +41,7 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
     A failed step becomes an error with its exit code; SIGTERM counts as Ctrl-C.
     """
     from farm.compiling.pipeline import StepEnded
-    from farm.jobs.state import Fault
+    from farm.jobs.state import Fault, policy_of
     from farm.settings import load_settings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
