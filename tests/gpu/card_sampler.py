@@ -6,6 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 from farm.extras.nvidia.driver import find, open_nvml
 from farm.node.amd_gpus import find_amd_gpus
@@ -53,7 +54,8 @@ class CardSampler(ABC):
         self._thread.join()
 
     def most(self, since: float) -> int:
-        """The most processes that were on one card at once, from a moment on."""
+        """The most processes that were on one card at once, from a moment on; nobody may have stopped looking."""
+        assert self._thread.is_alive() or not self.cards, "the processes on the cards are not watched any more"
         return max((len(pids) for at, _, pids in self.changes if at >= since), default=0)
 
     @property
@@ -65,19 +67,25 @@ class CardSampler(ABC):
 class NvmlSampler(CardSampler):
     """Asks NVML."""
 
-    def __init__(self) -> None:
-        self.nvml, _ = open_nvml(Machine())
-        super().__init__([gpu.uuid for gpu in find(Machine(environ={}))[0]] if self.nvml else [])
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.nvml, _ = open_nvml(machine or Machine())
+        super().__init__([gpu.uuid for gpu in find(machine or Machine(environ={}))[0]] if self.nvml else [])
 
     def processes(self, card: int) -> Iterable[int]:
         """Return the processes that use a card."""
-        nvml = self.nvml
-        return [pid for pid, _ in nvml.processes(nvml.device(self.cards[card])) or []] if nvml else []
+        nvml, device = self.nvml, self._device(self.cards[card])
+        found = nvml.ask("DeviceGetComputeRunningProcesses", device) if nvml else None
+        return [int(each.pid) for each in found or []]
 
     def memory(self) -> list[int]:
         """Return the bytes of memory that are in use on each card."""
         nvml = self.nvml
-        return [nvml.used(nvml.device(uuid)) or 0 for uuid in self.cards] if nvml else []
+        if nvml is None:
+            return []
+        return [nvml.number("DeviceGetMemoryInfo", self._device(uuid), "used") or 0 for uuid in self.cards]
+
+    def _device(self, uuid: str) -> Any:
+        return self.nvml.ask("DeviceGetHandleByUUID", uuid) if self.nvml else None
 
 
 class KfdSampler(CardSampler):

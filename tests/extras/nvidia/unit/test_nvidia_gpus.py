@@ -20,6 +20,8 @@ from farm.runner.documents import ChildRequest, ProbeAnswer
 from farm.settings import Settings, load_settings
 from farm.spec import Device
 from farm.targets.pools import Pool, Target, profiles
+from tests.gpu.card_sampler import NvmlSampler
+from tests.support.helpers import wait_until
 from tests.support.recorded_nvml import RecordedMachine
 
 FIRST, SECOND = "GPU-2d70c2d2-6b17-db57-003a-3d13949e1b2a", "GPU-a206ff02-7a3b-e748-1ea4-8c11839c5912"
@@ -59,6 +61,19 @@ def test_the_worker_keeps_to_the_cards_that_it_was_left(tmp_path: Path) -> None:
     for choice, count in (("0", 1), ("", 0), ("0,1", 2)):
         found, _ = find(RecordedMachine(tmp_path, "h200-x2", 2, CUDA_VISIBLE_DEVICES=choice))
         assert len(found) == count
+
+
+def test_the_processes_on_cards_are_watched(tmp_path: Path) -> None:
+    """As `make gpu-test` does on real ones: its report counts them."""
+    machine = RecordedMachine(tmp_path, "h200-x2", 2)
+    machine.binding.calls["DeviceGetComputeRunningProcesses(handle-1)"] = [
+        {"fields": {"pid": 7, "usedGpuMemory": 0}}, {"fields": {"pid": 5, "usedGpuMemory": None}}
+    ]  # fmt: skip
+    sampler = NvmlSampler(machine)
+    wait_until(lambda: sampler.most(0) == 2)
+    sampler.stop()
+    assert [(card, pids) for _, card, pids in sampler.changes] == [(1, (5, 7))]
+    assert len(sampler.memory()) == 2
 
 
 def test_each_card_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
