@@ -157,13 +157,12 @@ class S3Store(LargeUploads):
 
         return storage.until_moved(self.place(storage.BUILD_IDS), attempt)
 
-    def publish(
-        self, namespace: str, sidecar: Mapping[str, Any], *, sign: storage.Sign | None = None
-    ) -> storage.Published:
+    def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: storage.Sign | None = None) -> Sidecar:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
-        Replaces a broken sidecar (unreadable, or with missing blobs). `sign` keeps statements about the new one before
-        it is there. Raises UsageError if this sidecar is not valid or its own blobs are missing.
+        Returns the sidecar that counts then. Replaces a broken one (unreadable, or with missing blobs). `sign` keeps
+        statements about the new one before it is there. Raises UsageError if this sidecar is not valid or its own blobs
+        are missing.
         """
         ours = sidecars.validate({**sidecar, "namespace": namespace})
         key = storage.sidecar_key(namespace, ours["key"])
@@ -174,19 +173,19 @@ class S3Store(LargeUploads):
         if sign:
             sign(self, ours, data)
 
-        def attempt() -> storage.Published | None:
+        def attempt() -> Sidecar | None:
             with suppress(Conflict):
                 self.put_object(key, data, create=True)
-                return storage.Published(ours, adopted=False)
+                return ours
             there = self.get_object(key)
             if there is None:  # Retention took it in between.
                 return None
             if theirs := self._whole(namespace, ours["key"], there):
-                return storage.Published(theirs, adopted=True)
+                return theirs
             with suppress(Conflict):
                 self.put_object(key, data, if_match=there.etag)
                 log.warning("artifact repaired", key=key)
-                return storage.Published(ours, adopted=False)
+                return ours
             return None
 
         return storage.until_moved(self.place(key), attempt)

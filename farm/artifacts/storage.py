@@ -113,14 +113,6 @@ class ListedObject:
     modified: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Result of publishing. `adopted`: another attempt was first, and `sidecar` is its sidecar."""
-
-    sidecar: Sidecar
-    adopted: bool
-
-
 class Put(TypedDict):
     """A permission to upload `size` bytes of a blob from `start` on: a PUT to `url` with exactly these headers."""
 

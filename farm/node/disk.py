@@ -409,9 +409,9 @@ class Parcel:
         with ThreadPoolExecutor(len(files)) as threads:
             blobs = dict(zip(files, threads.map(upload, files), strict=True))
         sidecar = {**self._document["sidecar"], "blobs": blobs}
-        published = artifacts.publish(self._document["namespace"], sidecar, sign=self._sign)
+        there = artifacts.publish(self._document["namespace"], sidecar, sign=self._sign)
         self._publish_learnt(artifacts)
-        return self._outcome(published.sidecar, blobs["log"]["digest"])
+        return self._outcome(there, blobs["log"]["digest"])
 
     def _publish_learnt(self, artifacts: S3Store) -> None:
         """Upload what the tuning learnt; the program is good without it. Raises StorageAway."""

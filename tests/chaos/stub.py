@@ -81,7 +81,8 @@ def step_of(attempt: Attempt) -> dict[str, Any]:
 
 def publish(store: S3Store, namespace: str, sidecar: Any, whole: Any = S3Store.publish, **options: Any) -> Any:
     published = whole(store, namespace, sidecar, **options)
-    line = f"{sidecar['key']} {sidecar['job']} {sidecar['attempt']} {'adopted' if published.adopted else 'new'}\n"
+    is_ours = all(published[name] == sidecar[name] for name in ("job", "attempt"))
+    line = f"{sidecar['key']} {sidecar['job']} {sidecar['attempt']} {'new' if is_ours else 'adopted'}\n"
     with (farm.settings.data_dir / "published").open("a") as file:
         file.write(line)
     return published

@@ -120,7 +120,7 @@ class TimedExecutor:
             "job": attempt.job_id,
         }
         made = artifacts.publish(attempt.namespace, sidecar)
-        return Outcome.success(facts(made.sidecar), hit=made.adopted, log=log)
+        return Outcome.success(facts(made), hit=made["created"] != sidecar["created"], log=log)
 
 
 class PlayedWorker(threading.Thread):

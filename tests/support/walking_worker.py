@@ -186,8 +186,9 @@ class WalkingWorker(threading.Thread):
         except FarmFault as error:
             self._notes.storage.add((job_id, claim.attempt))
             return Outcome.failure(FailureKind.STORAGE, error.message)
-        self._notes.published[claim.key] += not published.adopted
-        return Outcome.success(facts(published.sidecar), hit=published.adopted)
+        is_ours = (published["job"], published["attempt"]) == (job_id, claim.attempt)
+        self._notes.published[claim.key] += is_ours
+        return Outcome.success(facts(published), hit=not is_ours)
 
     def _sidecar(self, name: str, job_id: str, claim: Claim, digest: str, size: int) -> dict[str, Any]:
         return {

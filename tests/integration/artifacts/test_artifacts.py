@@ -35,8 +35,9 @@ from prometheus_client import REGISTRY
 
 from farm.artifacts.s3 import S3Store, rules
 from farm.artifacts.s3_bucket import PART
-from farm.artifacts.storage import ListedObject, Published, blob_key, readable, rewrite, sidecar_key
+from farm.artifacts.storage import ListedObject, blob_key, readable, rewrite, sidecar_key
 from farm.errors import ArtifactGone, Conflict, StorageAway, StorageUnavailable, UsageError
+from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -302,9 +303,8 @@ def test_memory_does_not_grow_with_a_blob(s3_connection: dict[str, str], tmp_pat
 def test_what_is_published_is_found(store: S3Store) -> None:
     published = store.publish("main", make_sidecar(store, worker="w1"))
     found = store.lookup(["main"], KEY)
-    assert not published.adopted
     assert found is not None
-    assert found == published.sidecar
+    assert found == published
     assert (found["namespace"], found["namespace"], found["worker"]) == ("main", "main", "w1")
 
 
@@ -316,22 +316,19 @@ def test_of_eight_that_publish_one_wins_and_the_others_adopt(store: S3Store) -> 
             sidecar = make_sidecar(store, key)
             start = threading.Barrier(8)
 
-            def publish(number: int, sidecar: dict[str, Any] = sidecar, start: threading.Barrier = start) -> Published:
+            def publish(number: int, sidecar: dict[str, Any] = sidecar, start: threading.Barrier = start) -> Sidecar:
                 start.wait()
                 return store.publish("main", {**sidecar, "worker": f"w{number}"})
 
             answers = list(pool.map(publish, range(8)))
-            (winner,) = [answer for answer in answers if not answer.adopted]
-            assert all(answer.sidecar == winner.sidecar for answer in answers)
-            found = store.lookup(["main"], key)
-            assert found and found == winner.sidecar
+            assert all(answer == answers[0] for answer in answers)
+            assert store.lookup(["main"], key) == answers[0]
 
 
 def test_a_late_attempt_adopts_what_was_first(store: S3Store) -> None:
     first = store.publish("main", make_sidecar(store, worker="first"))
     late = store.publish("main", make_sidecar(store, worker="late"))
-    assert late.adopted
-    assert late.sidecar == first.sidecar
+    assert late == first
 
 
 def test_an_artifact_that_goes_while_another_is_published_is_replaced(
@@ -348,7 +345,7 @@ def test_an_artifact_that_goes_while_another_is_published_is_replaced(
 
     monkeypatch.setattr(store, "get_object", read_what_is_gone)
     late = store.publish("main", make_sidecar(store, worker="late"))
-    assert (late.adopted, late.sidecar["worker"]) == (False, "late")
+    assert late["worker"] == "late"
 
 
 def test_builds_of_a_name_have_one_id_whoever_computes_it_first(store: S3Store, s3_connection: dict[str, str]) -> None:
@@ -400,7 +397,7 @@ def test_a_broken_artifact_is_not_found_and_the_next_one_repairs_it(
     store: S3Store, outside: Overwriter, break_it: Callable[[S3Store, Overwriter, str], None]
 ) -> None:
     sidecar = make_sidecar(store, worker="first")
-    digest = store.publish("main", sidecar).sidecar["blobs"]["program"]["digest"]
+    digest = store.publish("main", sidecar)["blobs"]["program"]["digest"]
     break_it(store, outside, digest)
 
     assert store.lookup(["main"], KEY) is None
@@ -408,9 +405,8 @@ def test_a_broken_artifact_is_not_found_and_the_next_one_repairs_it(
     sidecar["blobs"]["program"] = {"path": "program.onnx", "digest": new, "size": size}
     repaired = store.publish("main", {**sidecar, "worker": "second"})
 
-    assert not repaired.adopted
-    found = store.lookup(["main"], KEY)
-    assert found and found["worker"] == "second"
+    assert repaired["worker"] == "second"
+    assert store.lookup(["main"], KEY) == repaired
 
 
 def test_of_eight_that_repair_one_does(store: S3Store, outside: Overwriter) -> None:
@@ -418,8 +414,7 @@ def test_of_eight_that_repair_one_does(store: S3Store, outside: Overwriter) -> N
     outside.put(sidecar_key("main", KEY), b"{")
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: store.publish("main", {**sidecar, "worker": f"w{n}"}), range(8)))
-    (winner,) = [answer for answer in answers if not answer.adopted]
-    assert all(answer.sidecar == winner.sidecar for answer in answers)
+    assert all(answer == answers[0] for answer in answers)
 
 
 def test_an_artifact_without_its_kernel_cache_is_whole(store: S3Store) -> None:
@@ -502,7 +497,8 @@ def test_who_is_killed_while_publishing_leaves_nothing_or_a_whole_artifact(
     assert (found is not None) == (step == "sidecar sent")
     assert store.abort_uploads(timedelta(0)) == (1 if "part" in step else 0)
     assert store.abort_uploads(timedelta(0)) == 0
-    assert store.publish("main", make_sidecar(store)).adopted == (found is not None)
+    published = store.publish("main", make_sidecar(store))
+    assert (published == found) == (found is not None)
 
 
 def test_a_large_upload_goes_on_with_the_parts_that_are_missing(
@@ -715,16 +711,16 @@ def once(method: str, part: str, what: Any) -> Callable[[Any], Any]:
 def test_publishing_survives_an_answer_that_means_ask_again(store: S3Store, faults: Faults, what: Any) -> None:
     sidecar = make_sidecar(store)
     faults.before = once("PUT", "/artifacts/", what)
-    assert not store.publish("main", sidecar).adopted
+    store.publish("main", sidecar)
     assert store.lookup(["main"], KEY)
     assert faults.count == 1
 
 
 def test_a_create_whose_answer_was_lost_is_still_ours(store: S3Store, faults: Faults) -> None:
     """The second try meets 412 from our own first one: that is a success, not somebody else's artifact."""
-    sidecar = make_sidecar(store)
+    sidecar = make_sidecar(store, worker="ours")
     faults.after = once("PUT", "/artifacts/", "drop")
-    assert not store.publish("main", sidecar).adopted
+    assert store.publish("main", sidecar)["worker"] == "ours"
     assert faults.count == 1
 
 
@@ -760,7 +756,7 @@ def test_every_verb_works_on_a_bad_day(s3_connection: dict[str, str], tmp_path: 
     def one(number: int) -> None:
         key = f"{number:064x}"
         sidecar = make_sidecar(store, key)
-        assert not store.publish("main", sidecar).adopted
+        store.publish("main", sidecar)
         found = store.lookup(["main"], key)
         assert found
         program = found["blobs"]["program"]

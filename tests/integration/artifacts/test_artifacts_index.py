@@ -48,7 +48,7 @@ def publish(store: S3Store, number: int, namespace: str = "main") -> dict[str, A
         "device": {"arch": "cpu"},
         "created": "2026-11-21T00:00:00+00:00",
     }
-    return dict(store.publish(namespace, sidecar).sidecar)
+    return dict(store.publish(namespace, sidecar))
 
 
 @pytest.fixture
