@@ -87,8 +87,12 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
     """
     compiler = work.order["spec"]["compiler"]
     named = compilers()[compiler["name"]].libraries_of(work.order["spec"]["precision"])
+    # A budget that cut a tuning short is part of the key of what it made, not of what is asked for.
+    tuning = work.order["spec"]["tuning"].copy()
+    tuning.pop("budget", None)
     spec: SpecDocument = {
         **work.order["spec"],
+        "tuning": tuning,
         "toolchain": pool.toolchain,
         "compiler": {
             **compiler,
@@ -96,15 +100,12 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
             "libraries": {name: pool.libraries[name] for name in named if name in pool.libraries},
         },
     }
-    # A budget that cut a tuning short is part of the key of what it made, not of what is asked for.
-    tuning = dict(spec["tuning"])
-    tuning.pop("budget", None)
-    spec["tuning"] = tuning  # type: ignore[typeddict-item]
     order: WorkOrder = {**work.order, "identifier": cell["identifier"], "pool": pool.name, "spec": spec}
-    for name in ("against", "limit", "background"):
-        order.pop(name, None)  # type: ignore[misc]
+    order.pop("against", None)
+    order.pop("limit", None)
+    order.pop("background", None)
     limits = {**LIMITS, **work.gates.get("limits", {})} if defaults else {}
-    if defaults and spec["tuning"]["mode"] != OFF:
+    if defaults and tuning["mode"] != OFF:
         limits.setdefault("tuning_time", LIMITS["compile_time"])
     gates: CellGates = {**work.gates, "limits": limits, "baseline": ref, "undecided": "warn"}
     if not defaults:
