@@ -176,10 +176,8 @@ class ManifestReader:
         own_key = key
         if described.dataset:
             key, described = described.dataset, self._manifest.datasets[described.dataset]
-        if described.generate or (described.generator and self.quick):
-            return
-        path = None if described.generator else self._path(described, place)
-        if path is None and not described.generator:
+        path = self._path(described, place)
+        if path is None and (self.quick or not described.generator):
             return
         shapes = {pattern: item.shape if item.has_shape else None for pattern, item in entry.inputs.items()}
         try:
@@ -337,7 +335,7 @@ def _is_public(host: str) -> bool:
 
 def download(
     url: str, sha256: str, place: Path, transport: httpx.BaseTransport | None = None, *, public: bool = False
-) -> Path:
+) -> None:
     """Bring a file to `place`, checked against its SHA-256 before it is there. Only https is followed.
 
     `public`: only to hosts whose addresses are all public. One that leads elsewhere a moment later has no certificate
@@ -379,7 +377,6 @@ def download(
                 raise UsageError(f"{url} has the SHA-256 {digest.hexdigest()}, not {sha256}", hint=hint)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UsageError(f"{url} cannot be read: {error}", hint="try again, or use `path`") from None
-    return place
 
 
 _RUNNER = Path(__file__).parent.parent / "runner"
