@@ -9,8 +9,8 @@ from pathlib import Path
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.files import hash_file
 from farm.runner import mxr
+from farm.runner.documents import TensorInfo
 from farm.runner.mxr import ProgramContent, StoredPort
-from farm.wire.checking import view_of
 from farm.wire.program import Port, Sidecar
 
 
@@ -60,11 +60,15 @@ def _inspect_onnx(path: Path) -> ProgramContent:
         "format": "onnx",
         "size": path.stat().st_size,
         "opsets": found["opsets"],
-        "inputs": [view_of(StoredPort, port) for port in found["inputs"]],
-        "outputs": [view_of(StoredPort, port) for port in found["outputs"]],
+        "inputs": [_content_port(port) for port in found["inputs"]],
+        "outputs": [_content_port(port) for port in found["outputs"]],
         "modules": {"main": {"operators": dict(sorted(found["operators"].items()))}},
         "weights": found["weights"],
     }
+
+
+def _content_port(tensor: TensorInfo) -> StoredPort:
+    return {"name": tensor["name"], "dtype": tensor["dtype"], "shape": tensor["shape"]}
 
 
 def faults(program: ProgramContent) -> list[str]:
