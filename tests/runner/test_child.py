@@ -471,7 +471,7 @@ def grouped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def running(folder: Path) -> list[int]:
     """Every process that was started for a child in this folder; a fork has the same command line."""
-    lines = [(each.pid, each.cmdline()) for each in psutil.process_iter() if alive(each.pid)]
+    lines = [(each.pid, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]) if alive(each.pid)]
     return [pid for pid, words in lines if any(str(folder) in word for word in words[:4])]
 
 
