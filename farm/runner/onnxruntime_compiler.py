@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-import onnx
 import onnxruntime
 
 from . import onnx_models, onnxruntime_sessions
 from .actions import find_module
 from .measuring import Program
 from .onnxruntime_sessions import CPU, Candidate, add_record, choose, time_candidates
-from .precisions import CONVERSIONS, DENSE
 from .protocol import RequestFailed, blamed_on_compiler, keep_text
 from .samples import make_samples
 
@@ -206,6 +204,8 @@ def cpu_family() -> str:
 
 def probe(request: Request) -> ProbeAnswer:
     """Return which ONNX Runtime is installed, for CPUs or the request's device. Raises RequestFailed if none is."""
+    import onnx  # Here and below: a cold child that only runs a program starts earlier without it.
+
     build = onnxruntime.get_build_info()
     commit = next((part.split("=")[1] for part in build.split(", ") if part.startswith("git-commit-id=")), build)
     parts = [["onnxruntime", onnxruntime.__version__], ["commit", commit], ["onnx", onnx.__version__]]
@@ -237,6 +237,10 @@ def probe(request: Request) -> ProbeAnswer:
 
 def compile(request: Request, messages: Messages) -> CompileAnswer:
     """Convert to the precision, optimise to the level, and save; accept only a program that loads and is as asked."""
+    import onnx
+
+    from .precisions import CONVERSIONS
+
     debug = request.get("debug") or {}
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
@@ -309,6 +313,8 @@ def _accept(
 
     A device that builds more than ONNX then writes its `engine`, if wanted, built `how` tuning found best.
     """
+    import onnx
+
     precision = device.request["precision"]
     if program.stat().st_size > onnx_models.LARGEST_FILE:
         raise RequestFailed("compiler_error", "the program is larger than 2 GiB, which one ONNX file cannot be")
@@ -356,6 +362,8 @@ def _optimise_original(cpu: RuntimeDevice, scratch: Path, target: Path, level: s
     ONNX Runtime may refuse the shapes because of a branch that is never taken with them. It then gets the model with
     its own shapes; return the reason, or an empty text.
     """
+    import onnx
+
     request, refusal = cpu.request, "ONNX Runtime refuses the model"
     try:
         _optimise(cpu, _prepared(request, scratch, fixed=True), target, level, refusal)
@@ -377,6 +385,10 @@ def _optimise_original(cpu: RuntimeDevice, scratch: Path, target: Path, level: s
 
 def _prepared(request: Request, scratch: Path, *, fixed: bool) -> Path:
     """Write the user's model the way it is optimised: `fixed` with the request's shapes, else with its own."""
+    import onnx
+
+    from .precisions import CONVERSIONS
+
     with blamed_on_compiler("the model cannot be read", "bad_model"):
         model = onnx.load_model(request["model"]["path"])
     onnx_models.drop_overridable_constants(model)
@@ -397,6 +409,8 @@ def _quantized_operators(model: Any) -> dict[str, int]:
     What merely lies between quantized operators is fed that way too: but for dense ones, what they make must be
     quantized again.
     """
+    from .precisions import DENSE
+
     counts: Counter[str] = Counter()
     for graph in onnx_models.graphs_of(model.graph):
         dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}

@@ -35,7 +35,7 @@ FORK = b"f"
 LONGEST = 1 << 17  # Bytes of what a fork reads: paths and variables.
 _COMMON = ("numpy", "onnx", ".actions", ".onnx_models", ".tf_check", ".samples", ".measuring")
 _IMPORTED = {
-    "onnxruntime": (*_COMMON, "onnxruntime", ".onnxruntime_compiler"),
+    "onnxruntime": (*_COMMON, "onnxruntime", ".onnxruntime_compiler", ".precisions"),
     "migraphx": (*_COMMON, "migraphx", ".migraphx_compiler"),
 }
 _END_SECONDS = 1.0  # Seconds for the threads that libraries end before a fork to be gone.

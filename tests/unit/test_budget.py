@@ -42,7 +42,7 @@ LINES = {
     "node": 3624,
     "pages": 3585,
     "results": 2081,
-    "runner": 6440,
+    "runner": 6454,
     "serving": 430,
     "store": 1762,
     "targets": 1112,
