@@ -38,8 +38,8 @@ from farm.spec import digest_of  # noqa: E402
 from tests.benchmarks.figures import figure  # noqa: E402
 from tests.support.helpers import wait_until  # noqa: E402
 
-MODELS, BATCHES, PRECISIONS = 50, 100, ("fp32", "fp16")
-MANY = 250
+MODELS, BATCHES, PRECISIONS = 25, 100, ("fp32", "fp16", "bf16", "int4")
+MANY = 125
 """Models of 50,000 cells."""
 
 
@@ -58,7 +58,7 @@ def write_net(folder: Path, number: int) -> None:
 
 
 def write_models(folder: Path, models: int) -> Path:
-    """Write so many small models and a manifest that makes 200 cells of each."""
+    """Write so many small models and a manifest that makes 400 cells of each."""
     lines = ["version: 1", "name: ten-thousand", "targets: [onnxruntime/cpu]", f"precisions: [{', '.join(PRECISIONS)}]"]
     lines += ["models:"]
     for number in range(models):
