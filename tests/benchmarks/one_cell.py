@@ -43,6 +43,15 @@ models:
 """
 
 
+PHASES = {
+    "fetching": "worker: fetch the files",
+    "compiling": "child: compile",
+    "measuring": "child: load and measure",
+    "verifying": "child: verify",
+}
+"""Steps by the phase that an attempt reports."""
+
+
 def main(runs: int = 5, target: str = "onnxruntime/cpu", picture: str = "") -> None:
     """Make the cell `runs` times and print what each step took; draw it if a picture is named."""
     steps: defaultdict[str, list[float]] = defaultdict(list)
@@ -68,7 +77,7 @@ def main(runs: int = 5, target: str = "onnxruntime/cpu", picture: str = "") -> N
         print(f"{step:44} {seconds * 1000:8.1f} ms  {'█' * round(40 * seconds / longest)}")
     if picture:
         draw(medians, Path(picture))
-    figure(f"one cell of {target}, without measuring", sum(medians.values()) - medians["child: measuring"], "s")
+    figure(f"one cell of {target}, without measuring", sum(medians.values()) - medians[PHASES["measuring"]], "s")
     figure(f"one cell of {target}: commands of the job store", commands, "")
 
 
@@ -88,8 +97,8 @@ def one(client: FarmClient, manifest: Path) -> dict[str, float]:
             doing = "worker: begin the attempt"
         elif event["type"] == "phase":
             moments.append((doing, event["at"]))
-            reference = event.get("phase") == "verifying" and not any("compiling" in step for step, _ in moments)
-            doing = "child: make the reference" if reference else f"child: {event.get('phase')}"
+            reference = event.get("phase") == "verifying" and not any("compile" in step for step, _ in moments)
+            doing = "child: make the reference" if reference else PHASES.get(event["phase"], f"child: {event['phase']}")
         elif event["type"] == "cell":
             moments.append(("worker: publish and finish", event["at"]))
         elif event.get("state") == "reported":
