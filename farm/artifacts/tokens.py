@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "config/tokens/"
 ADMINISTRATOR = "admin"  # The name of the caller who has the administrator's own token; no other token may have it.
-PERSON = "person:"  # How the name of a person begins whom a proxy signs in: no token has such a name, nor has the farm.
+PERSON = "person:"  # Begins the name of a person that a proxy signs in: no token has such a name, nor has the farm.
 REMEMBERED = 5.0  # Seconds for which a looked-up token is trusted; after that a revoked token is refused everywhere.
 LINK_SECONDS = 600  # For how long a sign-in link works.
 MOST_REMEMBERED = 4096  # Tokens that are remembered, also those to look up again.

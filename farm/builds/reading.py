@@ -180,7 +180,7 @@ class JobViews:
 
 log = get_logger(__name__)
 
-EXPLAINED = 20  # Queued cells of which a build's report says why they wait; the others wait for the same reasons.
+EXPLAINED = 20  # Queued cells whose wait a build's report explains; the others wait for the same reasons.
 
 JUDGED_AT_ONCE = 2000  # Cells that are read and judged at once.
 PLANS = 100_000  # Cells of the plans that are kept in memory, some kilobytes each.

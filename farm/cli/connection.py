@@ -142,7 +142,7 @@ targets, precisions, shapes = _of_cells("target", "auto"), _of_cells("precision"
 
 
 def offering(metavar: str, about: str, offer: Callable[..., Names] = builds) -> Any:
-    """Return a command's argument, for which a shell offers what the farm has: builds, unless it is told."""
+    """Return a command's argument, for which a shell offers what the farm has: builds, if nothing else is asked for."""
     return Argument(metavar=metavar, help=about, autocompletion=offer)
 
 

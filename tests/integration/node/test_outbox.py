@@ -508,7 +508,7 @@ def test_who_looks_for_what_is_left_does_not_disturb_who_begins_a_parcel(
 
 
 def made_in(folder: Path) -> Any:
-    """What a parcel is told of the children that wrote its files."""
+    """What a parcel knows of the children that wrote its files."""
     return SimpleNamespace(folder=folder, largest=1000, phases={})
 
 
