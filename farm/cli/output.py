@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import sys
@@ -124,8 +123,10 @@ def if_interrupted(said: str) -> Iterator[None]:
 
 def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
+    from pydantic_core import to_json
+
     every = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    typer.echo(inert_json(json.dumps(document, indent=2, ensure_ascii=not every)))
+    typer.echo(inert_json(to_json(document, indent=2, ensure_ascii=not every).decode()))
 
 
 @contextmanager

@@ -555,7 +555,9 @@ class Lookup:
             return None
         batch = plain_size(combination.point.sizes[BATCH]) if BATCH in combination.point.sizes else None
         documents = {name: tensor.as_dict() for name, tensor in inputs.items()}
-        return Shape(documents, inputs, batch, canonical_fields({"inputs": documents, "batch": batch}))
+        # Without all that the cells need they get no key.
+        texts = canonical_fields({"inputs": documents, "batch": batch}) if self.is_all else {}
+        return Shape(documents, inputs, batch, texts)
 
     def _inputs_of(self, index: int) -> Mapping[str, TensorInfo] | None:
         """Return a model's inputs with the manifest's shapes; None if that fails or the model is unknown."""

@@ -155,14 +155,14 @@ class _PlannedFields(TypedDict):
     sizes: Mapping[str, PlainSize]
     key: str
     pool: str
-    emulated: Sequence[str]
+    emulated: list[str]
     state: str
     reason: str
     live_workers: int
     expected_seconds: float | None
     estimate: Estimate | None
     line: int
-    warnings: Sequence[str]
+    warnings: list[str]
 
 
 class ShownCell(_PlannedFields):

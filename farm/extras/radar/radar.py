@@ -119,7 +119,7 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
         "sizes": cell["sizes"],
         "key": cache_key(spec),
         "pool": pool.name,
-        "emulated": order.get("emulated", []),
+        "emulated": list(order.get("emulated", ())),
         "state": "miss",
         "reason": f"toolchain: {cell['toolchain']} -> {pool.toolchain}",
         "live_workers": 0,
