@@ -159,14 +159,13 @@ def cache_key(spec: SpecDocument) -> str:
 
 
 def canonical_fields(document: Mapping[str, object]) -> dict[str, str]:
-    """Return the canonical JSON of each field of a spec, so that fields shared by cells are written only once."""
-    return {name: canonical_json(value) for name, value in document.items()}
+    """Return the canonical JSON of each field of a spec, with its name: fields that cells share are written once."""
+    return {name: f'"{name}":{canonical_json(value)}' for name, value in document.items()}
 
 
 def key_of_fields(fields: Mapping[str, str]) -> str:
-    """Return the cache key of the spec that has these fields, each in canonical JSON."""
-    text = ",".join(f'"{name}":{fields[name]}' for name in sorted(fields))
-    return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()
+    """Return the cache key of the spec that has these `canonical_fields`."""
+    return hashlib.sha256(f"{{{','.join(map(fields.__getitem__, sorted(fields)))}}}".encode()).hexdigest()
 
 
 def model_digest(files: Mapping[str, str]) -> str:

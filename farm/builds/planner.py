@@ -171,7 +171,7 @@ class KnownArtifacts:
         return sidecar["spec"] if sidecar else None
 
 
-KEPT_BYTES = 128 << 20  # Memory of kept submissions but the last one, roughly; a matrix of 10,000 cells takes 50 MB.
+KEPT_BYTES = 128 << 20  # Memory of all kept submissions, roughly; only a larger one is kept alone.
 KEPT_SECONDS = 900.0  # Seconds for which a planned submission is kept: its inputs are uploaded meanwhile.
 
 
@@ -193,7 +193,12 @@ class ReadSubmission:
     @property
     def weight(self) -> int:
         """Bytes of memory that it takes, roughly."""
-        return 10 * len(json.dumps(self.submission)) + 5_000 * len(self.cells)
+        return weight_of(self.submission, len(self.cells))
+
+
+def weight_of(submission: SubmissionDocument, cells: int) -> int:
+    """Return how many bytes of memory a submission takes that was read, roughly."""
+    return 10 * len(json.dumps(submission)) + 2_000 * cells
 
 
 Asked = tuple[str, str, str]  # Who asked for what: namespace, caller, and `kept_as` of the submission.
@@ -212,17 +217,23 @@ class KeptSubmissions:
             kept = self._kept.get(asked)
         return kept[2] if kept and time.monotonic() - kept[0] < KEPT_SECONDS else None
 
-    def keep(self, asked: Asked, read: ReadSubmission) -> None:
-        """Keep a submission; the oldest ones go if they are too many together."""
-        now, weight = time.monotonic(), read.weight
+    def make_room(self, weight: int) -> None:
+        """Let go of what is too old, and of the oldest until there is room for so many bytes, or nothing is left."""
+        now = time.monotonic()
         with self._lock:
-            self._kept.pop(asked, None)
-            self._kept[asked] = now, weight, read
-            while len(self._kept) > 1 and (
-                sum(each for _, each, _ in self._kept.values()) > KEPT_BYTES
+            while self._kept and (
+                sum(each for _, each, _ in self._kept.values()) + weight > KEPT_BYTES
                 or now - next(iter(self._kept.values()))[0] > KEPT_SECONDS
             ):
                 self._kept.popitem(last=False)
+
+    def keep(self, asked: Asked, read: ReadSubmission) -> None:
+        """Keep a submission, however large; the oldest ones go if they are too many together."""
+        with self._lock:
+            self._kept.pop(asked, None)
+        self.make_room(read.weight)
+        with self._lock:
+            self._kept[asked] = time.monotonic(), read.weight, read
 
 
 class Planner:
@@ -288,6 +299,8 @@ class Planner:
         limits = AttemptLimits(time=self._settings.time_limit, memory=self._settings.memory_limit)
         if before and (before.in_buckets, before.known, before.used, before.slots) == (in_buckets, known, used, slots):
             return before
+        before = None
+        self._kept.make_room(weight_of(submission, len(matrix.combinations)))  # Two large matrices do not fit together.
         models, data, files = {**submission["models"], **in_buckets}, submission["data"], submission.get("files")
         cells = expand(matrix, models, data, used, known=known, slots=slots, files=files, limits=limits)
         if namespace != MAIN:

@@ -54,7 +54,7 @@ class Resolved:
 class Work(NamedTuple):
     """The spec and the work order of a cell but for its shape; any of `pools` gives the same key.
 
-    `spec` lacks `inputs` and `batch`, `texts` has the canonical JSON of its other fields.
+    `spec` lacks `inputs` and `batch`, `texts` has the canonical JSON of its other fields (`canonical_fields`).
     """
 
     pools: list[str]

@@ -15,10 +15,10 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1678,
+    "api": 1681,
     "artifacts": 2194,
-    "builds": 3069,
-    "cli": 4738,
+    "builds": 3082,
+    "cli": 4739,
     "client": 4638,
     "compiling": 2998,
     "control": 598,
@@ -34,9 +34,9 @@ LINES = {
     "extras/webhooks": 886,
     "jobs": 890,
     "local": 1651,
-    "loose": 1747,
+    "loose": 1746,
     "manifest": 1973,
-    "matrix": 1510,
+    "matrix": 1512,
     "metrics": 212,
     "models": 745,
     "node": 3624,
