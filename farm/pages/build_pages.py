@@ -180,7 +180,7 @@ async def events(visit: Here, build_id: BuildName, after: Annotated[str, Query(m
     whole = await run_in_threadpool(visit.farm.build_reader.resolve, visit.namespace, build_id)
     position = visit.request.headers.get("last-event-id", "")[:128] or after
     hub: EventHub = visit.request.app.state.hub
-    news = hub.follow(visit.farm, visit.builds, visit.namespace, whole, position)
+    news = hub.follow(visit.builds, visit.namespace, whole, position)
     return streamed(visit.request, visit.caller, news)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -20,11 +20,11 @@ from farm.app import Farm
 from farm.builds.reading import is_aside
 from farm.errors import FarmError
 from farm.inert import one_line
-from farm.logging import get_logger
 from farm.pages.build_view import Across, ComparedBuilds, ShownBuild, across, compare, said
 from farm.pages.quantities import duration
 from farm.results.report import BuildView
 from farm.results.verdict import CellLine
+from farm.units import by_number
 
 KEPT_CELLS = 400_000  # Cells of the builds that are kept in memory, a few hundred bytes each.
 STALE = 2.0  # An open build that changes all the time is read at most once in so many times what reading it takes.
@@ -160,6 +160,34 @@ class BuildPages:
                     self._side_by_side.pop(next(iter(self._side_by_side)))
         return found
 
+    def message(self, namespace: str, build_id: str, position: str) -> Message | None:
+        """Return what changed in a build after a position, waiting a moment for it; None if nothing did.
+
+        Raises FarmError.
+        """
+        key = (namespace, build_id)
+        if position == READING:
+            self.newest(*key)
+            return Message("", "event: reset\ndata: {}\n\n", last=True)
+        changed: set[str] = set()
+        after, ended, more = position, False, True
+        while more:
+            read = self._farm.build_reader.events(*key, after, READ_WAIT if after == position else 0.0)
+            for item in read["items"]:
+                after = str(item["id"])
+                changed |= {str(item["identifier"])} if "identifier" in item else set()
+                ended = ended or (item["type"] == "build" and item.get("state") == "reported")
+            more = len(read["items"]) >= 500 and not read["reset"]
+        if after == position:  # Its events may be gone while its report is there.
+            ended = self._farm.build_reader.get(*key)["state"] == "reported"
+        if ended or read["reset"]:
+            return Message(
+                after, f"event: {'reset' if read['reset'] else 'end'}\nid: {after}\ndata: {{}}\n\n", last=True
+            )
+        if after == position:
+            return None
+        return Message(after, f"event: news\nid: {after}\ndata: {news(self.newest(*key), changed)}\n\n", last=False)
+
     def _find(self, key: tuple[str, str]) -> _Kept | None:
         with self._lock:
             return self._kept.get(key)
@@ -239,21 +267,12 @@ class BuildPages:
 
 
 def _is_before(position: str, other: str) -> bool:
-    """Whether a position is before another one of the same epoch."""
-    (epoch, *place), (other_epoch, *other_place) = order_of(position), order_of(other)
-    return epoch == other_epoch and place < other_place
-
-
-def order_of(position: str) -> tuple[str, int, int]:
-    """Return what orders the ids of one epoch; those of another are unknown to the store, which then says so."""
-    epoch, _, rest = position.partition(".")
-    moment, _, count = rest.partition("-")
-    return epoch, int(moment or 0) if moment.isdecimal() else 0, int(count) if count.isdecimal() else 0
+    """Whether the id of an event is before another one of the same epoch (`farm.store`)."""
+    (epoch, _, place), (other_epoch, _, other_place) = position.partition("."), other.partition(".")
+    return epoch == other_epoch and by_number(place) < by_number(other_place)
 
 
 # --- news of open builds ----------------------------------------------------------------------------------------------
-
-log = get_logger(__name__)
 
 READ_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.
 PAUSE = 0.5  # Seconds at least between two messages about one build: people do not read faster.
@@ -262,15 +281,12 @@ KEEP_ALIVE = 15.0  # Seconds after which a connection without news gets a commen
 REMEMBERED = 256  # Messages that are kept for those who come back.
 RUNNING = 50  # Running cells that a page lists.
 
-LOOK_EVERY = 8
-"""Reads without an event between two looks at the build: its stream may be gone while its report is there."""
-
 READING = "reading"  # The place of those who wait until a build has been read for the first time.
 RETRY = 1000  # Milliseconds after which a browser connects again.
 
 
 class Message(NamedTuple):
-    """What one event stream gets: text in the wire format, the id that it has, and whether it is the last."""
+    """What an event stream gets: the id that it has, text in the wire format, and whether it is the last."""
 
     position: str
     text: str
@@ -278,151 +294,50 @@ class Message(NamedTuple):
 
 
 class EventHub:
-    """The open builds that somebody looks at. Belongs to one event loop."""
+    """News of open builds: all who are at the same place of a build share one reading. Belongs to one event loop."""
 
     def __init__(self, limiter: anyio.CapacityLimiter) -> None:
-        self._limiter = limiter
-        self._channels: dict[tuple[str, str], _Channel] = {}
-
-    async def follow(
-        self, farm: Farm, pages: BuildPages, namespace: str, build_id: str, position: str
-    ) -> AsyncIterator[str]:
-        """Yield news of a build since a position, until its report is written."""
-        key = (namespace, build_id)
-        channel = self._channels.get(key)
-        if channel is None or channel.task.done():
-            channel = self._channels[key] = _Channel(farm, pages, namespace, build_id, self._limiter)
-        channel.readers += 1
-        try:
-            yield f"retry: {RETRY}\n\n"
-            async for text in channel.until_read() if position == READING else channel.follow(position):
-                yield text
-        except FarmError as error:
-            # The answer has begun, so it can only end; browsers connect again.
-            log.warning("news of a build broke off", build=build_id, error=error.message)
-        finally:
-            channel.readers -= 1
-            if not channel.readers:
-                channel.task.cancel()
-                if self._channels.get(key) is channel:
-                    del self._channels[key]
-
-
-class _Channel:
-    """One build: a task that reads its events, and the last messages."""
-
-    def __init__(
-        self, farm: Farm, pages: BuildPages, namespace: str, build_id: str, limiter: anyio.CapacityLimiter
-    ) -> None:
-        self.readers = 0
-        self._farm = farm
-        self._pages = pages
-        self._key = (namespace, build_id)
         self._in_thread = partial(anyio.to_thread.run_sync, limiter=limiter, abandon_on_cancel=True)
-        self._messages: deque[Message] = deque(maxlen=REMEMBERED)
-        self._start = ""
-        """The position from which the messages are without a gap."""
-        self._news = asyncio.Event()
-        self._missed: dict[str, asyncio.Task[Message | None]] = {}
-        """What is being read for those who are behind, by their position."""
-        self.task = asyncio.create_task(self._read())
-        """Ends when no more messages will come."""
+        self._readings: dict[tuple[str, str, str], asyncio.Task[Message | None]] = {}
+        """What is being read, and the last messages, by build and position."""
 
-    async def until_read(self) -> AsyncIterator[str]:
-        """Say when the build has been read, so that its page can be shown."""
-        reading = asyncio.ensure_future(self._in_thread(partial(self._pages.newest, *self._key)))
-        while not (await asyncio.wait({reading}, timeout=KEEP_ALIVE))[0]:
-            yield ":\n\n"
-        reading.result()
-        yield "event: reset\ndata: {}\n\n"
-
-    async def follow(self, position: str) -> AsyncIterator[str]:
-        """Yield the messages after a position."""
+    async def follow(self, pages: BuildPages, namespace: str, build_id: str, position: str) -> AsyncIterator[str]:
+        """Yield news of a build since a position, until its report is written."""
+        yield f"retry: {RETRY}\n\n"
         while True:
-            news, known = self._news, self._since(position)
-            if known is None:
-                found = await self._catch_up(position)
-                known = [found] if found else []
-            for message in known:
-                position = message.position
-                yield message.text
-                if message.last:
-                    return
-            if not known:
-                if self.task.done():
-                    return
-                try:
-                    await asyncio.wait_for(news.wait(), KEEP_ALIVE)
-                except TimeoutError:
-                    yield ":\n\n"
-
-    async def _catch_up(self, position: str) -> Message | None:
-        """Read what came before the messages; those who are behind at the same place wait for one reading."""
-        task = self._missed.get(position)
-        if task is None:
-            reading = self._in_thread(partial(self._message, position, 0.0))
-            task = self._missed[position] = asyncio.ensure_future(reading)
-            task.add_done_callback(lambda _: self._missed.pop(position, None))
-        return await asyncio.shield(task)
-
-    def _since(self, position: str) -> list[Message] | None:
-        """Return the messages after a position; None if some may be missing."""
-        start, place = order_of(self._start), order_of(position)
-        if start[0] != place[0] or place < start:
-            return None
-        return [message for message in self._messages if order_of(message.position) > order_of(position)]
-
-    async def _read(self) -> None:
-        position = self._start = await self._in_thread(partial(self._pages.position, *self._key))
-        idle = 0
-        while True:
+            reading = self._reading(pages, (namespace, build_id, position))
+            is_kept = reading.done()
+            while not (await asyncio.wait({reading}, timeout=KEEP_ALIVE))[0]:
+                yield ":\n\n"
             try:
-                message = await self._in_thread(partial(self._message, position, READ_WAIT))
-                if message is None and idle % LOOK_EVERY == 0:
-                    message = await self._in_thread(partial(self._reported, position))
-                idle = 0 if message else idle + 1
-            except FarmError:
-                # The store is away: those who look have what they have.
+                message = reading.result()
+            except FarmError:  # The store is away: those who look have what they have.
+                yield ":\n\n"
                 await asyncio.sleep(READ_WAIT)
                 continue
+            yield message.text if message else ":\n\n"
             if message is None:
                 continue
-            if len(self._messages) == REMEMBERED:
-                self._start = self._messages[0].position
-            self._messages.append(message)
-            position = message.position
-            self._news.set()
-            self._news = asyncio.Event()
             if message.last:
                 return
-            await asyncio.sleep(max(PAUSE, SPARED * self._pages.cost(*self._key)))
+            position = message.position
+            if not is_kept:
+                await asyncio.sleep(max(PAUSE, SPARED * pages.cost(namespace, build_id)))
 
-    def _message(self, position: str, wait: float) -> Message | None:
-        """Return what changed after a position; None if nothing did. Raises FarmError."""
-        changed: set[str] = set()
-        after, ended, found = position, False, False
-        while True:
-            read = self._farm.build_reader.events(*self._key, after, 0.0 if found else wait)
-            if read["reset"]:
-                after = str(read["items"][-1]["id"])
-                return Message(after, f"event: reset\nid: {after}\ndata: {{}}\n\n", last=True)
-            for item in read["items"]:
-                found, after = True, str(item["id"])
-                changed |= {str(item["identifier"])} if "identifier" in item else set()
-                ended = ended or (item["type"] == "build" and item.get("state") == "reported")
-            if len(read["items"]) < 500:
-                break
-        if not found:
-            return None
-        if ended:
-            return Message(after, f"event: end\nid: {after}\ndata: {{}}\n\n", last=True)
-        data = news(self._pages.newest(*self._key), changed)
-        return Message(after, f"event: news\nid: {after}\ndata: {data}\n\n", last=False)
+    def _reading(self, pages: BuildPages, place: tuple[str, str, str]) -> asyncio.Task[Message | None]:
+        """Return the reading of what comes after a place, which is begun unless it is under way or remembered."""
 
-    def _reported(self, position: str) -> Message | None:
-        if self._farm.build_reader.get(*self._key)["state"] != "reported":
-            return None
-        return Message(position, "event: end\ndata: {}\n\n", last=True)
+        def forget(done: asyncio.Task[Message | None]) -> None:
+            message = None if done.cancelled() or done.exception() else done.result()
+            if message is None or message.last:
+                self._readings.pop(place, None)
+            while len(self._readings) > REMEMBERED:
+                del self._readings[next(iter(self._readings))]
+
+        if place not in self._readings:
+            self._readings[place] = asyncio.ensure_future(self._in_thread(partial(pages.message, *place)))
+            self._readings[place].add_done_callback(forget)
+        return self._readings[place]
 
 
 def news(view: ShownBuild, changed: set[str]) -> str:

@@ -40,7 +40,7 @@ LINES = {
     "metrics": 212,
     "models": 745,
     "node": 3624,
-    "pages": 3585,
+    "pages": 3500,
     "results": 2081,
     "runner": 6454,
     "serving": 430,

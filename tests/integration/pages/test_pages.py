@@ -1403,7 +1403,7 @@ def test_all_who_missed_the_same_wait_for_one_reading(farm: Farm, browser: httpx
     farm.build_reader.events = lambda *which: (reads.append(which[2]), events(*which))[1]  # type: ignore[method-assign]
 
     async def follow(hub: EventHub, pages: BuildPages) -> str:
-        stream = hub.follow(farm, pages, "main", build_id, after)
+        stream = hub.follow(pages, "main", build_id, after)
         texts = [await anext(stream), await anext(stream)]
         await stream.aclose()  # type: ignore[attr-defined]
         return texts[1]
