@@ -46,6 +46,7 @@ from farm.spec import FileReference, digest_of
 from farm.store import Store
 from farm.units import duration, lots
 from farm.wire.asked import BlobSize
+from farm.wire.checking import view_of
 
 
 def troubles(store: Store, settings: Settings) -> list[str]:
@@ -539,27 +540,10 @@ def _after(attempt: AttemptView | None) -> str:
 
 def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
     """Return a build as people and scripts see it; once it has a verdict, with the verdict's counts."""
-    verdict = row["verdict"]
-    view: BuildView = {
-        "id": row["id"],
-        "namespace": row["namespace"],
-        "name": row["name"],
-        "labels": row["labels"],
-        "state": row["state"],
-        "paused": row["paused"],
-        "created_by": row.get("created_by"),
-        "created_at": row["created_at"],
-        "ended_at": row["ended_at"],
-        "verdict": verdict,
-        "follows": row.get("follows"),
-        "followed_by": followed_by,
-        "retries": row.get("retries"),
-        "counts": verdict["counts"] if verdict else {"hits": row.get("hits", 0), **row["counts"]},
-        "warnings": row.get("warnings") or [],
-    }
-    if ref := row.get("shadows"):
-        view["shadows"] = ref
-    return view
+    counts = row["verdict"]["counts"] if row["verdict"] else {"hits": row.get("hits", 0), **row["counts"]}
+    known = {**dict.fromkeys(("created_by", "follows", "retries")), "warnings": [], **row}
+    known.pop("plan", None)  # It answers a submission.
+    return view_of(BuildView, {**known, "followed_by": followed_by, "counts": counts})
 
 
 AT_ONCE = 50  # Most cells of one change, and most events that it covers: a reader that is cut off repeats no more.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from farm.errors import ArtifactGone, ExitCode, NotFound
 from farm.jobs.facts import ArtifactFacts
@@ -33,6 +33,7 @@ from farm.results.gates import (
 from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
 from farm.results.tradeoff import Contender, error_of, marks_of, part_of
 from farm.spec import changes
+from farm.wire.checking import view_of
 from farm.wire.program import Sidecar
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
@@ -80,47 +81,24 @@ class CellLine(NamedTuple):
 
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
-        """Return the line of a judged cell."""
-        facts, compared = cell["facts"], cell.get("compared") or ()
-        return cls(
-            identifier=cell["identifier"],
-            model=cell["model"],
-            target=cell["target"],
-            precision=cell["precision"],
-            shape=cell["shape"],
-            look=look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"]),
-            kind=cell["kind"] or "",
-            by_farm=cell["fault"] == "farm",
-            message=cell["message"],
-            detail=cell["detail"],
-            advice=cell["advice"],
-            phase=cell["phase"] or "",
-            worker=cell["worker"] or "",
-            elapsed=cell["elapsed"],
-            waiting=cell["waiting"],
-            warning=cell["warning"] or cell.get("held", ""),
-            job=cell["job"] or "",
-            key=facts["key"] if facts else cell["key"],
-            published=facts is not None,
-            size=facts["program"]["size"] if facts else None,
-            latency=facts["latency"] if facts else None,
-            shared=bool(facts and facts["shared"]),
-            device=facts["device"] if facts else "",
-            expected_reason=cell.get("expected_reason", ""),
-            expected_link=cell.get("expected_link", ""),
-            reason=cell.get("reason", ""),
-            rules=json.dumps(rules_of(cell)),
-            p99=facts.get("p99") if facts else None,
-            throughput=facts.get("throughput") if facts else None,
-            error=error_of(facts) if facts else None,
-            marks=" ".join(marks_of(facts)) if facts else "",
-            baseline=next((row["base"] for row in compared if row["measure"] == "latency"), None),
-            sweep=json.dumps(part) if (part := part_of(cell)) else "",
-            moved=json.dumps([said for row in compared if row["against"] and (said := moved(row))])
-            if compared
-            else "[]",
-            around=json.dumps(around) if (around := cell.get("around")) else "[]",
-        )
+        """Return the line of a judged cell: fields of the cell and of its program's facts, and what they say."""
+        facts, compared = cell["facts"], cell.get("compared")
+        known = {name: each for name, each in {**cell, **(facts or {})}.items() if name in _COPIED and each is not None}
+        known["look"] = look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"])
+        known["by_farm"] = cell["fault"] == "farm"
+        known["warning"] = cell["warning"] or cell.get("held", "")
+        known["rules"] = json.dumps(rules_of(cell))
+        if facts:
+            size, marks = facts["program"]["size"], " ".join(marks_of(facts))
+            known |= {"published": True, "size": size, "error": error_of(facts), "marks": marks}
+        if compared:
+            known["baseline"] = next((row["base"] for row in compared if row["measure"] == "latency"), None)
+            known["moved"] = json.dumps([said for row in compared if row["against"] and (said := moved(row))])
+        if around := cell.get("around"):
+            known["around"] = json.dumps(around)
+        if part := part_of(cell):
+            known["sweep"] = json.dumps(part)
+        return cls(**cast("dict[str, Any]", known))
 
     @classmethod
     def planned(cls, cell: CellPlan, state: str) -> CellLine:
@@ -148,6 +126,9 @@ class CellLine(NamedTuple):
         place = (self.identifier, self.target, self.precision, self.shape, self.succeeded)
         numbers = (self.latency, self.p99, self.throughput, self.error, self.size or 0)
         return Contender(*place, *numbers, self.marks.split())
+
+
+_COPIED = frozenset(CellLine._fields) - {"around", "sweep"}
 
 
 class CellEnd(NamedTuple):
@@ -345,34 +326,20 @@ def judge_instead(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
 
 def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Return a cell that is not judged yet; without a row it waits for its build to be accepted."""
-    return {
+    known = {
+        **dict.fromkeys(("waiting", "warning", "held", "advice", "expected_reason", "expected_link"), ""),
+        **dict.fromkeys(("estimate", "before", "fault")),
+        **planned,
         **(row or _WAITING),
         "identifier": planned["identifier"],
-        "model": planned["model"],
-        "target": planned["target"],
-        "precision": planned["precision"],
-        "shape": planned["shape"],
-        "key": planned["key"],
-        "pool": planned["pool"],
-        "sizes": planned["sizes"],
-        "sweep": planned["sweep"],
-        "estimate": planned.get("estimate"),
-        "waiting": "",
-        "warning": "",
-        "held": "",
         "gate": planned["gates"],
-        "line": planned["line"],
-        "fault": None,
-        "advice": "",
         "expected": False,
         "as_expected": False,
-        "expected_reason": "",
-        "expected_link": "",
         "reason": planned.get("reason") or "",
-        "before": planned.get("before"),
         "compared": [],
         "around": [],
     }
+    return view_of(JudgedCell, known)
 
 
 _WAITING: CellRow = {

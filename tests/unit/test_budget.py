@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1681,
     "artifacts": 2194,
-    "builds": 3082,
+    "builds": 3066,
     "cli": 4739,
     "client": 4638,
     "compiling": 2998,
@@ -41,14 +41,14 @@ LINES = {
     "models": 745,
     "node": 3624,
     "pages": 3500,
-    "results": 2081,
+    "results": 2048,
     "runner": 6454,
     "serving": 430,
     "store": 1762,
     "targets": 1112,
     "tasks": 177,
     "tuning": 2396,
-    "wire": 390,
+    "wire": 392,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 
