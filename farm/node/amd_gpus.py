@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farm.node.gpus import Gpu, GpuReport, Machine, Note, hidden_nodes, kernel_gpus, numa_node, pci_address, whole_card
+from farm.node.gpus import Gpu, Machine, Note, hidden_nodes, kernel_gpus, numa_node, pci_address, whole_card
 
 SPOOF = "HSA_OVERRIDE_GFX_VERSION"
 CHOICE = "ROCR_VISIBLE_DEVICES"
@@ -68,7 +68,7 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
     return next(filter(None, answers), "")
 
 
-def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
+def _unseen(machine: Machine, base: Sequence[Gpu]) -> list[Note]:
     notes = []
     if nodes := hidden_nodes(machine):
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
@@ -82,15 +82,13 @@ def _unseen(machine: Machine, base: Sequence[GpuReport]) -> list[Note]:
 _CONTAINER = "start the container with --device /dev/kfd --device /dev/dri"
 
 
-def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[GpuReport, dict[str, GpuReport]]:
+def _completed(report: Gpu, others: dict[str, list[Gpu]]) -> tuple[Gpu, dict[str, Gpu]]:
     """Fill the gaps of a report from other sources; return it with the reports of these sources."""
     matches = {source: [one for one in reports if same_gpu(report, one)] for source, reports in others.items()}
     said = {source: found[0] for source, found in matches.items() if len(found) == 1}
     whole = report
     for one in said.values():
-        gaps = {
-            name: value for name in GpuReport.__slots__ if (value := getattr(one, name)) and not getattr(whole, name)
-        }
+        gaps = {name: value for name in Gpu.__slots__ if (value := getattr(one, name)) and not getattr(whole, name)}
         if ":" in one.arch and one.arch.partition(":")[0] == whole.arch:
             gaps["arch"] = one.arch
         whole = replace(whole, **gaps)
@@ -98,7 +96,7 @@ def _completed(report: GpuReport, others: dict[str, list[GpuReport]]) -> tuple[G
 
 
 def _usable(
-    machine: Machine, index: int, report: GpuReport, said: dict[str, GpuReport], *, alone: bool
+    machine: Machine, index: int, report: Gpu, said: dict[str, Gpu], *, alone: bool
 ) -> tuple[Gpu | None, list[Note]]:
     subject = f"GPU {index}" + (f" ({report.bdf})" if report.bdf else "")
     notes = []
@@ -107,7 +105,7 @@ def _usable(
         if short and short != report.arch.partition(":")[0]:
             text = f"{source} calls it {one.arch}, which it is not: the kernel says {report.arch}"
             return None, [Note(subject, text, f"look for {SPOOF} in the environment, and remove it")]
-        if one.compute_units not in (None, report.compute_units):
+        if one.compute_units not in (0, report.compute_units):
             text = f"{source} counts {one.compute_units} compute units, the kernel {report.compute_units}, which stands"
             notes.append(Note(subject, text, "a mask of compute units (HSA_CU_MASK, ROC_GLOBAL_CU_MASK) may be set"))
     if not report.arch or not report.compute_units:
@@ -123,16 +121,10 @@ def _usable(
     folders = [f"/sys/class/drm/renderD{report.render}/device"] if report.render else []
     folders += [f"/sys/bus/pci/devices/{whole_card(report.bdf)}"] if report.bdf else []
     partitions = (machine.text(f"{folder}/current_compute_partition") for folder in folders)
-    gpu = Gpu(
+    gpu = replace(
+        report,
         index=index,
-        uuid=report.uuid,
-        arch=report.arch,
-        compute_units=report.compute_units,
-        xcc=report.xcc,
-        memory=report.memory,
-        model=report.model,
         partition=next(filter(None, partitions), report.partition),
-        bdf=report.bdf,
         cpus=_cpus(machine, report),
         # The kernel's own driver has the kernel's version.
         driver=machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else ""),
@@ -141,7 +133,7 @@ def _usable(
     return gpu, notes
 
 
-def _closed(machine: Machine, subject: str, report: GpuReport) -> Note | None:
+def _closed(machine: Machine, subject: str, report: Gpu) -> Note | None:
     """Return a note if this process may not open the GPU's devices."""
     names = ["/dev/kfd", *([f"/dev/dri/renderD{report.render}"] if report.render else [])]
     for name in names:
@@ -155,7 +147,7 @@ def _closed(machine: Machine, subject: str, report: GpuReport) -> Note | None:
     return None
 
 
-def _cpus(machine: Machine, report: GpuReport) -> str:
+def _cpus(machine: Machine, report: Gpu) -> str:
     """Return the CPUs near a GPU: those of its PCI device, else those of the CPU node that KFD links it to."""
     near = machine.text(f"/sys/bus/pci/devices/{whole_card(report.bdf)}/local_cpulist") if report.bdf else ""
     if near or report.node is None:
@@ -168,7 +160,7 @@ AMD_SMI = ("static", "--asic", "--bus", "--vram", "--partition", "--json")
 SHORT_AMD_SMI = ("static", "--asic", "--json")  # For releases that do not know all of the other's switches.
 
 
-def same_gpu(one: GpuReport, other: GpuReport) -> bool:
+def same_gpu(one: Gpu, other: Gpu) -> bool:
     """Whether two sources speak of one GPU: by the first name that both know, and not by the order of lists."""
     for name in ("node", "bdf", "uuid"):
         mine, theirs = getattr(one, name), getattr(other, name)
@@ -177,7 +169,7 @@ def same_gpu(one: GpuReport, other: GpuReport) -> bool:
     return False
 
 
-def of_rocminfo(text: str) -> list[GpuReport]:
+def of_rocminfo(text: str) -> list[Gpu]:
     """Return the GPU agents of rocminfo's output: it alone knows the feature bits of an architecture.
 
     `Node` is KFD's number; `BDFID` leaves the PCI domain out.
@@ -186,18 +178,18 @@ def of_rocminfo(text: str) -> list[GpuReport]:
     return [_of_agent(agent) for agent in agents if re.search(r"^\s*Device Type:\s+GPU", agent, re.MULTILINE)]
 
 
-def _of_agent(agent: str) -> GpuReport:
+def _of_agent(agent: str) -> Gpu:
     node, bdf, units = (_number(agent, name) for name in ("Node", "BDFID", "Compute Unit"))
     uuid, short = _value(agent, "Uuid"), _value(agent, "Name")
     # An agent also lists the generic arch that it belongs to (gfx9-4-generic).
     names = re.findall(r"Name:\s+amdgcn-amd-amdhsa--(gfx\S+)", agent)
     memory = re.search(r"Segment:\s+GLOBAL; FLAGS: COARSE GRAINED\s+Size:\s+([0-9]{1,18})\(0x[0-9a-f]+\) KB", agent)
-    return GpuReport(
+    return Gpu(
         node=node,
         bdf=pci_address(0, bdf) if bdf else "",
         uuid=uuid if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid) else "",
         arch=next((name for name in names if name.partition(":")[0] == short), short),
-        compute_units=units,
+        compute_units=units or 0,
         memory=int(memory[1]) * 1024 if memory else None,
         model=_value(agent, "Marketing Name"),
     )
@@ -213,7 +205,7 @@ def _number(agent: str, name: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def of_amd_smi(text: str) -> list[GpuReport]:
+def of_amd_smi(text: str) -> list[Gpu]:
     """Return the GPUs of `amd-smi static`'s JSON: `{"gpu_data": [...]}`, and a bare list before ROCm 7.
 
     It alone has partition modes where the kernel's files are missing. Other text names no GPU.
@@ -228,16 +220,16 @@ def of_amd_smi(text: str) -> list[GpuReport]:
     return [_of_row(row) for row in listed if isinstance(row, dict) and isinstance(row.get("asic"), dict)]
 
 
-def _of_row(row: Mapping[str, Any]) -> GpuReport:
+def _of_row(row: Mapping[str, Any]) -> Gpu:
     asic, bus, partition, vram = (_mapping(row.get(name)) for name in ("asic", "bus", "partition", "vram"))
     serial = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", str(asic.get("asic_serial")))
     units, size = asic.get("num_compute_units"), _mapping(vram.get("size"))
     mode = str(partition.get("accelerator_partition") or partition.get("compute_partition") or "")
-    return GpuReport(
+    return Gpu(
         bdf=_known(bus.get("bdf")).lower(),
         uuid=f"GPU-{serial[1].lower():0>16}" if serial else "",
         arch=_known(asic.get("target_graphics_version")),
-        compute_units=units if isinstance(units, int) else None,
+        compute_units=units if isinstance(units, int) else 0,
         memory=size["value"] * 2**20 if isinstance(size.get("value"), int) and size.get("unit") == "MB" else None,
         model=_known(asic.get("market_name")),
         partition=mode if re.fullmatch("[STDQC]PX", mode) else "",

@@ -119,26 +119,28 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as found, or the part of one that its driver shows as a device.
+    """One GPU as found, or as one source reports it, or the part of one that its driver shows as a device.
 
-    `arch` is AMD's full name with the feature bits if rocminfo reports them, or NVIDIA's compute capability with the
-    model (`sm_90:h200`). `index` counts the maker's GPUs of the node. `memory` is in bytes, `cpus` the CPUs of its NUMA
-    node as the kernel writes lists (`0-47,96-143`), `driver` the version of the maker's kernel module.
+    What is not known is None, 0 or empty.
     """
 
-    index: int
-    uuid: str
-    arch: str
-    compute_units: int
+    index: int = 0  # Counts the maker's GPUs of the node.
+    uuid: str = ""  # AMD: `GPU-` and 16 hex digits, which the partitions of a card share.
+    arch: str = ""
+    """AMD's full name with the feature bits if rocminfo reports them, or NVIDIA's compute capability with the model
+    (`sm_90:h200`)."""
+    compute_units: int = 0
     xcc: int | None = None
-    memory: int | None = None
+    memory: int | None = None  # In bytes.
     model: str = ""
     partition: str = ""
-    bdf: str = ""
-    cpus: str = ""
-    driver: str = ""
+    bdf: str = ""  # The PCI address (`0000:05:00.0`); partitions of a card differ in the function.
+    cpus: str = ""  # The CPUs of its NUMA node as the kernel writes lists (`0-47,96-143`).
+    driver: str = ""  # The version of the maker's kernel module.
     alone: bool = True  # Whether no other GPU of the node has its UUID, as partitions of one card do.
     maker: Maker = "amd"
+    node: int | None = None  # KFD's number of the node.
+    render: int | None = None  # The number of its device in /dev/dri.
 
     @property
     def name(self) -> str:
@@ -215,26 +217,6 @@ PROCESSES = "/sys/class/kfd/kfd/proc"
 _MEMORY_HEAPS = (1, 2)  # `heap_type` of a GPU's own memory: visible to the host, and not.
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReport:
-    """One GPU as one source reports it. A field that the source does not report is None or empty.
-
-    `node` is KFD's number of the node, `bdf` the PCI address (`0000:05:00.0`; partitions of a card differ in the
-    function), `uuid` is `GPU-` and 16 hex digits, which the partitions of a card share. `memory` is in bytes.
-    """
-
-    node: int | None = None
-    bdf: str = ""
-    uuid: str = ""
-    arch: str = ""
-    compute_units: int | None = None
-    xcc: int | None = None
-    memory: int | None = None
-    model: str = ""
-    partition: str = ""
-    render: int | None = None
-
-
 def pci_address(domain: int, location: int) -> str:
     """Return a PCI address from KFD's `domain` and `location_id` (rocminfo's BDFID): bus, device, function."""
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
@@ -245,7 +227,7 @@ def whole_card(bdf: str) -> str:
     return bdf[:-1] + "0" if bdf else ""
 
 
-def kernel_gpus(machine: Machine) -> list[GpuReport]:
+def kernel_gpus(machine: Machine) -> list[Gpu]:
     """Return the GPUs that this process may see, in ROCr's order. Nodes that may not be read are skipped."""
     found = [(node, machine.numbers(f"{NODES}/{node}/properties")) for node in machine.numbered(NODES)]
     return [
@@ -290,19 +272,19 @@ def _address(properties: dict[str, int]) -> str:
     return pci_address(properties.get("domain", 0), location) if location else ""
 
 
-def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> GpuReport:
+def _gpu(machine: Machine, node: int, properties: dict[str, int]) -> Gpu:
     simd, per_unit = properties.get("simd_count"), properties.get("simd_per_cu")
     unique, render = properties.get("unique_id"), properties.get("drm_render_minor")
     version = properties.get("gfx_target_version", 0)  # MMmmss, `ss` in hex: 90010 is gfx90a, 110000 gfx1100.
     banks = f"{NODES}/{node}/mem_banks"
     heaps = [machine.numbers(f"{banks}/{bank}/properties") for bank in machine.numbered(banks)]
     own = [heap.get("size_in_bytes", 0) for heap in heaps if heap.get("heap_type") in _MEMORY_HEAPS]
-    return GpuReport(
+    return Gpu(
         node=node,
         bdf=_address(properties),
         uuid=f"GPU-{unique:016x}" if unique else "",
         arch=f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else "",
-        compute_units=simd // per_unit if simd and per_unit else None,
+        compute_units=simd // per_unit if simd and per_unit else 0,
         xcc=properties.get("num_xcc"),
         memory=sum(own) or None,
         render=render or None,
