@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from farm.artifacts.storage import MAIN
 from farm.compiling.alone import host_at
@@ -236,38 +236,32 @@ class Lease:
         self.cancelled = threading.Event()
         self.unwanted = False
         self.due = due
-        self.doing: tuple[str, float | None, str] = ("", None, "")
-        self.kept = False
-        """Whether its program is finished, and lies on the node's disk until object storage has it."""
-        self.left = False
-        """Whether it only uploads, and its slot is free for another."""
+        self._says = Renewal(attempt.token, attempt.job_id)
         self._news = news
 
     def note(self, phase: Phase, progress: float | None, detail: str, /) -> None:
         """Remember what the attempt is doing. A new phase is reported at once, progress with the next renewal."""
-        changed = phase.value != self.doing[0]
-        self.doing = (phase.value, progress, detail)
-        if changed:
-            self._renew_now()
+        self._say(at_once=phase != self._says.phase, phase=phase.value, progress=progress, detail=detail)
 
     def wait_for_storage(self, *, kept: bool) -> None:
-        """Remember that the attempt cannot go on, and whether its program is kept."""
+        """Remember that the attempt cannot go on, and whether its finished program is kept on the node's disk."""
         detail = f"{WAITS_FOR_STORAGE}; its program is finished" if kept else WAITS_FOR_STORAGE
-        changed = detail != self.doing[2]
-        self.doing, self.kept = (self.doing[0], None, detail), self.kept or kept
-        if changed:
-            self._renew_now()
+        self._say(at_once=detail != self._says.detail, progress=None, detail=detail, kept=kept or self._says.kept)
 
     def leave_slot(self) -> None:
-        """Remember that the attempt holds no slot any more."""
-        self.left = True
-        self._renew_now()
+        """Remember that the attempt only uploads, and holds no slot any more."""
+        self._say(at_once=True, left=True)
 
     def renewal(self) -> Renewal:
         """Return what it says to the store."""
-        attempt = self.attempt
-        paused, news = attempt.clock.lost, attempt.tail.news()
-        return Renewal(attempt.token, attempt.job_id, *self.doing, paused, news, self.kept, self.left)
+        return replace(self._says, paused=self.attempt.clock.lost, log_tail=self.attempt.tail.news())
+
+    def _say(self, *, at_once: bool, **says: Any) -> None:
+        with self._news:
+            self._says = replace(self._says, **says)
+            if at_once:
+                self.due = 0.0
+                self._news.notify()
 
     def hear(self, answer: Renewed) -> None:
         """Hear whether the store wants the attempt to go on."""
@@ -276,11 +270,6 @@ class Lease:
             self.cancelled.set()
         if answer == "lost":
             self.due = math.inf
-
-    def _renew_now(self) -> None:
-        with self._news:
-            self.due = 0.0
-            self._news.notify()
 
 
 class Leases:
