@@ -6,7 +6,6 @@ Each source knows different fields and names a GPU in its own way.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farm.node.gpus import Gpu, Machine, Note, hidden_nodes, kernel_gpus, numa_node, pci_address, whole_card
+from farm.node.gpus import NODES, Gpu, Machine, Note, closed, kernel_gpus, pci_address, visible, whole_card
 
 SPOOF = "HSA_OVERRIDE_GFX_VERSION"
 CHOICE = "ROCR_VISIBLE_DEVICES"
@@ -43,22 +42,12 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
         gpu, report_notes = _usable(machine, index, whole, said, alone=uuids[report.uuid] == 1)
         notes += report_notes
         found += [gpu] if gpu else []
-    found, left_out = _allowed(found, machine.environ.get(CHOICE))
+    found, left_out = visible(machine, CHOICE, found, "GPUs", lambda gpu, name: name in (str(gpu.index), gpu.uuid))
     notes += left_out
     if machine.environ.get(SPOOF) and found:
         text = f"{SPOOF} is set: a GPU that poses as another gives programs that fail (rocMLIR) or are wrong"
         return [], [*notes, Note("GPUs", text, f"start the worker without {SPOOF}")]
     return found, notes
-
-
-def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
-    """Keep the GPUs that the worker's environment leaves visible, by index or UUID."""
-    if choice is None:
-        return list(found), []
-    names = [name.strip() for name in choice.split(",")]
-    kept = [gpu for gpu in found if {str(gpu.index), gpu.uuid} & set(names)]
-    text = f"{CHOICE}={choice} leaves {len(kept)} of {len(found)} to this worker"
-    return kept, [Note("GPUs", text, broken=False)] if len(kept) < len(found) else []
 
 
 def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequence[str]) -> str:
@@ -70,7 +59,8 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
 
 def _unseen(machine: Machine, base: Sequence[Gpu]) -> list[Note]:
     notes = []
-    if nodes := hidden_nodes(machine):
+    # A container sees so the GPUs that it was not given.
+    if nodes := [node for node in machine.numbered(NODES) if not machine.numbers(f"{NODES}/{node}/properties")]:
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
         fix = "give the container the device (--device /dev/dri/renderD…), if it should use it"
         notes.append(Note("GPUs", text, fix, broken=False))
@@ -112,7 +102,10 @@ def _usable(
         missing = "architecture" if not report.arch else "number of compute units"
         fix = "install rocminfo, or a newer driver" if not said else "look at the kernel's log (dmesg | grep amdgpu)"
         return None, [*notes, Note(subject, f"nothing says its {missing}", fix)]
-    if note := _closed(machine, subject, report):
+    group = "render" if report.node is not None else "video"
+    fix = f"add this user to the group that owns it (usermod -aG {group},video $USER), and log in again"
+    devices = ["/dev/kfd", *([f"/dev/dri/renderD{report.render}"] if report.render else [])]
+    if note := closed(machine, subject, devices, _CONTAINER, fix):
         return None, [*notes, note]
     if ":" not in report.arch and report.arch.startswith("gfx9"):
         text = f"feature bits of {report.arch} are unknown (sramecc, xnack): programs are keyed by the bare name"
@@ -133,27 +126,18 @@ def _usable(
     return gpu, notes
 
 
-def _closed(machine: Machine, subject: str, report: Gpu) -> Note | None:
-    """Return a note if this process may not open the GPU's devices."""
-    names = ["/dev/kfd", *([f"/dev/dri/renderD{report.render}"] if report.render else [])]
-    for name in names:
-        path = machine.path(name)
-        if not path.exists():
-            return Note(subject, f"{name} is not there", _CONTAINER)
-        if not os.access(path, os.R_OK | os.W_OK):
-            group = "render" if report.node is not None else "video"
-            fix = f"add this user to the group that owns it (usermod -aG {group},video $USER), and log in again"
-            return Note(subject, f"this user may not open {name}", fix)
-    return None
-
-
 def _cpus(machine: Machine, report: Gpu) -> str:
     """Return the CPUs near a GPU: those of its PCI device, else those of the CPU node that KFD links it to."""
     near = machine.text(f"/sys/bus/pci/devices/{whole_card(report.bdf)}/local_cpulist") if report.bdf else ""
     if near or report.node is None:
         return near
-    node = numa_node(machine, report.node)
-    return "" if node is None else machine.text(f"/sys/devices/system/node/node{node}/cpulist")
+    folder = f"{NODES}/{report.node}/io_links"
+    links = [machine.numbers(f"{folder}/{link}/properties") for link in machine.numbered(folder)]
+    nodes = [
+        node for _, node in sorted((link.get("weight", 0), link["node_to"]) for link in links if "node_to" in link)
+    ]
+    nearest = (node for node in nodes if machine.numbers(f"{NODES}/{node}/properties").get("cpu_cores_count"))
+    return next((machine.text(f"/sys/devices/system/node/node{node}/cpulist") for node in nearest), "")
 
 
 AMD_SMI = ("static", "--asic", "--bus", "--vram", "--partition", "--json")

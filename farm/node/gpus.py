@@ -189,6 +189,28 @@ class Gpu:
         return ", ".join(filter(None, words))
 
 
+def visible(
+    machine: Machine, variable: str, found: Sequence[Gpu], subject: str, is_meant: Callable[[Gpu, str], bool]
+) -> tuple[list[Gpu], list[Note]]:
+    """Keep the GPUs that a variable of the worker's environment names; `is_meant` compares one with a name."""
+    choice = machine.environ.get(variable)
+    names = [name.strip() for name in (choice or "").split(",") if name.strip()]
+    kept = [gpu for gpu in found if choice is None or any(is_meant(gpu, name) for name in names)]
+    text = f"{variable}={choice} leaves {len(kept)} of {len(found)} to this worker"
+    return kept, [Note(subject, text, broken=False)] if len(kept) < len(found) else []
+
+
+def closed(machine: Machine, subject: str, devices: Iterable[str], if_absent: str, if_closed: str) -> Note | None:
+    """Return a note, with what to do, if this process may not open one of a GPU's device files."""
+    for name in devices:
+        path = machine.path(name)
+        if not path.exists():
+            return Note(subject, f"{name} is not there", if_absent)
+        if not os.access(path, os.R_OK | os.W_OK):
+            return Note(subject, f"this user may not open {name}", if_closed)
+    return None
+
+
 class GpuDriver(Protocol):
     """How a node asks the driver of a maker's GPUs; an extension adds it. `pin` is that of a `Gpu`."""
 
@@ -235,19 +257,6 @@ def kernel_gpus(machine: Machine) -> list[Gpu]:
         for node, properties in found
         if properties.get("simd_count") or properties.get("gfx_target_version")
     ]
-
-
-def hidden_nodes(machine: Machine) -> list[int]:
-    """Return the nodes whose description may not be read, as a container sees the GPUs that it was not given."""
-    return [node for node in machine.numbered(NODES) if not machine.numbers(f"{NODES}/{node}/properties")]
-
-
-def numa_node(machine: Machine, node: int) -> int | None:
-    """Return the CPU node that a GPU's node is nearest to, by its links; None if there is none."""
-    folder = f"{NODES}/{node}/io_links"
-    links = [machine.numbers(f"{folder}/{link}/properties") for link in machine.numbered(folder)]
-    near = sorted((link.get("weight", 0), link["node_to"]) for link in links if "node_to" in link)
-    return next((to for _, to in near if machine.numbers(f"{NODES}/{to}/properties").get("cpu_cores_count")), None)
 
 
 def memory_held(machine: Machine, bdf: str) -> dict[int, int] | None:

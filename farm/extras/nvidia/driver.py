@@ -8,13 +8,12 @@ those of its card.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from farm.node.gpus import Gpu, Machine, Note
+from farm.node.gpus import Gpu, Machine, Note, closed, visible
 from farm.wire.program import Conditions
 
 CHOICE = "CUDA_VISIBLE_DEVICES"
@@ -36,12 +35,17 @@ def find(machine: Machine) -> tuple[list[Gpu], list[Note]]:
         if card is None:
             text = "the driver lists the card and does not answer for it: it fell off the bus, or is in a bad state"
             notes.append(Note(f"NVIDIA GPU {index}", text, "look at the kernel's log (dmesg | grep -i xid)"))
-        elif closed := _closed(machine, nvml, index, card):
-            notes.append(closed)
+        elif note := _closed(machine, nvml, index, card):
+            notes.append(note)
         else:
             found += _devices(machine, nvml, index, card, notes)
-    found, left_out = _allowed(found, machine.environ.get(CHOICE))
+    found, left_out = visible(machine, CHOICE, found, "NVIDIA GPUs", _is_meant)
     return found, notes + left_out
+
+
+def _is_meant(gpu: Gpu, name: str) -> bool:
+    """Whether a name that a variable has is this GPU's: the card's number, or the start of its UUID."""
+    return name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name))
 
 
 def _closed(machine: Machine, nvml: Nvml, index: int, card: Any) -> Note | None:
@@ -51,15 +55,9 @@ def _closed(machine: Machine, nvml: Nvml, index: int, card: Any) -> Note | None:
         return Note(subject, "its compute mode is Prohibited", f"nvidia-smi -i {index} -c DEFAULT, if it shall be used")
     minor = nvml.ask("DeviceGetMinorNumber", card)
     names = ["/dev/nvidiactl", "/dev/nvidia-uvm", *([] if minor is None else [f"/dev/nvidia{minor}"])]
-    for name in names:
-        path = machine.path(name)
-        if not path.exists():
-            # A sealed child cannot start the program that makes it.
-            fix = "nvidia-modprobe -u -c=0 makes it; a container gets it by --gpus"
-            return Note(subject, f"{name} is not there", fix)
-        if not os.access(path, os.R_OK | os.W_OK):
-            return Note(subject, f"this user may not open {name}", "give the user the group that owns it")
-    return None
+    # A sealed child cannot start the program that makes it.
+    fix = "nvidia-modprobe -u -c=0 makes it; a container gets it by --gpus"
+    return closed(machine, subject, names, fix, "give the user the group that owns it")
 
 
 def _devices(machine: Machine, nvml: Nvml, index: int, card: Any, notes: list[Note]) -> Iterator[Gpu]:
@@ -132,20 +130,6 @@ def model_slug(model: str) -> str:
     """
     short = re.sub(r"\b(nvidia|geforce|tesla|quadro|graphics|gpu)\b", " ", model.lower())
     return re.sub(r"[^a-z0-9.]+", "-", short).strip("-")
-
-
-def _allowed(found: Sequence[Gpu], choice: str | None) -> tuple[list[Gpu], list[Note]]:
-    """Keep the GPUs that the worker's environment leaves visible, by card number or by the start of a UUID."""
-    if choice is None:
-        return list(found), []
-    names = [name.strip() for name in choice.split(",") if name.strip()]
-    kept = [
-        gpu
-        for gpu in found
-        if any(name == str(gpu.index) or (not name.isdigit() and gpu.uuid.startswith(name)) for name in names)
-    ]
-    text = f"{CHOICE}={choice} leaves {len(kept)} of {len(found)} to this worker"
-    return kept, [Note("NVIDIA GPUs", text, broken=False)] if len(kept) < len(found) else []
 
 
 def gauges(machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:

@@ -168,7 +168,7 @@ def test_counts_that_disagree_are_reported(tmp_path: Path) -> None:
 def test_a_gpu_that_may_not_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check that is given the answer: the tests may run as root, who may open everything."""
     machine = recorded("mi300x-spx", tmp_path)
-    monkeypatch.setattr("farm.node.amd_gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
+    monkeypatch.setattr("farm.node.gpus.os.access", lambda path, mode: Path(path).name != "renderD129")
     gpus, notes = look(machine)
     assert [gpu.index for gpu in gpus] == [0]
     assert "GPU 1 (0000:85:00.0): this user may not open /dev/dri/renderD129" in notes
