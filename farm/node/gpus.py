@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -211,14 +211,24 @@ def closed(machine: Machine, subject: str, devices: Iterable[str], if_absent: st
     return None
 
 
+class Usage(TypedDict):
+    """The mean share of time in which a GPU was busy, and the most bytes of memory that were in use beyond the start.
+
+    None if the driver does not report it. The counters are those of the whole card, even if it is partitioned.
+    """
+
+    busy: float | None
+    memory: int | None
+
+
 class GpuDriver(Protocol):
     """How a node asks the driver of a maker's GPUs; an extension adds it. `pin` is that of a `Gpu`."""
 
     def find(self, machine: Machine) -> tuple[list[Gpu], list[Note]]:
         """Return the GPUs that can be used, and notes on GPUs that cannot be used."""
 
-    def gauges(self, machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-        """Return what reads how busy a GPU is, in percent, and how many bytes of its memory are in use."""
+    def usage(self, machine: Machine, pin: str) -> Usage:
+        """Return the share of time in which a GPU is busy at this moment, and the bytes of its memory in use."""
 
     def conditions(self, machine: Machine, pin: str) -> Conditions | None:
         """Return the state of a GPU at this moment, without its processes; None if it is gone."""
@@ -309,16 +319,6 @@ FOREIGN_BYTES = 64 << 20
 """Bytes of a GPU's memory that others may hold before it counts as in use: monitors open it and hold a little."""
 
 
-class Usage(TypedDict):
-    """The mean share of time in which a GPU was busy, and the most bytes of memory that were in use beyond the start.
-
-    None if the driver does not report it. The counters are those of the whole card, even if it is partitioned.
-    """
-
-    busy: float | None
-    memory: int | None
-
-
 @contextmanager
 def watch(slot: Slot, machine: Machine = HERE) -> Iterator[Usage]:
     """Look at a slot's GPU repeatedly while the block runs. The usage that it yields is filled in when the block ends.
@@ -330,14 +330,13 @@ def watch(slot: Slot, machine: Machine = HERE) -> Iterator[Usage]:
     if not slot.gpu:
         yield usage
         return
-    read_busy, read_used = _gauges(slot, machine)
-    before = read_used()
-    readings: list[tuple[int | None, int | None]] = []
+    before = usage_now(slot, machine)["memory"] or 0
+    readings: list[Usage] = []
     over = threading.Event()
 
     def look() -> None:
         while True:
-            readings.append((read_busy(), read_used()))
+            readings.append(usage_now(slot, machine))
             if over.wait(LOOK_SECONDS):
                 return
 
@@ -348,24 +347,19 @@ def watch(slot: Slot, machine: Machine = HERE) -> Iterator[Usage]:
     finally:
         over.set()
         thread.join()
-        busy = [value for value, _ in readings if value is not None]
-        used = [value for _, value in readings if value is not None]
-        usage["busy"] = sum(busy) / len(busy) / 100 if busy else None
-        usage["memory"] = max(0, max(used) - (before or 0)) if used else None
+        busy = [each["busy"] for each in readings if each["busy"] is not None]
+        used = [each["memory"] for each in readings if each["memory"] is not None]
+        usage["busy"] = sum(busy) / len(busy) if busy else None
+        usage["memory"] = max(0, max(used) - before) if used else None
 
 
 def usage_now(slot: Slot, machine: Machine = HERE) -> Usage:
     """Return how busy a slot's GPU is at this moment, and how many bytes of its memory are in use, by anybody."""
-    read_busy, read_used = _gauges(slot, machine)
-    busy = read_busy()
-    return {"busy": None if busy is None else busy / 100, "memory": read_used()}
-
-
-def _gauges(slot: Slot, machine: Machine) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
     if driver := driver_of(slot.maker):
-        return driver.gauges(machine, slot.gpu)
-    read, folder = partial(_number, machine), f"/sys/bus/pci/devices/{slot.bdf}"
-    return partial(read, f"{folder}/gpu_busy_percent"), partial(read, f"{folder}/mem_info_vram_used")
+        return driver.usage(machine, slot.gpu)
+    folder = f"/sys/bus/pci/devices/{slot.bdf}"
+    busy = _number(machine, f"{folder}/gpu_busy_percent")
+    return {"busy": None if busy is None else busy / 100, "memory": _number(machine, f"{folder}/mem_info_vram_used")}
 
 
 _THROTTLE_STATUS = {(1, 1): 68, (1, 2): 68, (1, 3): 68, (1, 4): 40, (1, 5): 104}

@@ -9,11 +9,10 @@ those of its card.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-from farm.node.gpus import Gpu, Machine, Note, closed, visible
+from farm.node.gpus import Gpu, Machine, Note, Usage, closed, visible
 from farm.wire.program import Conditions
 
 CHOICE = "CUDA_VISIBLE_DEVICES"
@@ -132,14 +131,15 @@ def model_slug(model: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", short).strip("-")
 
 
-def gauges(machine: Machine, pin: str) -> tuple[Callable[[], int | None], Callable[[], int | None]]:
-    """Return what reads how busy a device is, in percent, and how many bytes of its memory are in use."""
+def usage(machine: Machine, pin: str) -> Usage:
+    """Return the share of time in which a device is busy at this moment, and the bytes of its memory in use."""
     nvml, _ = open_nvml(machine)
     device = nvml.ask("DeviceGetHandleByUUID", pin) if nvml else None
     if nvml is None or device is None:
-        return lambda: None, lambda: None
-    busy = partial(nvml.number, "DeviceGetUtilizationRates", device, "gpu")
-    return busy, partial(nvml.number, "DeviceGetMemoryInfo", device, "used")
+        return {"busy": None, "memory": None}
+    busy = nvml.number("DeviceGetUtilizationRates", device, "gpu")
+    memory = nvml.number("DeviceGetMemoryInfo", device, "used")
+    return {"busy": None if busy is None else busy / 100, "memory": memory}
 
 
 def conditions(machine: Machine, pin: str) -> Conditions | None:
