@@ -164,35 +164,27 @@ def probe(
 
 
 def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Pool]:
-    gpus = [gpu for gpu in findings.gpus if gpu.maker == "amd"]
+    """Yield the pools that a compiler serves here, without GPUs that are older than its libraries support."""
     for name in found["targets"]:
-        if Target(compiler, name).module and compilers()[compiler].maker(name):
-            yield from _card_pools(compiler, found, name, findings)
-        elif name != "gpu":
+        maker = "amd" if name == "gpu" else compilers()[compiler].maker(name)
+        if maker is None:
             yield _pool(compiler, found, name, Device(arch=name))
-    if "gpu" in found["targets"]:
-        for device, gpu in {gpu.device: gpu for gpu in gpus}.items():
-            yield _pool(compiler, found, bare(gpu.arch), device, memory=gpu.memory)
-        if not gpus and "gpu_arch" not in found["features"]:
-            findings.notes.append(Note(compiler, "its GPU target loads, but there is no GPU to use", broken=False))
-    elif gpus and compiler == "migraphx":
+        for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():
+            arch, lowest = bare(gpu.arch), found.get("lowest", 0)
+            capability = int(arch.removeprefix("sm_")) if maker == "nvidia" else lowest
+            if capability < lowest:
+                text = f"{found['label']} serves no compute capability below {lowest / 10}, this is {capability / 10}"
+                fix = "install an onnxruntime-gpu for an older CUDA, whose libraries still have the card"
+                findings.notes.append(Note(gpu.name, text, fix))
+                continue
+            yield _pool(compiler, found, arch if name == "gpu" else name, device, memory=gpu.memory)
+    has_gpu = any(gpu.maker == "amd" for gpu in findings.gpus)
+    if "gpu" in found["targets"] and not has_gpu and "gpu_arch" not in found["features"]:
+        findings.notes.append(Note(compiler, "its GPU target loads, but there is no GPU to use", broken=False))
+    elif "gpu" not in found["targets"] and has_gpu and compiler == "migraphx":
         reason = (found.get("missing") or {}).get("gpu", "no GPU target")
         fix = "install MIGraphX for GPUs (ROCm's package migraphx); a build without HIP has no such target"
         findings.notes.append(Note(compiler, reason, fix))
-
-
-def _card_pools(compiler: str, found: ProbeAnswer, name: str, findings: Findings) -> Iterator[Pool]:
-    """Yield pools for the GPUs of an extension's device, without GPUs that are older than the libraries support."""
-    maker = compilers()[compiler].maker(name)
-    for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():
-        capability = int(bare(gpu.arch).removeprefix("sm_"))
-        if capability < found.get("lowest", 0):
-            lowest = found["lowest"] / 10
-            text = f"{found['label']} serves no compute capability below {lowest}, this is {capability / 10}"
-            fix = "install an onnxruntime-gpu for an older CUDA, whose libraries still have the card"
-            findings.notes.append(Note(gpu.name, text, fix))
-            continue
-        yield _pool(compiler, found, name, device, memory=gpu.memory)
 
 
 def _cross_pools(compiler: str, found: ProbeAnswer, settings: Settings, findings: Findings) -> Iterator[Pool]:

@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 212,
     "models": 745,
-    "node": 3574,
+    "node": 3566,
     "pages": 3500,
     "results": 2048,
     "runner": 6454,
