@@ -135,7 +135,7 @@ def build(
         return f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{cell}"
 
     ships, to_ship = _to_ship(found, link)
-    pairs = [*changed.slower, *changed.faster] if changed else []
+    pairs = [*changed.pairs["slower"], *changed.pairs["faster"]] if changed else []
     acknowledged = visit.farm.failures.acknowledged(visit.namespace) if view.failed else []
     return visit.page(
         "build",
@@ -209,15 +209,7 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     reading = visit.builds
     before, after = (reading.view(visit.namespace, each) for each in (left, right))
     found = reading.compared(before, after)
-    pairs = {
-        "newly-failed": found.newly_failed,
-        "slower": found.slower,
-        "fixed": found.fixed,
-        "faster": found.faster,
-        "unjudged": found.unjudged,
-        "still-failed": found.still_failed,
-    }
-    tables = {name: Table(visit.request, rows, _PAIR_KEYS, name) for name, rows in pairs.items()}
+    tables = {name: Table(visit.request, pairs, _PAIR_KEYS, name) for name, pairs in found.pairs.items()}
     explained = [pair for name in ("newly-failed", "slower", "fixed", "faster") for pair in tables[name].rows]
     explained = explained[:EXPLAINED]
     reasons = {pair.after.identifier: _explained(visit, pair) for pair in explained}

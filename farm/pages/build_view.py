@@ -319,12 +319,8 @@ class ComparedBuilds:
     """How a build differs from the one before."""
 
     before: ShownBuild
-    newly_failed: Sequence[Pair]
-    still_failed: Sequence[Pair]
-    fixed: Sequence[Pair]
-    unjudged: Sequence[Pair]  # Cells that a rule refused before, and that this rule did not judge now.
-    slower: Sequence[Pair]
-    faster: Sequence[Pair]
+    pairs: Mapping[str, Sequence[Pair]]
+    """Cells by what happened to them; `unjudged`: a rule refused them before, and this time did not judge them."""
     same: int  # Cells that ended alike, with speeds that differ by less than the band.
     ended: int  # Cells that ended in both.
     only_before: Sequence[CellLine]
@@ -332,24 +328,26 @@ class ComparedBuilds:
     left_out: Sequence[Reason]  # Why cells or speeds were not compared.
 
     def __bool__(self) -> bool:
-        return bool(self.newly_failed or self.fixed or self.unjudged or self.slower or self.faster)
+        return any(pairs for name, pairs in self.pairs.items() if name != "still-failed")
 
 
 def compare(before: ShownBuild, after: ShownBuild) -> ComparedBuilds:
     """Compare the ended cells that both builds have."""
     olds = before.by_identifier
     both = [Pair(old, cell, change(old, cell)) for cell in after.cells if (old := olds.get(cell.identifier))]
-    pairs = grouped(both, lambda pair: pair.found.effect)
+    found = grouped(both, lambda pair: pair.found.effect)
     ended = [pair for pair in both if pair.before.succeeded and pair.after.succeeded]
-    reasons = [pair.found.left_out for pair in ended] + ["cancelled or open in either"] * len(pairs.get("open", ()))
+    reasons = [pair.found.left_out for pair in ended] + ["cancelled or open in either"] * len(found.get("open", ()))
     return ComparedBuilds(
         before,
-        newly_failed=[pair for pair in pairs.get("newly failed", ()) if pair.before.succeeded],
-        still_failed=pairs.get("still failing", ()),
-        fixed=pairs.get("fixed", ()),
-        unjudged=pairs.get("unjudged", ()),
-        slower=sorted(pairs.get("worse", ()), key=lambda pair: -pair.change),
-        faster=sorted(pairs.get("better", ()), key=lambda pair: pair.change),
+        {
+            "newly-failed": [pair for pair in found.get("newly failed", ()) if pair.before.succeeded],
+            "slower": sorted(found.get("worse", ()), key=lambda pair: -pair.change),
+            "fixed": found.get("fixed", ()),
+            "faster": sorted(found.get("better", ()), key=lambda pair: pair.change),
+            "unjudged": found.get("unjudged", ()),
+            "still-failed": found.get("still failing", ()),
+        },
         same=sum(pair.found.effect == "same" and pair.found.left_out in ("", SAME) for pair in ended),
         ended=sum(not {old.look, cell.look} & {"queued", "running", "cancelled"} for old, cell, _ in both),
         only_before=[cell for cell in before.cells if cell.identifier not in after.by_identifier],

@@ -385,7 +385,7 @@ def _page_of(
         earlier=earlier,
         runs=runs,
         spreads=drawing.spreads(runs),
-        outputs=job_view.outputs_of(sidecar) if sidecar else [],
+        outputs=job_view.outputs_of(sidecar["verification"]) if sidecar and sidecar["verification"] else [],
         ingredients=list(job_view.ingredients_of(spec)),
     )
 

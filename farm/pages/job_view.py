@@ -21,7 +21,7 @@ from farm.artifacts.sidecar import serving_of
 from farm.inert import inert
 from farm.jobs.rows import AttemptView, JobView
 from farm.jobs.state import Phase
-from farm.runner.documents import Latency
+from farm.runner.documents import Latency, Verification
 from farm.units import by_number
 from farm.wire.program import Sidecar
 
@@ -70,18 +70,6 @@ class AttemptLine(NamedTuple):
                 at += seconds
 
 
-class OutputLine(NamedTuple):
-    """How one output compares with the reference."""
-
-    name: str
-    error: float | None
-    rms: float | None
-    equal: float | None
-    spread: float | None
-    origin: str
-    remark: str
-
-
 def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
     """Return the attempts of a job, oldest first; `now` in Unix seconds."""
     return [
@@ -125,21 +113,14 @@ def ingredients_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield path, str(value)
 
 
-def outputs_of(sidecar: Sidecar) -> list[OutputLine]:
-    """Return how each output compares with the reference, worst first."""
-    found = sidecar["verification"]
-    if found is None:
-        return []
-    names = dict.fromkeys([*found["errors"], *found["equal"], *found["unverified"]])
-    columns = found["errors"], found["rms"], found["equal"], found["spread"]
-    rows = []
-    for name in names:
-        error, rms, equal, spread = (each.get(name) for each in columns)
-        origin = found["origin"].get(name) or found["reference"]
-        doubt = found["unverified"].get(name) or found.get("doubted", {}).get(name)
-        remark = doubt or ("not finite" if name in found["nonfinite"] else "")
-        rows.append(OutputLine(name, error, rms, equal, spread, origin, remark))
-    return sorted(rows, key=lambda row: -(row.error if row.error is not None else 1 - (row.equal or 0)))
+def outputs_of(found: Verification) -> list[str]:
+    """Return the outputs of a program that were to be compared with the reference, the worst first."""
+
+    def distance(name: str) -> float:
+        error = found["errors"].get(name)
+        return 1 - (found["equal"].get(name) or 0) if error is None else error
+
+    return sorted(dict.fromkeys([*found["errors"], *found["equal"], *found["unverified"]]), key=distance, reverse=True)
 
 
 def runs_of(sidecar: Sidecar) -> list[tuple[str, Latency]]:

@@ -40,7 +40,7 @@ LINES = {
     "metrics": 212,
     "models": 745,
     "node": 3566,
-    "pages": 3500,
+    "pages": 3471,
     "results": 2048,
     "runner": 6454,
     "serving": 430,

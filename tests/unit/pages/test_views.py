@@ -254,8 +254,8 @@ def test_a_comparison_says_what_it_left_out() -> None:
         cell("born/gpu-y/fp32/b1"),
     )
     found = compare(before, after)
-    assert [pair.after.model for pair in found.slower] == ["slow"]
-    assert [pair.after.model for pair in found.faster] == ["fast"]
+    assert [pair.after.model for pair in found.pairs["slower"]] == ["slow"]
+    assert [pair.after.model for pair in found.pairs["faster"]] == ["fast"]
     assert found.same == 2
     assert {out.text: out.cells for out in found.left_out} == {
         "not measured alone": 1,
