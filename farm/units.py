@@ -50,24 +50,32 @@ def size(count: float | None) -> str:
     if count is None:
         return ""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min`, `2 h 10 min`."""
+    """Return a duration for people: `820 µs`, `4.31 ms`, `12 s`, `3 min 20 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds is None:
         return ""
-    if 0 < seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    if 0 < seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 99.95:
         return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    if hours < 1:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {left} min" if left else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def error(value: float | None) -> str:
+    """Return a relative error with two digits, or `0`; empty if it is not known."""
+    return "" if value is None else f"{value:.1e}" if value else "0"
 
 
 def in_seconds(milliseconds: str | float | None) -> float | None:

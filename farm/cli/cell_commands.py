@@ -314,6 +314,6 @@ def lines(build: str, model: str, found: Sequence[Contender], advice: Sequence[A
             said.append(f"{where}: nothing to recommend: {reason}")
             continue
         gain = f"{chosen.gain:.2f}x fp32, " if chosen.gain and chosen.precision != "fp32" else ""
-        numbers = f"{gain}error {chosen.error:.1e}, {render.size(chosen.size)}"
+        numbers = f"{gain}error {render.error(chosen.error)}, {render.size(chosen.size)}"
         said.append(f"{where}: ship {chosen.precision}: {numbers}; {reason}")
     return said

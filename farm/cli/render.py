@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from farm.wire.program import Conditions, TuningFacts
 
-size, duration, rate, plural = units.size, units.duration, units.rate, units.plural
+size, duration, rate, error, plural = units.size, units.duration, units.rate, units.error, units.plural
 
 STYLES = {
     "succeeded": "green",
@@ -59,11 +59,6 @@ COMPUTES_IN_FP32 = {"fp16", "bf16"}
 
 
 # --- quantities -----------------------------------------------------------------------------------------------------
-
-
-def error(value: float | None) -> str:
-    """Return a relative error with two digits, or `0`; empty if it is not known."""
-    return "" if value is None else f"{value:.1e}" if value else "0"
 
 
 def clock(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import UsageError
 from farm.results.tradeoff import error_of, marks_of
-from farm.units import duration, size
+from farm.units import duration, error, size
 
 if TYPE_CHECKING:
     from farm.results.report import JudgedCell
@@ -72,8 +72,7 @@ def html(title: str, url: str, cells: Sequence[JudgedCell]) -> str:
     lines = []
     for row in rows(cells[:SHOWN]):
         state = " ".join(filter(None, (row["state"], row["kind"], "as expected" if row["as_expected"] else "")))
-        error = "" if row["error"] is None else f"{row['error']:.1e}"
-        numbers = (duration(row["latency"]), size(row["size"]), error, row["marks"] or "")
+        numbers = (duration(row["latency"]), size(row["size"]), error(row["error"]), row["marks"] or "")
         lines.append("".join(f"<td>{escape(str(text))}</td>" for text in (row["identifier"], state, *numbers)))
     head = "".join(f"<th>{name}</th>" for name in ("cell", "state", "latency", "size", "error", "marks"))
     more = f"<p>and {len(cells) - SHOWN} more cells</p>" if len(cells) > SHOWN else ""

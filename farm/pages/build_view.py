@@ -541,14 +541,14 @@ class CellPast:
         if not self.drawn:
             return "It was never measured alone"
         last = self.drawn[-1]
-        now = quantities.latency(last.latency)
+        now = quantities.duration(last.latency)
         if last.moved:
             return f"{now}, {last.moved} than the noise of those before explains"
         within = f"{now}, " + ("within the noise of those before" if self.drawn[1:] else "measured for the first time")
         step = next((mark for mark in reversed(self.marks) if mark.moved), None)
         if step and step.change:
             day = datetime.fromtimestamp(step.ended, UTC)
-            level = f"{quantities.latency(step.before)} → {quantities.latency(step.after)}"
+            level = f"{quantities.duration(step.before)} → {quantities.duration(step.after)}"
             why = f" ({step.label})" if step.changes else ""
             return f"{within}; {abs(step.change) * 100:.0f} % {step.moved} since {day:%Y-%m-%d}{why}: {level}"
         return within

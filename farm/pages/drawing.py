@@ -17,7 +17,7 @@ from markupsafe import Markup
 from farm.pages.build_view import CellPast
 from farm.pages.job_view import AttemptLine
 from farm.pages.page_answers import macro
-from farm.pages.quantities import digits, duration, error, latency, size
+from farm.pages.quantities import digits, duration, error, size
 from farm.results.report import SweepResult
 from farm.results.tradeoff import Contender, advise, by_place, joined, title, weighed
 from farm.results.verdict import CellLine
@@ -49,7 +49,7 @@ def spreads(runs: Iterable[tuple[str, Latency]]) -> Markup:
     if not found:
         return Markup("")
     total = max(each["p99"] or 0.0 for _, each in found) or 1.0
-    return macro("drawings", "spreads")(found, total * 1.04, steps(total, total * 1.04, latency))
+    return macro("drawings", "spreads")(found, total * 1.04, steps(total, total * 1.04, duration))
 
 
 def past(cell: CellPast) -> Markup:
@@ -206,7 +206,7 @@ def _tradeoff(
 ) -> Tradeoff:
     chosen, why = advice
     cells = {each.identifier: line(each.identifier) for each in found} if line else {}
-    budget, budgets = _limit(cells.values(), "budget latency", latency)
+    budget, budgets = _limit(cells.values(), "budget latency", duration)
     tolerance, tolerances = _limit(cells.values(), "tolerance", error)
     points = [each for each in found if each.latency and each.error is not None]
     largest = max(each.size for each in points) or 1
@@ -217,7 +217,7 @@ def _tradeoff(
 
     def draw() -> Markup:
         drawn = (_point(each, link(each.identifier), largest, cells.get(each.identifier)) for each in points)
-        across, up = PlotAxis("median latency", latency, budget), PlotAxis("relative error", "{:g}".format, tolerance)
+        across, up = PlotAxis("median latency", duration, budget), PlotAxis("relative error", "{:g}".format, tolerance)
         return plot(f"Latency against error of {len(points)} programs", drawn, across, up)
 
     undrawn = [
@@ -233,7 +233,7 @@ def _point(each: Contender, href: str, largest: int, cell: CellLine | None) -> P
     """Return a program as a point: its size is the area, and its line begins at its baseline's latency."""
     marks = [*each.marks, *([] if each.passed else ["refused"])]
     signs = dict.fromkeys(sign for mark, sign in SIGNS.items() if mark in marks)
-    numbers = f"{latency(each.latency)} median, p99 {latency(each.p99)}, error {error(each.error or 0.0)}"
+    numbers = f"{duration(each.latency)} median, p99 {duration(each.p99)}, error {error(each.error or 0.0)}"
     front = ["on the Pareto front"] if each.on_front else []
     return PlotPoint(
         href,
@@ -287,7 +287,7 @@ def sweeps(
 
 def _found(sweep: SweepResult) -> str:
     best = next((point for point in sweep["points"] if point["identifier"] == sweep["best"]), None)
-    within = f" within {latency(sweep['max_latency'])}" if sweep["max_latency"] else ""
+    within = f" within {duration(sweep['max_latency'])}" if sweep["max_latency"] else ""
     said = f"Best {sweep['metric']}{within}: batch {best['batch']}." if best else f"No batch was measured{within}."
     weak = " Weak: some were not measured alone (≈)." if sweep["weak"] else ""
     missing = [str(point["batch"]) for point in sweep["points"] if not point["latency"]]
@@ -300,7 +300,7 @@ def _curve(sweep: SweepResult, link: Callable[[str], str], measure: Literal["thr
     for each in sweep["points"]:
         if each["latency"] and each["throughput"]:
             best = each["identifier"] == sweep["best"]
-            text = f"batch {each['batch']}: {latency(each['latency'])}, {digits(each['throughput'])} samples a second"
+            text = f"batch {each['batch']}: {duration(each['latency'])}, {digits(each['throughput'])} samples a second"
             label = f"{'≈' * each['shared']} {'best' * best}".strip()
             value = each[measure] or 0.0
             points.append(
@@ -308,6 +308,6 @@ def _curve(sweep: SweepResult, link: Callable[[str], str], measure: Literal["thr
             )
     batches = sorted(point.x for point in points)
     limit = ("at most", sweep["max_latency"]) if sweep["max_latency"] and measure == "latency" else None
-    name, unit = ("samples a second", digits) if measure == "throughput" else ("median latency", latency)
+    name, unit = ("samples a second", digits) if measure == "throughput" else ("median latency", duration)
     across = PlotAxis("batch", "{:g}".format, ticks=batches[:: -(-len(batches) // 8)])
     return plot(f"{measure} by batch", points, across, PlotAxis(name, unit, limit))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+
+from farm import units
 
 NOTHING = "–"  # Stands for a quantity that was not measured.
 
 _PLACES = ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (1e-4, 5))
 """From which size on a number has how many decimal places."""
-
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def digits(value: float) -> str:
@@ -20,44 +20,17 @@ def digits(value: float) -> str:
     return next((f"{value:,.{places}f}" for least, places in _PLACES if abs(value) >= least), f"{value:.1e}")
 
 
-def latency(seconds: float | None) -> str:
-    """Return a short time: `820 µs`, `4.31 ms`, `12.0 s`."""
-    if seconds is None:
-        return NOTHING
-    for least, unit in _TIMES:
-        if abs(seconds) >= least:
-            return f"{digits(seconds / least)} {unit}"
-    return f"{digits(seconds * 1e6)} µs" if seconds else "0 s"
+def _or_nothing(write: Callable[[float | None], str]) -> Callable[[float | None], str]:
+    return lambda value: write(value) or NOTHING
+
+
+duration, size, error = map(_or_nothing, (units.duration, units.size, units.error))
+"""As everywhere (`farm.units`), but a table has no gap where something is not known."""
 
 
 def milliseconds(seconds: float | None) -> str:
     """Return a time in milliseconds without its unit, for columns that say the unit once."""
     return NOTHING if seconds is None else digits(seconds * 1e3)
-
-
-def duration(seconds: float | None) -> str:
-    """Return how long something took: `820 ms`, `12.0 s`, `3 min 20 s`, `2 h 10 min`, `3 d 4 h`."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 100:
-        return latency(seconds)
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def size(count: float | None) -> str:
-    """Return bytes: `512 B`, `3.20 MB`."""
-    if count is None:
-        return NOTHING
-    for least, unit in _SIZES:
-        if count >= least:
-            return f"{digits(count / least)} {unit}"
-    return f"{count:.0f} B"
 
 
 def percent(share: float) -> str:
@@ -70,11 +43,6 @@ def percent(share: float) -> str:
 def part(share: float, places: int = 0) -> str:
     """Return a share of a whole: `10 %`."""
     return f"{100 * share:.{places}f} %"
-
-
-def error(value: float) -> str:
-    """Return a relative error: `0`, `5.8e-04`."""
-    return f"{value:.1e}" if value else "0"
 
 
 def moment(when: float | str | None) -> str:

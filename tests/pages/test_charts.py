@@ -104,7 +104,7 @@ def test_a_table_is_sorted_by_a_click_and_its_address_shows_the_same(new_page: N
     page.get_by_role("button", name="Filter").click()
     medians = page.locator("#listed td:nth-child(3)")
     expect(medians).to_have_count(28)
-    for order, text in (("ascending", "35.9 µs"), ("descending", "20.0 ms")):
+    for order, text in (("ascending", "35.9 µs"), ("descending", "20 ms")):
         page.get_by_role("columnheader", name="Median").get_by_role("link").click()
         expect(page.locator(f"th[aria-sort={order}]")).to_contain_text("Median")
         expect(medians.first).to_have_text(text)

@@ -20,7 +20,7 @@ from farm.jobs.state import Fault, State
 from farm.results.gates import OPEN, movements, sentence, sentences
 from farm.results.report import BuildView, JudgedCell, Remark, Report
 from farm.results.verdict import change_of, changes_of
-from farm.units import duration, named, size, together
+from farm.units import duration, error, named, size, together
 
 _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold; a compiler's log may well contain it."""
@@ -182,7 +182,7 @@ def _row(cell: JudgedCell, link: str) -> str:
         _in_markdown(f"{state} as expected" if cell["as_expected"] else state),
         size(facts["program"]["size"]) if facts else "",
         duration(facts["latency"]) + shared if facts else "",
-        "" if not errors else f"{worst:.1e}" if (worst := max(errors)) else "0",
+        error(max(errors, default=None)),
         "hit" if cell["hit"] else duration(cell["elapsed"]),
         f"`{facts['program']['digest'][:12]}`" if facts else "",
     )

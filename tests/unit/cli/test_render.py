@@ -436,6 +436,7 @@ def test_live_display_fits_the_terminal(width: int) -> None:
         (0.00082, "820 µs"),
         (0.00431, "4.31 ms"),
         (12.0, "12 s"),
+        (200, "3 min 20 s"),
         (240, "4 min"),
         (7800, "2 h 10 min"),
         (None, ""),

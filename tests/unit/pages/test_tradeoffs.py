@@ -10,7 +10,7 @@ import pytest
 
 from farm.pages import drawing
 from farm.pages.drawing import PlotAxis, of_cells, of_programs, sweeps
-from farm.pages.quantities import latency
+from farm.pages.quantities import duration
 from farm.results.tradeoff import Contender, choices
 from farm.results.verdict import CellLine
 
@@ -44,26 +44,24 @@ def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
     assert links == [
         (
             "/cells/net/cpu/bf16/b1",
-            "bf16: 3.00 ms median, p99 9.00 ms, error 4.0e-03, 1.00 MB, shared",
+            "bf16: 3 ms median, p99 9 ms, error 4.0e-03, 1 MB, shared",
             "beaten",
             "8.0",
         ),
         (
             "/cells/net/cpu/fp16/b1",
-            "fp16: 2.00 ms median, p99 9.00 ms, error 3.0e-04, 4.00 MB, on the Pareto front",
+            "fp16: 2 ms median, p99 9 ms, error 3.0e-04, 4 MB, on the Pareto front",
             "point",
             "16.0",
         ),
         (
             "/cells/net/cpu/fp32/b1",
-            "fp32: 4.00 ms median, p99 9.00 ms, error 2.0e-07, 4.00 MB, on the Pareto front",
+            "fp32: 4 ms median, p99 9 ms, error 2.0e-07, 4 MB, on the Pareto front",
             "point",
             "16.0",
         ),
     ]
-    assert (
-        found.advice == "Ship fp16: 2.00 times fp32’s speed, error 3.0e-04, 4.00 MB; the fastest of those that passed."
-    )
+    assert found.advice == "Ship fp16: 2.00 times fp32’s speed, error 3.0e-04, 4 MB; the fastest of those that passed."
     (front,) = re.findall(r'<polyline class="line" points="([^"]+)"', found.draw())
     assert len(front.split()) == 2
     assert found.draw().count('class="range"') == 1, "the tail of the one that has a baseline"
@@ -82,8 +80,8 @@ def test_what_is_not_drawn_is_said_with_its_reason() -> None:
 
 def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
     (found,) = of_cells(CELLS, str)
-    assert found.limits == "the budget is 5.00 ms; the tolerance is 5.0e-02"
-    assert [found.draw().count(word) for word in ("budget 5.00 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
+    assert found.limits == "the budget is 5 ms; the tolerance is 5.0e-02"
+    assert [found.draw().count(word) for word in ("budget 5 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
     (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
     assert [near.draw().count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
     own = [
@@ -141,12 +139,12 @@ def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
 @pytest.mark.parametrize(
     ("values", "ticks"),
     [
-        ([0.002, 0.004], ["0 s", "1.00 ms", "2.00 ms", "3.00 ms", "4.00 ms"]),
-        ([2e-4, 0.02], ["100 µs", "1.00 ms", "10.0 ms", "100 ms"]),
+        ([0.002, 0.004], ["0 s", "1 ms", "2 ms", "3 ms", "4 ms"]),
+        ([2e-4, 0.02], ["100 µs", "1 ms", "10 ms", "100 ms"]),
     ],
 )
 def test_an_axis_is_logarithmic_where_its_values_span_decades(values: list[float], ticks: list[str]) -> None:
-    place, found, _ = PlotAxis("latency", latency).scaled(values)
+    place, found, _ = PlotAxis("latency", duration).scaled(values)
     assert [text for _, text in found] == ticks
     assert all(0 < place(value) < 100 for value in values)
 
@@ -179,13 +177,12 @@ def test_a_sweep_has_its_curves_and_its_best_batch() -> None:
     throughput, latency = (draw() for draw in curves)
     assert title == "net cpu fp32"
     assert said == (
-        "Best throughput within 5.00 ms: batch 8. Weak: some were not measured alone (≈)."
-        " Not drawn, without a speed: 64."
+        "Best throughput within 5 ms: batch 8. Weak: some were not measured alone (≈). Not drawn, without a speed: 64."
     )
     points = re.findall(r'<a href="([^"]+)"><title>([^<]+)</title>', throughput)
-    assert sorted(points)[2] == ("/cells/net/cpu/fp32/b8", "batch 8: 4.00 ms, 2,000 samples a second")
+    assert sorted(points)[2] == ("/cells/net/cpu/fp32/b8", "batch 8: 4 ms, 2,000 samples a second")
     assert throughput.count(">≈ best</text>") == 1 == latency.count(">≈ best</text>")
     assert [re.findall(">(1|8|32|64)</text>", each) for each in (throughput, latency)] == [["1", "8", "32"]] * 2
-    assert "at most 5.00 ms" in latency and "at most" not in throughput
+    assert "at most 5 ms" in latency and "at most" not in throughput
     assert max(float(at) for at in re.findall(r'<circle [^>]*cx="([0-9.]+)%"', latency)) > 90, "no empty half"
     assert sweeps([swept(1, None), line("fp32", 0.1)], str) == []
