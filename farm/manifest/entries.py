@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
@@ -405,18 +405,11 @@ class OverrideEntry(CellSettings):
     """Why; shown to people."""
 
 
-_OCCASIONS = ("schedule", "source", "toolchain")
-
-
-class TriggerEntry(values.Entry):
+class TriggerEntry(values.OneOf):
     """What builds the manifest by itself, once it is stored (`farm manifest push`)."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [{"required": [name]} for name in _OCCASIONS],
-            "dependentRequired": {"timezone": ["schedule"]},
-        }
-    )
+    KINDS = ("schedule", "source", "toolchain")
+    BELONGS: ClassVar = {"timezone": ("schedule",)}
 
     schedule: values.Cron = ""
     """When, as five fields of cron: minute, hour, day of the month, month, day of the week. `17 3 * * 1-5`."""
@@ -426,17 +419,6 @@ class TriggerEntry(values.Entry):
     """`s3://bucket/key`: when this object changes. In a bucket that the farm's operator allows."""
     toolchain: values.TargetText = ""
     """A target: when its workers have a toolchain which they did not have before."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if values.exactly_one(self, _OCCASIONS) != "schedule" and "timezone" in self.model_fields_set:
-            raise ValueError("`timezone` belongs to `schedule`")
-        return self
-
-    @property
-    def kind(self) -> Literal["schedule", "source", "toolchain"]:
-        """The field that says when."""
-        return "schedule" if self.schedule else "source" if self.source else "toolchain"
 
 
 class Concurrency(values.Entry):

@@ -8,10 +8,10 @@ Also where its files come from: models, calibration data, samples, and files tha
 import difflib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -451,13 +451,45 @@ _EnvValue = Annotated[bool | int | str | EnvFile, ReadBy(_env_value, {"anyOf": [
 Env = dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,99}$")], _EnvValue]
 
 
-def exactly_one(entry: Entry, names: Iterable[str]) -> str:
-    """Return which of the fields is given. Raises ValueError unless it is one alone."""
-    given = [name for name in names if name in entry.model_fields_set]
-    if len(given) != 1:
-        words = ", ".join(f"`{name}`" for name in names)
-        raise ValueError(f"write exactly one of {words}" + (f", not {' and '.join(given)}" if given else ""))
-    return given[0]
+class OneOf(Entry):
+    """An entry that gives one of its `KINDS` of fields alone; others belong to some of these, or these need them."""
+
+    KINDS: ClassVar[tuple[str, ...]]
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    BELONGS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchema:
+        schema = handler.resolve_ref_schema(handler(core))
+        alone = {field: list(kinds) for field, kinds in cls.BELONGS.items() if len(kinds) == 1}
+        some = {field: {"anyOf": _required(kinds)} for field, kinds in cls.BELONGS.items() if len(kinds) > 1}
+        needed = {kind: list(fields) for kind, fields in cls.NEEDS.items()}
+        schema |= {"oneOf": _required(cls.KINDS), "dependentRequired": {**alone, **needed}}
+        return schema | ({"dependentSchemas": some} if some else {})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in self.KINDS if name in self.model_fields_set]
+        if len(given) != 1:
+            words = ", ".join(f"`{name}`" for name in self.KINDS)
+            raise ValueError(f"write exactly one of {words}" + (f", not {' and '.join(given)}" if given else ""))
+        for name in self.NEEDS.get(given[0], ()):
+            if name not in self.model_fields_set:
+                why = ": what a URL gives can change" if name == "sha256" else ""
+                raise ValueError(f"`{given[0]}` needs `{name}`{why}")
+        for name, kinds in self.BELONGS.items():
+            if name in self.model_fields_set and given[0] not in kinds:
+                raise ValueError(f"`{name}` belongs to {' or '.join(f'`{kind}`' for kind in kinds)}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The field that is given alone."""
+        return next(name for name in self.KINDS if getattr(self, name))
+
+
+def _required(names: Iterable[str]) -> list[JsonSchema]:
+    return [{"required": [name]} for name in names]
 
 
 def _glob(value: Any) -> dict[str, tuple[str, ...]]:
@@ -473,19 +505,13 @@ _FILE_NAME = {"type": "string", "minLength": 1}
 _FOUND = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": _array(_FILE_NAME)}
 Glob = Annotated[dict[str, tuple[str, ...]], ReadBy(_glob, {"anyOf": [_FILE_NAME, _FOUND]})]
 
-_SOURCE_KINDS = ("path", "package", "https", "hf", "s3", "glob")
 
-
-class Source(Entry):
+class Source(OneOf):
     """Where a model's file is."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [{"required": [name]} for name in _SOURCE_KINDS],
-            "dependentRequired": {"https": ["sha256"], "hf": ["revision", "file"], "revision": ["hf"], "file": ["hf"]},
-            "dependentSchemas": {"sha256": {"anyOf": [{"required": [name]} for name in ("https", "s3", "hf")]}},
-        }
-    )
+    KINDS = ("path", "package", "https", "hf", "s3", "glob")
+    NEEDS: ClassVar = {"https": ("sha256",), "hf": ("revision", "file")}
+    BELONGS: ClassVar = {"sha256": ("https", "s3", "hf"), "revision": ("hf",), "file": ("hf",)}
 
     path: Text = ""
     """A file; a relative path is relative to the manifest."""
@@ -506,37 +532,13 @@ class Source(Entry):
     sha256: Annotated[str, Field(pattern=SHA256)] = ""
     """SHA-256 of the file, 64 hex digits."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        kind = exactly_one(self, _SOURCE_KINDS)
-        if kind == "https" and not self.sha256:
-            raise ValueError("`https` needs `sha256`: what a URL gives can change")
-        if self.sha256 and kind not in ("https", "s3", "hf"):
-            raise ValueError("`sha256` belongs to `https`, `s3` or `hf`")
-        if kind == "hf" and not (self.revision and self.file):
-            raise ValueError("`hf` needs `revision`, a commit, and `file`")
-        if kind != "hf" and (self.revision or self.file):
-            raise ValueError("`revision` and `file` belong to `hf`")
-        return self
 
-    @property
-    def kind(self) -> str:
-        """`path`, `package`, `https`, `hf`, `s3` or `glob`."""
-        return next(name for name in _SOURCE_KINDS if getattr(self, name))
-
-
-_DATA_KINDS = ("dataset", "path", "package", "https", "generator", "generate")
-
-
-class Data(Entry):
+class Data(OneOf):
     """Calibration data or verification samples: real ones from a file, or seeded ones."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [{"required": [name]} for name in _DATA_KINDS],
-            "dependentRequired": {"https": ["sha256"], "sha256": ["https"], "seed": ["generate"]},
-        }
-    )
+    KINDS = ("dataset", "path", "package", "https", "generator", "generate")
+    NEEDS: ClassVar = {"https": ("sha256",)}
+    BELONGS: ClassVar = {"sha256": ("https",), "seed": ("generate",)}
 
     dataset: Name = ""
     """One of the manifest's `datasets`."""
@@ -554,22 +556,6 @@ class Data(Entry):
     """So many seeded samples instead of real ones."""
     seed: Annotated[int, Field(ge=0, le=MAX_DIMENSION)] = 0
     """Seed for `generate`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        kind = exactly_one(self, _DATA_KINDS)
-        if kind == "https" and not self.sha256:
-            raise ValueError("`https` needs `sha256`: what a URL gives can change")
-        if self.sha256 and kind != "https":
-            raise ValueError("`sha256` belongs to `https`")
-        if "seed" in self.model_fields_set and kind != "generate":
-            raise ValueError("`seed` belongs to `generate`")
-        return self
-
-    @property
-    def kind(self) -> str:
-        """The field that says where the data comes from."""
-        return next(name for name in _DATA_KINDS if getattr(self, name))
 
 
 def _names_none(data: Data) -> Data:

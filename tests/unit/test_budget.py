@@ -35,7 +35,7 @@ LINES = {
     "jobs": 890,
     "local": 1651,
     "loose": 1754,
-    "manifest": 1973,
+    "manifest": 1941,
     "matrix": 1512,
     "metrics": 212,
     "models": 745,
