@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -127,13 +127,13 @@ def run_child(
                 "dying": limits.dying,
             }
             start = log.tell()
+            command = [python or sys.executable, str(script)]
+            variables = partial(child_environment, request=whole, extra=environment or {})
+            launch = partial(ChildProcess, command, whole, variables, scratch, log.fileno())
             with (
                 (host or Host()).child(clock or Clock(), gpu=bool(request.get("gpu")), cancelled=cancelled) as place,
-                closing(Conversation(place, partial(read_answer, whole, kind=answer), on_message)) as conversation,
+                closing(launch(place, limits, answer, on_message, templates)) as child,
             ):
-                command = [python or sys.executable, str(script)]
-                variables = partial(child_environment, request=whole, extra=environment or {})
-                child = ChildProcess(command, whole, variables, scratch, log.fileno(), conversation, limits, templates)
                 try:
                     place.started(child.say)
                     by = child.follow(cancelled)
@@ -225,89 +225,129 @@ def _without_others(libraries: str, search: str) -> str:
     )
 
 
+@dataclass
 class ChildProcess:
-    """One child process: starts it, follows it until it ends or has to be ended, and cleans up."""
+    """One child process: starts it, follows it until it ends or has to be ended, and cleans up. Has to be closed.
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        request: ChildRequest,
-        environment: Callable[[Path], dict[str, str]],
-        scratch: Path,
-        log: int,
-        conversation: Conversation,
-        limits: ChildLimits,
-        templates: Templates | None,
-    ) -> None:
-        """`environment` returns its variables by its folder, `log` is a file descriptor.
+    It reads what the child and its guard say, over one pipe each. `environment` returns the child's variables by its
+    folder, `log` is a file descriptor, `place` the child's among those of its host, `answer` an extension's type.
 
-        Raises OSError if the child cannot be started.
-        """
-        self._conversation = conversation
-        self._grouped = request["group"].get("memory", False)
-        self._oom_kills = 0 if self._grouped else _oom_kills()
-        self._stuck: list[int] = []
-        path = scratch / "request.json"
+    Raises OSError if the child cannot be started.
+    """
+
+    command: Sequence[str]
+    request: ChildRequest
+    environment: Callable[[Path], dict[str, str]]
+    scratch: Path
+    log: int
+    place: HostChild
+    limits: ChildLimits
+    answer: Hashable
+    on_message: OnMessage | None
+    templates: Templates | None
+
+    def __post_init__(self) -> None:
+        self.seen = ChildEnd(EndedBy.ITSELF, self.limits)
+        """What is known of its end so far."""
+        self.ended: GuardEnd | None = None
+        self.stuck: list[int] = []
+        self.is_nonsense = False
+        """Whether the child said something that is not a message."""
+        self.heard = self.changes = 0
+        """Messages of the child so far, and changes of its phase."""
+        self.last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
+        """What the child has reported last; one that only measures does not report before."""
+        self.standstill = ""
+        self.answered = math.inf
+        self.used = self.counted = 0.0
+        """Seconds of CPU time: those that it has used, and how many of them were taken for a sign of life."""
+        self.grouped = self.request["group"].get("memory", False)
+        self.oom_kills = 0 if self.grouped else _oom_kills()
+        self.log_start = self.log_size = os.fstat(self.log).st_size
+        messages, message_end = os.pipe()
+        self.words, word_end = os.pipe()
+        self.buffers = {messages: bytearray(), self.words: bytearray()}
+        self.selector = selectors.DefaultSelector()
+        for pipe in self.buffers:
+            self.selector.register(pipe, selectors.EVENT_READ)
+        self._start((message_end, word_end))
+        self.started = self.moved = self.place.clock()
+        """When it last gave a sign of life, as far as was looked. A child that is paused loses no time."""
+
+    def _start(self, ends: tuple[int, int]) -> None:
+        """Start its launcher, or fork it; `ends` are the writing ends of the child and of its guard, closed here."""
+        path = self.scratch / "request.json"
         told, teller = os.pipe()
-        self._guard = open(teller, "wb", buffering=0)  # noqa: PTH123, SIM115 (`end` closes it)
+        self.guard = open(teller, "wb", buffering=0)  # noqa: PTH123, SIM115 (`end` closes it)
         # Children inherit it: until the launcher ignores SIGTERM, none gets there.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            path.write_text(json.dumps(request))
-            descriptors = (told, log, *conversation.ends)
-            forked = None
-            if templates:
-                forked = templates.fork(command, request, _libraries(request), environment, scratch, descriptors)
-            self._process = forked or subprocess.Popen(
-                [*command, str(path), *map(str, conversation.ends)],
+            path.write_text(json.dumps(self.request))
+            forked = self.templates and self.templates.fork(
+                self.command,
+                self.request,
+                _libraries(self.request),
+                self.environment,
+                self.scratch,
+                (told, self.log, *ends),
+            )
+            self.process = forked or subprocess.Popen(
+                [*self.command, str(path), *map(str, ends)],
                 stdin=told,
-                stdout=log,
+                stdout=self.log,
                 stderr=subprocess.STDOUT,
-                cwd=scratch,
-                env=environment(scratch),
-                pass_fds=conversation.ends,
+                cwd=self.scratch,
+                env=self.environment(self.scratch),
+                pass_fds=ends,
                 start_new_session=True,
             )
         except BaseException:
-            self._guard.close()
+            self.guard.close()
+            self.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for end in (told, *conversation.ends):
+            for end in (told, *ends):
                 os.close(end)
-        self._limits = limits
-        """A child that is paused loses no time."""
-        self._log = log
-        self._log_start = self._log_size = os.fstat(log).st_size
-        self._started = self._moved = conversation.now
-        """When it last gave a sign of life, as far as was looked."""
-        self._cpu = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the guard has closed its pipe."""
+        return self.words not in self.selector.get_map()
+
+    def close(self) -> None:
+        """Close the reading ends."""
+        self.selector.close()
+        for pipe in self.buffers:
+            os.close(pipe)
 
     def follow(self, cancelled: threading.Event | None) -> EndedBy:
         """Read until the launcher has said its last word, or the child has to be ended; return why."""
-        conversation, limits = self._conversation, self._limits
-        while not conversation.is_over:
-            left = self._started + limits.time - self._conversation.now if limits.time else math.inf
-            conversation.read(LOOK_SECONDS if conversation.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
-            conversation.look()
-            by = EndedBy.NONSENSE if conversation.is_nonsense or conversation.wrong else self._verdict(cancelled)
-            if by is not EndedBy.ITSELF or conversation.silence > limits.dying:
+        limits = self.limits
+        while not self.is_over:
+            left = self.started + limits.time - self.place.clock() if limits.time else math.inf
+            self._read(LOOK_SECONDS if self.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
+            if (standstill := self.place.look()) != self.standstill:
+                self.standstill = standstill
+                self._report({**self.last, "detail": standstill or self.last["detail"]})
+            by = EndedBy.NONSENSE if self.is_nonsense or self.seen.wrong else self._verdict(cancelled)
+            if by is not EndedBy.ITSELF or time.monotonic() - self.answered > limits.dying:
                 return by
         return EndedBy.ITSELF
 
     def _verdict(self, cancelled: threading.Event | None) -> EndedBy:
         """Return why the child has to be ended now; ITSELF if it may continue."""
-        now, size, limits = self._conversation.now, os.fstat(self._log).st_size, self._limits
-        is_too_long = bool(limits.log) and size - self._log_start > limits.log
-        if ended := self._conversation.ended:
-            by = EndedBy(ended["killed"])
+        now, size, limits = self.place.clock(), os.fstat(self.log).st_size, self.limits
+        is_too_long = bool(limits.log) and size - self.log_start > limits.log
+        if self.ended:
+            by = EndedBy(self.ended["killed"])
             if by is EndedBy.MEMORY_LIMIT and not limits.memory:
                 by = EndedBy.ITSELF
             # A child can make its log long and end between two looks.
             return EndedBy.LOG_LIMIT if by is EndedBy.ITSELF and is_too_long else by
         if cancelled and cancelled.is_set():
             return EndedBy.CANCELLED
-        if limits.time and now - self._started >= limits.time:
+        if limits.time and now - self.started >= limits.time:
             return EndedBy.TIME_LIMIT
         if limits.hang and now - self._alive(now, size) >= limits.hang:
             return EndedBy.HANG
@@ -315,164 +355,72 @@ class ChildProcess:
 
     def _alive(self, now: float, size: int) -> float:
         """Return when it last gave a sign of life; its log has this size now."""
-        self._moved = max(self._moved, self._conversation.moved)
         # A process that only wakes up now and then is not working: ask for 1 % of a core, and a tenth more than
         # waiting burns. Silent compilers of hundreds of candidates for a GPU keep all of their cores busy.
-        idle = 0.01 + 1.1 * self._limits.waiting
-        if size != self._log_size:
-            self._log_size, self._moved = size, now
-        if self._conversation.cpu - self._cpu > idle * (now - self._moved):
-            self._moved, self._cpu = now, self._conversation.cpu
-        return self._moved
+        idle = 0.01 + 1.1 * self.limits.waiting
+        if size != self.log_size:
+            self.log_size, self.moved = size, now
+        if self.used - self.counted > idle * (now - self.moved):
+            self.moved, self.counted = now, self.used
+        return self.moved
 
     def say(self, words: bytes) -> None:
         """Send words to the guard, if it is still there."""
         with suppress(OSError):
-            self._guard.write(words)
+            self.guard.write(words)
 
     def end(self) -> None:
         """Close the launcher's pipe and wait for its last word; without it the child has failed."""
-        conversation = self._conversation
-        self._guard.close()
-        conversation.on_message = None
+        self.guard.close()
+        self.on_message = None
         self._hear_out()
-        if conversation.ended:
-            self._stuck = [*conversation.ended["stuck"]]
-        elif not conversation.is_over:
-            self._process.kill()  # Then its guard ends what is left.
+        if self.ended:
+            self.stuck = [*self.ended["stuck"]]
+        elif not self.is_over:
+            self.process.kill()  # Then its guard ends what is left.
             self._hear_out()
         try:
-            self._process.wait(_PATIENCE)
+            self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self._stuck.append(self._process.pid)
+            self.stuck.append(self.process.pid)
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
-        deadline = time.monotonic() + self._limits.dying + _PATIENCE
-        while not self._conversation.is_over and (left := deadline - time.monotonic()) > 0:
-            self._conversation.read(left)
+        deadline = time.monotonic() + self.limits.dying + _PATIENCE
+        while not self.is_over and (left := deadline - time.monotonic()) > 0:
+            self._read(left)
 
     def outcome(self, by: EndedBy, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
-        conversation = self._conversation
-        ended = conversation.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
+        ended = self.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
         if by is EndedBy.ITSELF and (left or ended["killed"] == "guard"):
             by = EndedBy.UNGUARDED if ended["killed"] == "guard" else EndedBy.STRAY_FILES
-        return ChildEnd(
+        return replace(
+            self.seen,
             by=by,
             left=left,
-            limits=self._limits,
-            result=conversation.result,
-            ok=conversation.result is not None and by is EndedBy.ITSELF and not self._stuck,
-            wrong=conversation.wrong,
-            error=conversation.error,
+            ok=self.seen.result is not None and by is EndedBy.ITSELF and not self.stuck,
             exit_code=ended["exit"],
             signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
-            shared=conversation.place.shared,
-            memory=max(conversation.memory, ended["memory"]),
+            shared=self.place.shared,
+            memory=max(self.seen.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
-            oom_killer=ended["killed"] == "memory" if self._grouped else _oom_kills() > self._oom_kills,
-            phase=conversation.phase,
+            oom_killer=ended["killed"] == "memory" if self.grouped else _oom_kills() > self.oom_kills,
             log_tail=log_tail,
-            stuck=tuple(self._stuck),
+            stuck=tuple(self.stuck),
         )
-
-
-def _oom_kills() -> int:
-    """Return how often the kernel killed a process of this machine, or of this control group, for memory."""
-    total = 0
-    for place in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
-        try:
-            text = Path(place).read_text()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
-    return total
-
-
-# --- what a child and its guard say, over one pipe each --------------------------------------------------------------
-
-
-class Conversation:
-    """Reads what a child and its guard say. Has to be closed."""
-
-    def __init__(
-        self, place: HostChild, check: Callable[[Mapping[str, object]], Any], on_message: OnMessage | None
-    ) -> None:
-        """`place` is the child's among those of its host; `check` returns an answer, or raises WrongAnswer."""
-        self.place = place
-        self._check = check
-        self.moved = place.began
-        """When it last said how far it is, in seconds of its life."""
-        self.cpu = 0.0
-        """Seconds of CPU time that it has used."""
-        self.memory = 0
-        """The most bytes that all its processes have held together."""
-        self.result: Any = None
-        """The child's answer, checked: a document of the request's action; None if it has not answered."""
-        self.wrong = ""
-        """What is wrong with its answer; empty if nothing is."""
-        self.error: ChildError | None = None
-        self.ended: GuardEnd | None = None
-        self.is_nonsense = False
-        """Whether the child said something that is not a message."""
-        self.phase = ""
-        """What it is doing, as far as it has said."""
-        self._changes = 0
-        self.on_message = on_message
-        self._last = PhaseMessage(phase=Phase.MEASURING, progress=None, detail="")
-        """What the child has reported last; one that only measures does not report before."""
-        self._standstill = ""
-        self._answered = math.inf
-        self._heard = 0
-        """Messages of the child so far."""
-        messages, message_end = os.pipe()
-        self._words, word_end = os.pipe()
-        self.ends = message_end, word_end
-        """The writing ends, for the child and for its guard. The process that starts the child closes them."""
-        self._buffers = {messages: bytearray(), self._words: bytearray()}
-        self._selector = selectors.DefaultSelector()
-        for pipe in self._buffers:
-            self._selector.register(pipe, selectors.EVENT_READ)
-
-    @property
-    def now(self) -> float:
-        """Seconds of the child's life, without those in which it was paused."""
-        return self.place.clock()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the guard has closed its pipe."""
-        return self._words not in self._selector.get_map()
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the child has answered; below 0 if it has not."""
-        return time.monotonic() - self._answered
-
-    def close(self) -> None:
-        """Close the reading ends."""
-        self._selector.close()
-        for pipe in self._buffers:
-            os.close(pipe)
-
-    def look(self) -> None:
-        """Let the child measure if its turn has come; report why it stands still, or then what it said last."""
-        if (standstill := self.place.look()) != self._standstill:
-            self._standstill = standstill
-            self._report({**self._last, "detail": standstill or self._last["detail"]})
 
     def _report(self, message: PhaseMessage) -> None:
         if self.on_message:
             self.on_message(message)
 
-    def read(self, timeout: float) -> None:
+    def _read(self, timeout: float) -> None:
         """Read what has come, or comes within `timeout` seconds."""
-        for key, _ in self._selector.select(timeout):
+        for key, _ in self.selector.select(timeout):
             data = os.read(key.fd, 1 << 16)
             if not data:
-                self._selector.unregister(key.fd)
-            buffer = self._buffers[key.fd]
+                self.selector.unregister(key.fd)
+            buffer = self.buffers[key.fd]
             buffer += data
             if b"\n" not in data:
                 self.is_nonsense |= len(buffer) > LONGEST_MESSAGE
@@ -480,7 +428,7 @@ class Conversation:
             *lines, rest = buffer.split(b"\n")
             buffer[:] = rest
             for line in lines:
-                self._hear(line, from_guard=key.fd == self._words)
+                self._hear(line, from_guard=key.fd == self.words)
 
     def _hear(self, line: bytearray, *, from_guard: bool) -> None:
         try:
@@ -497,38 +445,52 @@ class Conversation:
     def _hear_guard(self, message: Any) -> None:
         match message:
             case {"usage": {"cpu": float() | int() as cpu, "memory": int() as memory}}:
-                self.cpu, self.memory = cpu, max(self.memory, memory)
+                self.used = cpu
+                self.seen = replace(self.seen, memory=max(self.seen.memory, memory))
             case {"paused": True}:
                 self.place.stands_still()
             case {"ended": dict(ended)}:
                 self.ended = cast("GuardEnd", ended)
 
     def _hear_child(self, message: Any) -> None:
-        self._heard += 1
-        self.is_nonsense |= self._heard > _MOST_MESSAGES
+        self.heard += 1
+        self.is_nonsense |= self.heard > _MOST_MESSAGES
         match message:
             case {"result": dict(result)}:
-                self._answered = time.monotonic()
+                self.answered = time.monotonic()
                 try:
-                    self.result = self._check(result)
+                    self.seen = replace(self.seen, result=read_answer(self.request, result, self.answer))
                 except WrongAnswer as wrong:
-                    self.wrong = str(wrong)
+                    self.seen = replace(self.seen, wrong=str(wrong))
             case {"error": {"kind": str(kind), "message": str(text), "detail": str(detail)}}:
-                self.error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
-                self._answered = time.monotonic()
+                self.answered = time.monotonic()
+                error = ChildError(kind=kind, message=_whole(text), detail=_whole(detail))
+                self.seen = replace(self.seen, error=error)
             case {"alone": bool(alone)}:
                 self.place.wish(alone=alone)
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
-                self.moved = self.now
-                self._changes += phase != self.phase
-                self.phase = phase
-                self.is_nonsense |= self._changes > _MOST_PHASES
-                self._last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
-                self._report(self._last)
+                self.moved = self.place.clock()
+                self.changes += phase != self.seen.phase
+                self.seen = replace(self.seen, phase=phase)
+                self.is_nonsense |= self.changes > _MOST_PHASES
+                self.last = PhaseMessage(phase=phase, progress=done, detail=_whole(detail))
+                self._report(self.last)
             case _:
                 self.is_nonsense = True
+
+
+def _oom_kills() -> int:
+    """Return how often the kernel killed a process of this machine, or of this control group, for memory."""
+    total = 0
+    for place in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        try:
+            text = Path(place).read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
+    return total
 
 
 def _whole(text: str) -> str:

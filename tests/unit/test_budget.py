@@ -20,7 +20,7 @@ LINES = {
     "builds": 3066,
     "cli": 4734,
     "client": 4637,
-    "compiling": 2998,
+    "compiling": 2960,
     "control": 598,
     "extras/ci": 506,
     "extras/convert": 497,
