@@ -85,11 +85,18 @@ class RuntimeDevice:
         found: dict[str, str] | None = None,
     ) -> Any:
         """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
+        if self.memory:  # Then it says which nodes run there.
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):
             providers = self.providers(found or {})
-            return onnxruntime.InferenceSession(
+            session = onnxruntime.InferenceSession(
                 path, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
             )
+        self.refuse_without(session)
+        return session
+
+    def refuse_without(self, session: Any) -> None:
+        """Refuse a session that was made without the device's provider. Raises RequestFailed."""
 
     def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> SessionProgram:
         """Load a model or program, which keeps what it learns in the folder `learnt`. Raises RequestFailed."""

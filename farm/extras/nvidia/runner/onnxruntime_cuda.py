@@ -103,69 +103,11 @@ _SEARCHES = {"quick": ("EXHAUSTIVE", "HEURISTIC"), "exhaustive": ("EXHAUSTIVE", 
 _LEVELS = {"quick": ("all",), "exhaustive": ("basic", "extended", "all")}
 
 
-class _BoundSession:
-    """A session that reads and writes the same memory of the card at every run, as a CUDA graph needs it.
-
-    Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
-    """
-
-    def __init__(self, session: Any, memory: str) -> None:
-        self.session, self.memory = session, memory
-        self.binding = session.io_binding()
-        self.inputs = {value.name: self._memory(value) for value in session.get_inputs()}
-        self.outputs = [self._memory(value) for value in session.get_outputs()]
-        for name, value in self.inputs.items():
-            self.binding.bind_ortvalue_input(name, value)
-        for output, value in zip(session.get_outputs(), self.outputs, strict=True):
-            self.binding.bind_ortvalue_output(output.name, value)
-
-    def _memory(self, value: Any) -> Any:
-        import numpy as np
-        import onnxruntime
-
-        port = described(value)
-        if port["strides"] is None:
-            raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
-        with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
-            kind = np.dtype(port["dtype"])
-            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], kind, self.memory, 0)
-
-    def bring(self, feeds: Arrays) -> None:
-        """Copy the inputs to the card."""
-        for name, value in self.inputs.items():
-            value.update_inplace(feeds[name])
-
-    def replay(self) -> None:
-        """Run with what was brought; the first run captures the graph."""
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
-
-    def run(self, feeds: Arrays) -> list[Array]:
-        """Run once, with copies."""
-        self.bring(feeds)
-        self.replay()
-        return [value.numpy() for value in self.outputs]
-
-
 class CardProgram(SessionProgram):
-    """A program on a card: its inputs and outputs can stay there, and it can be replayed as a CUDA graph."""
-
-    def __init__(self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None) -> None:
-        super().__init__(device, path, how, refusal, learnt)
-        self.bound = _BoundSession(self.session, device.memory) if how.graph else None
-
-    def run(self, prepared: Arrays) -> list[Array]:
-        """Run once."""
-        if self.bound is None:
-            return super().run(prepared)
-        with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
-            return self.bound.run(prepared)
+    """A program on a card: its inputs and outputs can stay there."""
 
     def run_on_device(self, prepared: Arrays) -> Callable[[], None] | None:
         """Return what runs with inputs and outputs that stay on the card; None for inputs that cannot."""
-        if self.bound:
-            self.bound.bring(prepared)
-            return self.bound.replay
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -185,6 +127,51 @@ class CardProgram(SessionProgram):
                 binding.synchronize_outputs()
 
         return run
+
+
+class GraphProgram(SessionProgram):
+    """A program that is replayed as a CUDA graph, which reads and writes the same memory of the card at every run.
+
+    Raises RequestFailed (`compiler_error`) if the size of an input or output is open.
+    """
+
+    def __init__(self, device: RuntimeDevice, path: str, how: Candidate, refusal: str, learnt: Path | None) -> None:
+        super().__init__(device, path, how, refusal, learnt)
+        self.binding = self.session.io_binding()
+        self.inputs = {value.name: self._memory(value) for value in self.session.get_inputs()}
+        self.results = [self._memory(value) for value in self.session.get_outputs()]
+        for name, value in self.inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        for name, value in zip(self.outputs, self.results, strict=True):
+            self.binding.bind_ortvalue_output(name, value)
+
+    def _memory(self, value: Any) -> Any:
+        import numpy as np
+        import onnxruntime
+
+        port = described(value)
+        if port["strides"] is None:
+            raise RequestFailed("compiler_error", f"`{port['name']}` has no fixed size, which a CUDA graph needs")
+        with blamed_on_compiler(f"no memory on the card can be bound to `{port['name']}`"):
+            kind = np.dtype(port["dtype"])
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(port["shape"], kind, self.device.memory, 0)
+
+    def run(self, prepared: Arrays) -> list[Array]:
+        """Run once, with copies."""
+        with blamed_on_compiler(f"ONNX Runtime failed while running, {self.device.where}"):
+            self.run_on_device(prepared)()
+            return [value.numpy() for value in self.results]
+
+    def run_on_device(self, prepared: Arrays) -> Callable[[], None]:
+        """Copy the inputs to the card; return what runs with them. The first run captures the graph."""
+        for name, value in self.inputs.items():
+            value.update_inplace(prepared[name])
+
+        def replay() -> None:
+            self.session.run_with_iobinding(self.binding)
+            self.binding.synchronize_outputs()
+
+        return replay
 
 
 class Cuda(RuntimeDevice):
@@ -224,23 +211,9 @@ class Cuda(RuntimeDevice):
         own = {name: value for name, value in found.items() if name.startswith("trt_") or name == "enable_cuda_graph"}
         return [(first, {**chosen, **own}), *others]
 
-    def session(
-        self,
-        path: str,
-        options: Any,
-        refusal: str,
-        disabled: list[str] | None = None,
-        found: dict[str, str] | None = None,
-    ) -> Any:
-        """Return a session on the card, which says which nodes run there."""
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        session = super().session(path, options, refusal, disabled, found)
-        self.refuse_without(session)
-        return session
-
-    def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> CardProgram:
+    def load(self, path: str, how: Candidate, refusal: str, learnt: Path | None = None) -> SessionProgram:
         """Load a model or program."""
-        return CardProgram(self, path, how, refusal, learnt)
+        return (GraphProgram if how.graph else CardProgram)(self, path, how, refusal, learnt)
 
     def takes(self, how: Candidate, program: str) -> bool:
         """Whether a CUDA graph, if one is asked for, can be made: sizes are fixed, every node is here, and it runs."""
