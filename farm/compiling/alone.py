@@ -102,7 +102,6 @@ class HostChild:
     def __init__(self, host: Host, clock: Clock, *, gpu: bool) -> None:
         self.clock = clock
         clock.run(runs=False)  # Until it may start.
-        self.began = clock()
         self.shared = False
         """Whether it has measured while others ran, or may have."""
         self._host = host

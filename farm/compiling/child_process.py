@@ -22,7 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from farm import entry_points
 from farm.compiling.alone import LOOK_SECONDS, Clock, Host, HostChild
@@ -32,7 +32,7 @@ from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy
 from farm.compiling.templates import Templates
 from farm.files import remove_tree, sweep
 from farm.jobs.state import Phase
-from farm.runner.documents import ChildError, ChildRequest, GuardEnd, PhaseMessage, SealPaths
+from farm.runner.documents import ChildError, ChildRequest, PhaseMessage, SealPaths
 from farm.runner.protocol import is_deep
 from farm.targets.compilers import child_modules, with_folder
 
@@ -249,8 +249,8 @@ class ChildProcess:
     def __post_init__(self) -> None:
         self.seen = ChildEnd(EndedBy.ITSELF, self.limits)
         """What is known of its end so far."""
-        self.ended: GuardEnd | None = None
-        self.stuck: list[int] = []
+        self.killed: str | None = None
+        """Which limit its guard enforced, once that has said its last word; empty for none."""
         self.is_nonsense = False
         """Whether the child said something that is not a message."""
         self.heard = self.changes = 0
@@ -283,14 +283,8 @@ class ChildProcess:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             path.write_text(json.dumps(self.request))
-            forked = self.templates and self.templates.fork(
-                self.command,
-                self.request,
-                _libraries(self.request),
-                self.environment,
-                self.scratch,
-                (told, self.log, *ends),
-            )
+            inherited = told, self.log, *ends
+            forked = self.templates and self.templates.fork(self, _libraries(self.request), inherited)
             self.process = forked or subprocess.Popen(
                 [*self.command, str(path), *map(str, ends)],
                 stdin=told,
@@ -339,8 +333,8 @@ class ChildProcess:
         """Return why the child has to be ended now; ITSELF if it may continue."""
         now, size, limits = self.place.clock(), os.fstat(self.log).st_size, self.limits
         is_too_long = bool(limits.log) and size - self.log_start > limits.log
-        if self.ended:
-            by = EndedBy(self.ended["killed"])
+        if self.killed is not None:
+            by = EndedBy(self.killed)
             if by is EndedBy.MEMORY_LIMIT and not limits.memory:
                 by = EndedBy.ITSELF
             # A child can make its log long and end between two looks.
@@ -374,15 +368,13 @@ class ChildProcess:
         self.guard.close()
         self.on_message = None
         self._hear_out()
-        if self.ended:
-            self.stuck = [*self.ended["stuck"]]
-        elif not self.is_over:
+        if self.killed is None and not self.is_over:
             self.process.kill()  # Then its guard ends what is left.
             self._hear_out()
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self.stuck.append(self.process.pid)
+            self.seen = replace(self.seen, stuck=(*self.seen.stuck, self.process.pid))
 
     def _hear_out(self) -> None:
         """Read what still comes, so that no writer blocks on a full pipe."""
@@ -392,22 +384,19 @@ class ChildProcess:
 
     def outcome(self, by: EndedBy, left: Sequence[str], log_tail: str) -> ChildEnd:
         """Return how the child ended; `left` is what was removed from its folders."""
-        ended = self.ended or GuardEnd(exit=None, signal=None, killed="guard", memory=0, stuck=[])
-        if by is EndedBy.ITSELF and (left or ended["killed"] == "guard"):
-            by = EndedBy.UNGUARDED if ended["killed"] == "guard" else EndedBy.STRAY_FILES
+        seen, killed = self.seen, EndedBy.UNGUARDED if self.killed is None else EndedBy(self.killed)
+        if by is EndedBy.ITSELF and (left or killed is EndedBy.UNGUARDED):
+            by = EndedBy.STRAY_FILES if killed is not EndedBy.UNGUARDED else killed
         return replace(
-            self.seen,
+            seen,
             by=by,
             left=left,
-            ok=self.seen.result is not None and by is EndedBy.ITSELF and not self.stuck,
-            exit_code=ended["exit"],
-            signal=ended["signal"] or (int(signal.SIGKILL) if ended["killed"] else None),
+            ok=seen.result is not None and by is EndedBy.ITSELF and not seen.stuck,
+            code=-signal.SIGKILL if killed and (seen.code or 0) >= 0 else seen.code,
             shared=self.place.shared,
-            memory=max(self.seen.memory, ended["memory"]),
             # The machine's count does not name the child: another one may have been killed.
-            oom_killer=ended["killed"] == "memory" if self.grouped else _oom_kills() > self.oom_kills,
+            oom_killer=killed is EndedBy.MEMORY_LIMIT if self.grouped else _oom_kills() > self.oom_kills,
             log_tail=log_tail,
-            stuck=tuple(self.stuck),
         )
 
     def _report(self, message: PhaseMessage) -> None:
@@ -449,8 +438,9 @@ class ChildProcess:
                 self.seen = replace(self.seen, memory=max(self.seen.memory, memory))
             case {"paused": True}:
                 self.place.stands_still()
-            case {"ended": dict(ended)}:
-                self.ended = cast("GuardEnd", ended)
+            case {"ended": {"code": code, "killed": killed, "memory": memory, "stuck": stuck}}:
+                self.killed, most = killed, max(self.seen.memory, memory)
+                self.seen = replace(self.seen, code=code, memory=most, stuck=tuple(stuck))
 
     def _hear_child(self, message: Any) -> None:
         self.heard += 1

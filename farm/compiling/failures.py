@@ -63,8 +63,9 @@ class EndedBy(StrEnum):
 class ChildEnd:
     """How a child ended, as it was seen; `classify` says what that means.
 
-    `result` is its answer, checked by `read_answer`, `error` its own account of a failure. `signal` or `exit_code` is
-    how the process went, `phase` what it was doing, `memory` the peak in bytes of all its processes together.
+    `result` is its answer, checked by `read_answer`, `error` its own account of a failure. `code` is that of its
+    process's exit, or below 0 the number of a signal, `phase` what it was doing, `memory` the peak in bytes of all its
+    processes together.
     """
 
     by: EndedBy
@@ -74,8 +75,7 @@ class ChildEnd:
     wrong: str = ""
     """What is wrong with its answer if it ended as NONSENSE; empty if it sent something that is not a message."""
     error: ChildError | None = None
-    exit_code: int | None = None
-    signal: int | None = None
+    code: int | None = None
     shared: bool = False  # Whether it measured something while others ran on its host, or may have.
     memory: int = 0
     oom_killer: bool = False
@@ -271,11 +271,12 @@ def _from_error(error: ChildError, detail: str) -> Failure:
 
 def _from_death(end: ChildEnd, detail: str) -> Failure:
     found = _recognise(_DYING_WORDS, end.log_tail)
-    if found and end.exit_code != 0:
+    if found and end.code != 0:
         return Failure(found.kind, (found.message or policy_of(found.kind).sentence) + _during(end), detail)
-    if end.signal == signal.SIGKILL and end.oom_killer:
+    if end.code == -signal.SIGKILL and end.oom_killer:
         return Failure(FailureKind.OUT_OF_MEMORY, "the machine's memory ran out" + _during(end), detail)
-    how = f"died by {_signal_name(end.signal)}" if end.signal else f"exited with code {end.exit_code} and no answer"
+    code = end.code or 0
+    how = f"died by {_signal_name(-code)}" if code < 0 else f"exited with code {end.code} and no answer"
     return Failure(FailureKind.COMPILER_CRASH, f"it {how}{_during(end)}", detail)
 
 

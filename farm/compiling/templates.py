@@ -10,12 +10,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.runner.documents import ChildRequest
 from farm.runner.template import FORK, LONGEST, READY
+
+if TYPE_CHECKING:
+    from farm.compiling.child_process import ChildProcess
 
 NOWHERE = Path("/nonexistent")  # What a template has for the folder of its children, which have one each.
 MOST = 8  # Templates at once: each holds some 60 MB.
@@ -56,21 +60,12 @@ class Templates:
         self._change = threading.Lock()
         self._kept: dict[tuple[object, ...], _Template] = {}
 
-    def fork(
-        self,
-        command: Sequence[str],
-        request: ChildRequest,
-        libraries: list[str],
-        environment: Callable[[Path], dict[str, str]],
-        scratch: Path,
-        descriptors: Sequence[int],
-    ) -> Forked | None:
-        """Fork the launcher of a child whose request is in `scratch`; None: it has to be started cold.
+    def fork(self, child: ChildProcess, libraries: list[str], descriptors: Sequence[int]) -> Forked | None:
+        """Fork the launcher of a child whose request is in its folder; None: it has to be started cold.
 
-        `command` starts a child; `libraries` are what it may read to load its compiler; `environment` returns its
-        variables by its folder. `descriptors` are its standard input, log, messages and words.
+        It may read `libraries` to load its compiler; `descriptors` are its standard input, log, messages and words.
         """
-        compiler = request.get("compiler", "")
+        request, compiler = child.request, child.request.get("compiler", "")
         wish: ChildRequest = {
             "action": "serve",
             "compiler": "onnxruntime" if compiler in _WITHOUT_OWN else compiler,
@@ -83,8 +78,9 @@ class Templates:
             "environment": request.get("environment") or {},
             "seal": {"read": libraries, "write": []} if request.get("seal") else None,
         }
-        template = self._template([*command, json.dumps(wish, sort_keys=True)], environment(NOWHERE))
-        said = json.dumps([str(scratch / "request.json"), str(scratch), environment(scratch)]).encode()
+        template = self._template([*child.command, json.dumps(wish, sort_keys=True)], child.environment(NOWHERE))
+        own = child.environment(child.scratch)
+        said = json.dumps([str(child.scratch / "request.json"), str(child.scratch), own]).encode()
         return template.fork(said, descriptors) if template and len(said) <= LONGEST else None
 
     def close(self) -> None:

@@ -484,8 +484,7 @@ class ChildError(TypedDict):
 class GuardEnd(TypedDict):
     """What the guard of a child has seen, and the launcher's last word on it."""
 
-    exit: int | None
-    signal: int | None
+    code: int | None  # Of its exit, or below 0 the number of the signal that it died by.
     killed: str
     """Which limit the guard enforced: `memory`, `disk`, `files`, `processes`; empty for none.
 

@@ -112,7 +112,7 @@ def run(request_path: str, messages: int, words: int, work: RequestWork | None) 
     asked = _wait(guard, wake, float(request["dying"]))
     stuck = _end_all(wake, asked, request)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seen: GuardEnd = {"exit": None, "signal": None, "killed": "guard", "memory": 0}
+    seen: GuardEnd = {"code": None, "killed": "guard", "memory": 0}
     os.set_blocking(told, False)
     with suppress(BlockingIOError):
         if report := os.read(told, 4096):  # Else the guard ended before it reported.
@@ -372,12 +372,7 @@ class Guard:
         self.look_for_kernels_kill()
         self.look_at_disk(now=True)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        return {
-            "exit": code if code is not None and code >= 0 else None,
-            "signal": -code if code is not None and code < 0 else None,
-            "killed": self.killed,
-            "memory": self.peak,
-        }
+        return {"code": code, "killed": self.killed, "memory": self.peak}
 
     def obey(self, words: bytes) -> None:
         """Do what the worker says."""

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -189,12 +189,6 @@ def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[f
 # --- turns --------------------------------------------------------------------------------------------------------
 
 
-class _Loaded(NamedTuple):
-    run: Callable[[], Any]
-    load: float
-    first: list[float]
-
-
 def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) -> list[TimedProgram]:
     """Load every program of the request, time its first runs, then let them take turns.
 
@@ -205,20 +199,18 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     parts: list[Request] = [{**request, **program} for program in request["programs"]]  # type: ignore[typeddict-item]
     loaded = [_load(part, messages, load) for part in parts]
     rounds, seconds = int(request["rounds"]), float(request["seconds"])
-    times: list[list[list[float]]] = [[] for _ in loaded]
     most = max(1, min(MAX_RUNS, MAX_TOLD // max(1, rounds * len(loaded))))
     for number in range(rounds):
         messages.phase("measuring", number / rounds, "rounds")
-        turns = list(enumerate(loaded))
-        for place, program in reversed(turns) if number % 2 else turns:
-            times[place].append(_round(program, seconds / rounds, most))
-    return [
-        {"load": program.load, "first": program.first, "rounds": blocks}
-        for program, blocks in zip(loaded, times, strict=True)
-    ]
+        for run, timed in reversed(loaded) if number % 2 else loaded:
+            timed["rounds"] = [*timed["rounds"], _round(run, timed["first"], seconds / rounds, most)]
+    return [timed for _, timed in loaded]
 
 
-def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) -> _Loaded:
+def _load(
+    request: Request, messages: Messages, load: Callable[[Request], Any]
+) -> tuple[Callable[[], Any], TimedProgram]:
+    """Return what runs a program once, and its times without any round."""
     messages.phase("measuring", None, "loading")
     inputs, batch = points_of(request["inputs"], request.get("batch"))[-1]  # Of dynamic sizes the largest.
     feeds = make_samples(request["samples"], inputs, batch, what="the sample")[0]
@@ -226,23 +218,27 @@ def _load(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     program = load(request)
     seconds = time.perf_counter() - started
     prepared = program.prepare(feeds)
+
+    def run() -> Any:
+        return program.run(prepared)
+
     first: list[float] = []
     for number in range(int(request["first"])):
         if sum(first) > FIRST_SECONDS:
             break
         messages.phase("measuring", None, f"run {number + 1}")
-        first.append(_seconds_of(lambda: program.run(prepared)))
-    return _Loaded(lambda: program.run(prepared), seconds, first)
+        first.append(_seconds_of(run))
+    return run, {"load": seconds, "first": first, "rounds": []}
 
 
-def _round(program: _Loaded, seconds: float, most: int) -> list[float]:
+def _round(run: Callable[[], Any], first: Sequence[float], seconds: float, most: int) -> list[float]:
     """Return the seconds of each run until a round's time is spent; one run at least, and `most` at most."""
-    if program.first and program.first[-1] < seconds / 4:
-        program.run()  # the caches hold what ran before
+    if first and first[-1] < seconds / 4:
+        run()  # the caches hold what ran before
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or (time.perf_counter() < end and len(times) < most):
-        times.append(_seconds_of(program.run))
+        times.append(_seconds_of(run))
     return times
 
 

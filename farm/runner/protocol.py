@@ -8,7 +8,7 @@ Messages, one JSON object a line, on the file descriptor MESSAGES_FD
 and from its guard and its launcher, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
     {"paused": true}                        after `PAUSE`, when all of the child's processes stand still
-    {"ended": {"exit": code or null, "signal": number or null, "memory": peak in bytes, "stuck": [pids],
+    {"ended": {"code": of exit, or -signal, or null, "memory": peak in bytes, "stuck": [pids],
                "killed": "memory", "disk", "files", "processes", "awake", "guard" or ""}}
                                             when nothing of the child is left but what cannot be killed
 

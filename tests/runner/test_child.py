@@ -431,7 +431,7 @@ def test_what_happens_on_an_nvidia_card_has_a_kind_with_advice(said: str, kind: 
         failure = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, error=error))
         assert failure is not None
         assert (failure.kind, bool(failure.message and policy_of(failure.kind).advice)) == (kind, True)
-    died = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, signal=6, log_tail=said))
+    died = classify(ChildEnd(by=EndedBy.ITSELF, limits=NO_LIMITS, code=-6, log_tail=said))
     assert died is not None and died.kind == kind
 
 
