@@ -246,21 +246,14 @@ def evaluate_request(
     )
 
 
-def bench_request(
-    order: WorkOrder,
-    programs: Sequence[MadeProgram],
-    samples: Path | None,
-    *,
-    rounds: int,
-    seconds: float,
-    toolchain: str = "",
-) -> Request:
-    """Ask for programs of one cell to be measured in turns; with `toolchain` by a child that has it, and no other."""
+def bench_request(order: WorkOrder, programs: Sequence[MadeProgram], samples: Path | None, toolchain: str) -> Request:
+    """Ask for programs of one cell to be measured in turns; with `toolchain` by a child that has it, and no other.
+
+    The caller adds `rounds`, and the `seconds` of each program in all of them.
+    """
     whole = _request(
         order,
         action="bench",
-        rounds=rounds,
-        seconds=seconds,
         first=2,
         precision=order["spec"]["precision"],
         model={"format": order["model"]["format"]},
@@ -269,11 +262,11 @@ def bench_request(
     if toolchain:
         # What the key says about the compile changes nothing now: only the libraries run.
         whole["expected"] = {
+            **expected_of(order["spec"]),
             "toolchain": toolchain,
             "recipe": compilers()[whole["compiler"]].recipe,
             "libraries": {},
             "cpu_family": None,
-            "arch": order["spec"]["device"]["arch"],
         }
     parts: list[BenchProgram] = [
         {"program": str(program.path), "outputs": program.outputs, "session": program.session} for program in programs

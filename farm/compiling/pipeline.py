@@ -401,11 +401,11 @@ class Steps:
         databases: Databases = NO_DATABASES,
     ) -> Sequence[TimedProgram]:
         """Let programs of this cell take turns in one child; with `toolchain` in one that has it, and no other."""
-        request = asking.bench_request(
-            self.order, programs, samples, rounds=rounds, seconds=seconds, toolchain=toolchain
-        )
+        request = asking.bench_request(self.order, programs, samples, toolchain)
         read = [*(program.path for program in programs), *([samples] if samples else [])]
-        answer: BenchAnswer = self.ask(request, databases.environment, read=read, write=databases.folders)
+        answer: BenchAnswer = self.ask(
+            {**request, "rounds": rounds, "seconds": seconds}, databases.environment, read=read, write=databases.folders
+        )
         return answer["programs"]
 
     def ask(

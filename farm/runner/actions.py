@@ -6,7 +6,7 @@ import importlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,21 +68,13 @@ def run_action(request: documents.Request, messages: Messages) -> documents.Answ
     os.environ.update(request.get("environment") or {})
     sys.path[:0] = [path for path in request.get("search") or () if path not in sys.path]
     add_modules(request.get("modules") or {})
+    own = _probe, _check, _reference, _slice, _tune, _pack, _compile, _evaluate, _bench
     if "extension" in request:
-        found: documents.Answer = getattr(find_module(request["extension"], ""), request["action"])(request, messages)
-        return found
-    actions: dict[str, Callable[[documents.Request, Messages], documents.Answer]] = {
-        "probe": _probe,
-        "check": _check,
-        "reference": _reference,
-        "slice": _slice,
-        "tune": _tune,
-        "pack": _pack,
-        "compile": _compile,
-        "evaluate": _evaluate,
-        "bench": _bench,
-    }
-    return actions[request["action"]](request, messages)
+        work = getattr(find_module(request["extension"], ""), request["action"])
+    else:
+        work = {each.__name__: each for each in own}[f"_{request['action']}"]
+    found: documents.Answer = work(request, messages)
+    return found
 
 
 def compiler_module(request: documents.Request) -> CompilerModule:
