@@ -22,8 +22,8 @@ from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import MAIN, readable
 from farm.builds.plan import Plan, estimate_all, make_plan, needed_blobs
 from farm.compiling.asking import check_of
-from farm.compiling.child_process import Seal, run_child
-from farm.compiling.failures import ChildLimits, classify
+from farm.compiling.child_process import Seal, ask_once
+from farm.compiling.failures import ChildLimits, Failure
 from farm.errors import ManifestError, NotPlanned, UsageError
 from farm.jobs.estimate import Compile
 from farm.jobs.facts import ArtifactFacts
@@ -111,15 +111,13 @@ class BucketModels:
 
 def _checked_in_child(path: Path, format: str, outputs: Sequence[str], *, alone: bool = False) -> CheckAnswer:
     """Check an untrusted model: its parser runs in a child, never in the farm's own process."""
-    scratch = path.parent.parent
     request, seal = check_of(path, format, outputs, alone=alone), Seal(read=[path.parent])
-    end = run_child(request, log_path=scratch / "log.txt", folder=scratch, limits=CHECK_LIMITS, seal=seal)
-    if end.result is not None and end.ok:
-        return cast(CheckAnswer, end.result)
-    failure = classify(end)
-    if failure is None or policy_of(failure.kind).fault is Fault.FARM:
-        raise UsageError(f"{path.name} could not be checked: {failure.message if failure else 'interrupted'}")
-    raise UnreadableModel(f"{path.name}: {failure.message}", failure.kind)
+    found = ask_once(request, CHECK_LIMITS, folder=path.parent.parent, seal=seal)
+    if not isinstance(found, Failure):
+        return cast(CheckAnswer, found)
+    if policy_of(found.kind).fault is Fault.FARM:
+        raise UsageError(f"{path.name} could not be checked: {found.message}")
+    raise UnreadableModel(f"{path.name}: {found.message}", found.kind)
 
 
 class KnownArtifacts:

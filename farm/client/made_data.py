@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from farm.compiling.child_process import Seal, run_child
-from farm.compiling.failures import ChildLimits, classify
+from farm.compiling.child_process import Seal, ask_once
+from farm.compiling.failures import ChildLimits, Failure
 from farm.errors import UsageError
 from farm.models.frozen import MAX_BYTES, DataError, FrozenData, FrozenModel, freeze_data
 from farm.models.shapes import BATCH
@@ -179,19 +179,13 @@ def with_expected_outputs(
         made.mkdir()
         request["reference"] = str(made / "runs.npz")
         try:
-            end = run_child(
-                request,
-                log_path=Path(scratch) / "log.txt",
-                limits=LIMITS,
-                folder=Path(scratch),
-                seal=Seal(read=[path.resolve().parent, file.resolve()], write=[made]),
-            )
+            seal = Seal(read=[path.resolve().parent, file.resolve()], write=[made])
+            found = ask_once(request, LIMITS, folder=Path(scratch), seal=seal)
         except OSError as error:
             raise UsageError(f"the unquantized model `{name}` cannot be run: {error}") from None
-        if not end.ok:
-            failure = classify(end)
-            why = failure.message if failure else "interrupted"
-            raise UsageError(f"the unquantized model `{name}` does not run: {why}", hint="pip install onnxruntime")
+        if isinstance(found, Failure):
+            message = f"the unquantized model `{name}` does not run: {found.message}"
+            raise UsageError(message, hint="pip install onnxruntime")
         _join(file, made / "runs.npz", Path(scratch) / "joined.npz")
         return freeze_data(Path(scratch) / "joined.npz", model, symbolic, folder)
 

@@ -28,7 +28,7 @@ from farm import entry_points
 from farm.compiling.alone import LOOK_SECONDS, Clock, Host, HostChild
 from farm.compiling.asking import WrongAnswer, read_answer
 from farm.compiling.cgroups import limited
-from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy
+from farm.compiling.failures import NO_LIMITS, ChildEnd, ChildLimits, EndedBy, classify
 from farm.compiling.templates import Templates
 from farm.files import remove_tree, sweep
 from farm.jobs.state import Phase
@@ -150,6 +150,26 @@ def run_child(
         return child.outcome(by, left, tail)
     finally:
         remove_tree(scratch)
+
+
+def ask_once(
+    request: ChildRequest,
+    limits: ChildLimits,
+    *,
+    python: str = "",
+    folder: Path | None = None,
+    seal: Seal | None = None,
+    answer: Hashable = None,
+) -> Any:
+    """Run one request in a child of no attempt, in a folder of its own; return its answer, else the Failure.
+
+    The arguments are those of `run_child`. Raises OSError if the child cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-", dir=folder) as name:
+        own = Path(name)
+        log = own / "log.txt"
+        end = run_child(request, log_path=log, python=python, limits=limits, folder=own, seal=seal, answer=answer)
+    return classify(end) or end.result
 
 
 def _libraries(request: ChildRequest) -> list[str]:

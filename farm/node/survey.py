@@ -7,18 +7,16 @@ slot for each GPU and a few for its CPU targets, with the CPUs near to each.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from farm import entry_points
 from farm.compiling.attempt import FreeSlots, Installation, Slot, installation_of
-from farm.compiling.child_process import run_child
-from farm.compiling.failures import ChildLimits, classify
+from farm.compiling.child_process import ask_once
+from farm.compiling.failures import ChildLimits, Failure
 from farm.node.amd_gpus import Rocm, find_amd_gpus, find_rocm
 from farm.node.gpus import HERE, Gpu, Machine, Note, driver_of
 from farm.runner.documents import ProbeAnswer, Request
@@ -148,18 +146,14 @@ def probe(
     python, path = installation or Installation("")
     search, version = [path] if path else [], rocm.version if rocm else ""
     request = Request(action="probe", compiler=compiler, device=device, search=search, rocm=version)
-    with tempfile.TemporaryDirectory(prefix="probe-") as folder:
-        try:
-            end = run_child(
-                request, python=python, log_path=Path(folder) / "log.txt", limits=ChildLimits(time=PROBE_SECONDS)
-            )
-        except OSError as error:
-            fix = "set migraphx_python (or other_toolchains) to an interpreter that is there"
-            return ProbeAnswer(available=False, reason=f"cannot start {python}: {error}", fix=fix)
-    failure = classify(end)
-    if failure or end.result is None:
-        return {"available": False, "reason": failure.message if failure else "no answer"}
-    answer: ProbeAnswer = end.result
+    try:
+        found = ask_once(request, ChildLimits(time=PROBE_SECONDS), python=python)
+    except OSError as error:
+        fix = "set migraphx_python (or other_toolchains) to an interpreter that is there"
+        return ProbeAnswer(available=False, reason=f"cannot start {python}: {error}", fix=fix)
+    if isinstance(found, Failure):
+        return ProbeAnswer(available=False, reason=found.message)
+    answer: ProbeAnswer = found
     return answer
 
 

@@ -286,7 +286,7 @@ def _calibration(
         arguments = {}
         for name, shape in shapes.items():
             array = _program_array(run[name], shape, request)
-            found, wanted = f"{array.dtype} {list(array.shape)}", f"{_dtype(shape)} {static_lens(shape)}"
+            found, wanted = f"{array.dtype} {list(array.shape)}", f"{_dtype(shape)} {_bounds(shape)[1]}"
             if found != wanted:
                 said = f"calibration for '{name}' is {found}, the program wants {wanted}"
                 raise RequestFailed("bad_calibration", said)
@@ -296,14 +296,10 @@ def _calibration(
 
 
 def _bounds(shape: Any) -> tuple[list[int], list[int]]:
+    """Return the smallest and the largest dimensions of a MIGraphX shape."""
     if not shape.dynamic():
         return list(shape.lens()), list(shape.lens())
     return [dimension.min for dimension in shape.dyn_dims()], [dimension.max for dimension in shape.dyn_dims()]
-
-
-def static_lens(shape: Any) -> list[int]:
-    """Return the dimensions of a MIGraphX shape; of a dynamic one the largest."""
-    return [dimension.max for dimension in shape.dyn_dims()] if shape.dynamic() else list(shape.lens())
 
 
 # --- layouts: a TensorFlow model's 4-D inputs are NHWC, the program's NCHW ----------------------------------------
@@ -322,7 +318,7 @@ def _program_shape(spec: documents.InputSpec, request: documents.Request) -> lis
 def _program_array(array: Any, shape: Any, request: documents.Request) -> Any:
     """Return an input the way the program wants it: contiguous, in its layout, a scalar as one element."""
     moved = _in_layout(array, (0, 3, 1, 2), request)
-    lens = static_lens(shape)
+    _, lens = _bounds(shape)
     # What is mapped from an archive may lie at any byte, where MIGraphX does not take it.
     return np.require(moved, requirements=("C", "A")).reshape(lens if moved.ndim == 0 else moved.shape)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from farm.client.transfers import adopt, note_use
-from farm.compiling.child_process import Seal, run_child
-from farm.compiling.failures import ChildLimits, classify
+from farm.compiling.child_process import Seal, ask_once
+from farm.compiling.failures import ChildLimits, Failure
 from farm.errors import UsageError
 from farm.files import NotPlain, take
 from farm.manifest.entries import ModelEntry
@@ -190,18 +190,12 @@ def source_digest(path: Path) -> str:
 
 def _ask(request: ChildRequest, path: Path, python: str, seal: Seal | None = None) -> LibrariesAnswer:
     """Ask a child that has neither credentials nor this process's environment, nor files or sockets beyond its seal."""
-    with tempfile.TemporaryDirectory(prefix="farm-convert-") as name:
-        folder, log = Path(name), Path(name, "log.txt")
-        try:
-            end = run_child(
-                request, log_path=log, python=python, limits=LIMITS, folder=folder, seal=seal, answer=LibrariesAnswer
-            )
-        except OSError as error:
-            raise UsageError(f"the converter cannot be started: {error}") from None
-    if end.ok and end.result is not None:
-        return cast(LibrariesAnswer, end.result)
-    failure = classify(end)
-    message = failure.message if failure else "interrupted"
-    if failure is None or request["action"] == "libraries":
-        raise UsageError(message)
-    raise UnreadableModel(f"{path}: {message}", failure.kind, hint=failure.detail.strip()[-500:])
+    try:
+        found = ask_once(request, LIMITS, python=python, seal=seal, answer=LibrariesAnswer)
+    except OSError as error:
+        raise UsageError(f"the converter cannot be started: {error}") from None
+    if not isinstance(found, Failure):
+        return cast(LibrariesAnswer, found)
+    if request["action"] == "libraries":
+        raise UsageError(found.message)
+    raise UnreadableModel(f"{path}: {found.message}", found.kind, hint=found.detail.strip()[-500:])

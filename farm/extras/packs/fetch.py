@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated
 from farm.artifacts.sidecar import of_cell, text
 from farm.client.fetching import FamilyMember, Fetched, SignedArtifact, bring_model, bundle_lines, into, write_artifact
 from farm.client.packs import PACK, SIDECAR, Layout, Pack, PackIndex
-from farm.compiling.child_process import Seal, run_child
-from farm.compiling.failures import ChildLimits, classify
+from farm.compiling.child_process import Seal, ask_once
+from farm.compiling.failures import ChildLimits, Failure
 from farm.errors import ArtifactGone, UsageError
 from farm.extras.packs import layouts
 from farm.extras.packs.layouts import CACHED, require_fit
@@ -71,35 +71,29 @@ def ask_provider(model: Path, arch: str, python: str = "") -> CacheFile:
 
     Raises UsageError if there is no provider, if it does not take the model as a whole, or does not find its own file.
     """
-    with tempfile.TemporaryDirectory(prefix="farm-ask-") as name:
-        folder, log, written = Path(name), Path(name, "log.txt"), Path(name, "written")
-        written.mkdir()
+    with tempfile.TemporaryDirectory(prefix="farm-ask-") as written:
         request: CacheNamesRequest = {
             "action": "cache_names",
             "extension": "onnxruntime-cache",
             "model": str(model.resolve()),
             "arch": arch,
-            "cache": str(written),
+            "cache": written,
         }
-        seal = Seal(read=[model.resolve().parent], write=[written])
+        seal = Seal(read=[model.resolve().parent], write=[Path(written)])
         try:
-            end = run_child(
-                request, log_path=log, python=python, limits=_LIMITS, folder=folder, seal=seal, answer=CacheNamesAnswer
-            )
+            found = ask_once(request, _LIMITS, python=python, seal=seal, answer=CacheNamesAnswer)
         except OSError as error:
             raise UsageError(f"the provider cannot be asked: {error}", hint="`--python` names an interpreter") from None
-    if not end.ok or end.result is None:
-        failure = classify(end)
-        detail = failure.detail.strip()[-300:] if failure else ""
-        raise UsageError(failure.message if failure else "interrupted", hint=detail)
-    names = end.result["names"]
+    if isinstance(found, Failure):
+        raise UsageError(found.message, hint=found.detail.strip()[-300:])
+    names = found["names"]
     if len(names) > 1:
-        message = f"ONNX Runtime {end.result['version']} cuts the model into {len(names)} parts"
+        message = f"ONNX Runtime {found['version']} cuts the model into {len(names)} parts"
         raise UsageError(message, hint="a program of the farm is the whole model: serve it without ONNX Runtime")
-    if not end.result["found"]:
-        message = f"ONNX Runtime {end.result['version']} does not load {names[0]}, which it wrote itself"
+    if not found["found"]:
+        message = f"ONNX Runtime {found['version']} does not load {names[0]}, which it wrote itself"
         raise UsageError(message, hint="fetch with `--layout onnxruntime`, for the plug-in")
-    return CacheFile(names[0], end.result["version"])
+    return CacheFile(names[0], found["version"])
 
 
 STATEMENTS = "artifact.sigstore.jsonl"

@@ -104,7 +104,7 @@ def test_a_reference_needs_samples(fields: str) -> None:
 
 
 def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.client.made_data.run_child", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("farm.client.made_data.ask_once", lambda *_, **__: pytest.fail("it ran"))
     assert ManifestReader(combine(manifest()), made, cache=tmp_path, quick=True).read().problems == []
 
 
