@@ -160,9 +160,9 @@ def _measure(
     Verification was the warm-up. If its `last` run took longer than the whole budget, that is the only one.
     """
     prepared = program.prepare(feeds)
-    seconds = _repeat(lambda: program.run(prepared), budget, messages) if last < budget else [last]
+    seconds = times_of(lambda: program.run(prepared), budget, messages=messages) if last < budget else [last]
     device = program.run_on_device(prepared)
-    on_device = _repeat(device, budget, messages) if device and last < budget else []
+    on_device = times_of(device, budget, messages=messages) if device and last < budget else []
     return seconds, on_device
 
 
@@ -172,18 +172,25 @@ def latency_of(seconds: Sequence[float]) -> Latency:
     return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}
 
 
-def _repeat(run: Callable[[], Any], budget: float, messages: Messages) -> list[float]:
-    seconds: list[float] = []
-    start = now = said = time.perf_counter()
-    while len(seconds) < MAX_REPEATS and (not seconds or now - start < budget):
+def times_of(
+    run: Callable[[], Any], seconds: float, *, least: int = 1, most: int = MAX_REPEATS, messages: Messages | None = None
+) -> list[float]:
+    """Return the seconds of each run, one after another, until so many are spent; `least` and `most` are of runs.
+
+    `messages` hears each second how far it is.
+    """
+    times: list[float] = []
+    start = said = time.perf_counter()
+    while len(times) < least or (time.perf_counter() - start < seconds and len(times) < most):
+        began = time.perf_counter()
         run()
-        before, now = now, time.perf_counter()
-        seconds.append(now - before)
-        if now - said > 1:
+        now = time.perf_counter()
+        # To a nanosecond: more digits have no meaning, and make the answer longer.
+        times.append(round(now - began, 9))
+        if messages and now - said > 1:
             said = now
-            messages.phase("measuring", min(1.0, (now - start) / budget))
-            now = time.perf_counter()
-    return seconds
+            messages.phase("measuring", min(1.0, (now - start) / seconds))
+    return times
 
 
 # --- turns --------------------------------------------------------------------------------------------------------
@@ -203,7 +210,9 @@ def bench(request: Request, messages: Messages, load: Callable[[Request], Any]) 
     for number in range(rounds):
         messages.phase("measuring", number / rounds, "rounds")
         for run, timed in reversed(loaded) if number % 2 else loaded:
-            timed["rounds"] = [*timed["rounds"], _round(run, timed["first"], seconds / rounds, most)]
+            if timed["first"] and timed["first"][-1] < seconds / rounds / 4:
+                run()  # the caches hold what ran before
+            timed["rounds"] = [*timed["rounds"], times_of(run, seconds / rounds, most=most)]
     return [timed for _, timed in loaded]
 
 
@@ -227,26 +236,8 @@ def _load(
         if sum(first) > FIRST_SECONDS:
             break
         messages.phase("measuring", None, f"run {number + 1}")
-        first.append(_seconds_of(run))
+        first += times_of(run, 0.0)
     return run, {"load": seconds, "first": first, "rounds": []}
-
-
-def _round(run: Callable[[], Any], first: Sequence[float], seconds: float, most: int) -> list[float]:
-    """Return the seconds of each run until a round's time is spent; one run at least, and `most` at most."""
-    if first and first[-1] < seconds / 4:
-        run()  # the caches hold what ran before
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or (time.perf_counter() < end and len(times) < most):
-        times.append(_seconds_of(run))
-    return times
-
-
-def _seconds_of(run: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    run()
-    # To a nanosecond: more digits have no meaning, and make the answer longer.
-    return round(time.perf_counter() - started, 9)
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------

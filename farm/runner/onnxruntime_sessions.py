@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,25 +101,16 @@ def time_candidates(
     mode: str, tried: Sequence[Candidate], load: Callable[[Candidate], Callable[[], Any] | None], messages: Messages
 ) -> dict[str, float]:
     """Return the median seconds of each candidate; `load` gives what runs a slice once, None if it cannot run so."""
+    from .measuring import times_of
+
     seconds = {}
     for start in range(0, len(tried), _AT_ONCE):
         with messages.alone():
             for candidate in tried[start : start + _AT_ONCE]:
                 if run := load(candidate):
-                    seconds[str(candidate)] = _median(run, _SECONDS[mode])
+                    run()
+                    seconds[str(candidate)] = statistics.median(times_of(run, _SECONDS[mode], least=_MIN_REPEATS))
     return seconds
-
-
-def _median(run: Callable[[], Any], seconds: float) -> float:
-    """Return the median of runs that take so many seconds together; the first one does not count."""
-    run()
-    times: list[float] = []
-    start = time.perf_counter()
-    while len(times) < _MIN_REPEATS or time.perf_counter() - start < seconds:
-        before = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - before)
-    return statistics.median(times)
 
 
 def read_records(folder: Path) -> dict[str, dict[str, float]]:
