@@ -410,7 +410,7 @@ class Guard:
             write(f"{self.group}/cgroup.freeze", state)
         except OSError:
             return False
-        return _soon(lambda: counted(f"{self.group}/cgroup.events", "frozen") == int(state))
+        return soon(lambda: counted(f"{self.group}/cgroup.events", "frozen") == int(state))
 
     def stop_each(self) -> bool:
         """Stop all processes one by one; return whether they stand still. What is stopped starts no other."""
@@ -422,7 +422,7 @@ class Guard:
                     os.kill(pid, signal.SIGSTOP)
             return not going
 
-        return _soon(still)
+        return soon(still)
 
     def measure(self) -> tuple[float, int]:
         """Return CPU seconds and resident bytes of the child with its descendants; end it over its limit."""
@@ -468,9 +468,9 @@ class Guard:
         self.look_took = self.looked - began
 
 
-def _soon(is_so: Callable[[], bool]) -> bool:
-    """Whether something is so, now or within `PAUSE_SECONDS`."""
-    deadline = time.monotonic() + PAUSE_SECONDS
+def soon(is_so: Callable[[], bool], seconds: float = PAUSE_SECONDS) -> bool:
+    """Whether something is so, now or within some seconds."""
+    deadline = time.monotonic() + seconds
     while not (found := is_so()) and time.monotonic() < deadline:
         time.sleep(0.001)
     return found

@@ -18,14 +18,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec, resolve_name
 from typing import TYPE_CHECKING
 
 from . import launcher
-from .launcher import drain, reap
+from .launcher import drain, reap, soon
 
 if TYPE_CHECKING:
     from .documents import ChildRequest
@@ -137,10 +136,7 @@ def _is_alone() -> bool:
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    deadline = time.monotonic() + _END_SECONDS
-    while not (alone := len(os.listdir("/proc/self/task")) == 1) and time.monotonic() < deadline:  # noqa: PTH208
-        time.sleep(0.001)
-    return alone
+    return soon(lambda: len(os.listdir("/proc/self/task")) == 1, _END_SECONDS)  # noqa: PTH208
 
 
 def _has_device() -> bool:

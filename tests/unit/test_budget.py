@@ -42,7 +42,7 @@ LINES = {
     "node": 3560,
     "pages": 3439,
     "results": 2048,
-    "runner": 6420,
+    "runner": 6416,
     "serving": 430,
     "store": 1762,
     "targets": 1112,
