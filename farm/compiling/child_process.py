@@ -291,7 +291,7 @@ class ChildProcess:
         for pipe in self.buffers:
             self.selector.register(pipe, selectors.EVENT_READ)
         self._start((message_end, word_end))
-        self.started = self.moved = self.place.clock()
+        self.started = self.moved = self.now
         """When it last gave a sign of life, as far as was looked. A child that is paused loses no time."""
 
     def _start(self, ends: tuple[int, int]) -> None:
@@ -325,6 +325,11 @@ class ChildProcess:
                 os.close(end)
 
     @property
+    def now(self) -> float:
+        """Seconds of its attempt, without those in which that was paused."""
+        return self.place.clock()
+
+    @property
     def is_over(self) -> bool:
         """Whether the guard has closed its pipe."""
         return self.words not in self.selector.get_map()
@@ -339,7 +344,7 @@ class ChildProcess:
         """Read until the launcher has said its last word, or the child has to be ended; return why."""
         limits = self.limits
         while not self.is_over:
-            left = self.started + limits.time - self.place.clock() if limits.time else math.inf
+            left = self.started + limits.time - self.now if limits.time else math.inf
             self._read(LOOK_SECONDS if self.place.asks else max(0.01, min(_LOOK_SECONDS, left)))
             if (standstill := self.place.look()) != self.standstill:
                 self.standstill = standstill
@@ -351,7 +356,7 @@ class ChildProcess:
 
     def _verdict(self, cancelled: threading.Event | None) -> EndedBy:
         """Return why the child has to be ended now; ITSELF if it may continue."""
-        now, size, limits = self.place.clock(), os.fstat(self.log).st_size, self.limits
+        now, size, limits = self.now, os.fstat(self.log).st_size, self.limits
         is_too_long = bool(limits.log) and size - self.log_start > limits.log
         if self.killed is not None:
             by = EndedBy(self.killed)
@@ -481,7 +486,7 @@ class ChildProcess:
             case {"phase": str(phase), "progress": None | float() | int() as done, "detail": str(detail)} if (
                 phase in _PHASES and (done is None or 0 <= done <= 1) and len(detail) <= _LONGEST_DETAIL
             ):
-                self.moved = self.place.clock()
+                self.moved = self.now
                 self.changes += phase != self.seen.phase
                 self.seen = replace(self.seen, phase=phase)
                 self.is_nonsense |= self.changes > _MOST_PHASES

@@ -20,7 +20,7 @@ LINES = {
     "builds": 3064,
     "cli": 4734,
     "client": 4631,
-    "compiling": 2959,
+    "compiling": 2964,
     "control": 598,
     "extras/ci": 506,
     "extras/convert": 491,
