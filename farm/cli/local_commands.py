@@ -529,12 +529,12 @@ def _measure(
     for contestant in contestants:
         if contestant.python is not None:
             continue
-        target = f"{contestant.compiler}/{contestant.device}"
+        target, program = contestant.target, contestant.request["program"]
         pool = next((pool for pool in findings.pools if str(pool.target) == target and not pool.untuned), None)
         if pool is None:
             known = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
             raise UsageError(f"{contestant.name} needs {target}; here is {known}")
-        on_card = contestant.program if contestant.compiler == "migraphx" else None
+        on_card = Path(program) if program and pool.target.compiler == "migraphx" else None
         if on_card and (why := wrong_card(inspect_if_small(on_card), [pool.device.arch])):
             raise UsageError(f"{contestant.name} does not run here: {why}")
         pools.append(pool)

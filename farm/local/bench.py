@@ -31,19 +31,18 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A program, or a model as it is (`program` None), that is measured.
-
-    `request` has what a child needs to run it: model, inputs, batch, options, outputs, samples.
-    """
+    """A program, or a model as it is, that is measured; `request` has what a child needs to run it."""
 
     name: str
-    compiler: str
-    device: str
-    program: Path | None
     request: BenchProgram
     environment: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that runs it (empty: this one), in processes of its own; None if its compiler decides."""
+
+    @property
+    def target(self) -> str:
+        """What runs it: compiler and device."""
+        return f"{self.request['compiler']}/{self.request['device']}"
 
     @property
     def batch(self) -> int:
@@ -55,13 +54,8 @@ class Contestant:
     def files(self) -> list[Path]:
         """The files and folders that a child has to read for it."""
         model = self.request["model"].get("path")
-        named = [self.program, Path(model).parent if model else None, self.request["samples"].get("path")]
+        named = [self.request["program"], Path(model).parent if model else None, self.request["samples"].get("path")]
         return [Path(file) for file in named if file]
-
-    def as_request(self) -> BenchProgram:
-        """Return it as part of a request."""
-        program = str(self.program) if self.program else None
-        return {**self.request, "compiler": self.compiler, "device": self.device, "program": program}
 
 
 def at_points(contestant: Contestant) -> list[Contestant]:
@@ -86,10 +80,10 @@ def program_of(sidecar: Mapping[str, Any], program: Path, name: str = "") -> Con
     device = device_of(arch, str(sidecar["toolchain"])) if arch.startswith("sm_") else arch
     return Contestant(
         name or str(sidecar["identifier"]),
-        spec["compiler"]["name"],
-        device,
-        program,
         {
+            "compiler": spec["compiler"]["name"],
+            "device": device,
+            "program": str(program),
             "inputs": spec["inputs"],
             "batch": spec["batch"],
             "precision": spec["precision"],
@@ -108,10 +102,10 @@ def original_of(sidecar: Mapping[str, Any], model: Path, program: Path, name: st
     spec = sidecar["spec"]
     return Contestant(
         name,
-        "onnxruntime",
-        "cpu",
-        None,
         {
+            "compiler": "onnxruntime",
+            "device": "cpu",
+            "program": None,
             "inputs": spec["inputs"],
             "batch": spec["batch"],
             "options": {},
@@ -129,9 +123,10 @@ def torch_of(sidecar: Mapping[str, Any], model: Path, program: Path, python: str
     order = [value["name"] for value in conversion["inputs"]]
     request: BenchProgram = {
         **original.request,
+        "compiler": "torch",
         "model": {"path": str(model), "format": conversion["kind"], "order": order},
     }
-    return replace(original, compiler="torch", request=request, python=python)
+    return replace(original, request=request, python=python)
 
 
 def _samples(sidecar: Mapping[str, Any], folder: Path) -> DataRecipe:
@@ -164,7 +159,7 @@ class Measured:
         """Return it as plain JSON."""
         return {
             "name": self.contestant.name,
-            "target": f"{self.contestant.compiler}/{self.contestant.device}",
+            "target": self.contestant.target,
             "batch": self.contestant.batch,
             "load": self.load,
             "first_runs": list(self.first),
@@ -180,7 +175,7 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
     """
     alone = [_ask([contestant], children, first=FIRST_RUNS, rounds=0, seconds=0.0) for contestant in contestants]
     slowest = max(answer["programs"][0]["first"][-1] for answer in alone)
-    migraphx = [each for each in contestants if each.compiler == "migraphx"]
+    migraphx = [each for each in contestants if each.request["compiler"] == "migraphx"]
     mixed = 0 < len(migraphx) < len(contestants) and bool(children.settings.migraphx_python)
     apart = len(contestants) > 1 and any(each.python is not None for each in contestants)
     # One process can hold them all: the same interpreter, and the same environment for MIGraphX.
@@ -208,12 +203,12 @@ def measure(contestants: Sequence[Contestant], children: Children, seconds: floa
 def _ask(
     contestants: Sequence[Contestant], children: Children, *, first: int, rounds: int, seconds: float
 ) -> BenchAnswer:
-    leading = next((each for each in contestants if each.compiler == "migraphx"), contestants[0])
+    leading = next((each for each in contestants if each.request["compiler"] == "migraphx"), contestants[0])
     request: Request = {
         "action": "bench",
-        "compiler": leading.compiler,
-        "device": leading.device,
-        "programs": [contestant.as_request() for contestant in contestants],
+        "compiler": leading.request["compiler"],
+        "device": leading.request["device"],
+        "programs": [contestant.request for contestant in contestants],
         "first": first,
         "rounds": rounds,
         "seconds": seconds,

@@ -33,7 +33,7 @@ LINES = {
     "extras/triggers": 1080,
     "extras/webhooks": 886,
     "jobs": 890,
-    "local": 1651,
+    "local": 1646,
     "loose": 1754,
     "manifest": 1941,
     "matrix": 1512,
