@@ -264,36 +264,26 @@ class JobRecords(Records):
 def _view(job_id: str, row: Mapping[str, str], cells: Sequence[str], attempts: Mapping[str, str]) -> JobView:
     outcome = json.loads(row.get("outcome", "{}"))
     tried = list(_attempts(attempts))
-    return {
+    view = {
         "id": job_id,
-        "state": row["state"],
-        "namespace": row["namespace"],
-        "key": row["key"],
-        "pool": row["pool"],
+        **{name: row[name] for name in ("state", "namespace", "key", "pool")},
+        **{name: row.get(name) for name in ["worker", "node", "phase"]},
+        **{name: row.get(name) == "1" for name in ("cancelling", "quarantined")},
+        **{name: in_seconds(row.get(name)) for name in ("created_at", "queued_at", "started_at", "ended_at")},
         "priority": int(row["priority"]),
         "attempt": int(row["number"]),
         "charged": int(row["charged"]),
         "order": json.loads(row["order"]),
-        "cancelling": row.get("cancelling") == "1",
-        "quarantined": row.get("quarantined") == "1",
-        "worker": row.get("worker"),
-        "node": row.get("node"),
-        "phase": row.get("phase"),
         "progress": float(row["progress"]) if row.get("progress") else None,
         "detail": outcome.get("detail") or row.get("detail") or "",
-        "created_at": in_seconds(row.get("created_at")),
-        "queued_at": in_seconds(row.get("queued_at")),
-        "started_at": in_seconds(row.get("started_at")),
-        "ended_at": in_seconds(row.get("ended_at")),
         "kind": outcome.get("kind"),
         "message": outcome.get("message") or "",
         "facts": outcome.get("facts") or None,
         "log": outcome.get("log") or next((one["log"] for one in reversed(tried) if one["log"]), None),
         "attempts": tried,
-        "cells": [
-            {"build": build, "identifier": identifier} for build, identifier in (cell.split("|", 1) for cell in cells)
-        ],
+        "cells": [{"build": one[0], "identifier": one[1]} for one in (cell.split("|", 1) for cell in cells)],
     }
+    return cast(JobView, view)
 
 
 @lru_cache(maxsize=4)  # Who asks for one often asks for all, one after the other.
