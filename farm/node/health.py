@@ -161,10 +161,9 @@ class Probes:
     def __init__(self, probe: Callable[[], str], pause: float, nudge: Callable[[], None]) -> None:
         self._probe = probe
         self._nudge = nudge
-        self._first_pause = pause
+        self._first_pause = self._pause = pause
         self._running = False
         self._fences = 0
-        self._since = 0
         self.due_at = 0.0
         """When the pause after the last one is over, by the monotonic clock."""
         self.answer: str | None = None
@@ -181,7 +180,8 @@ class Probes:
 
     def begin_row(self) -> None:
         """The node was fenced: earlier passes do not count. Each further fence makes the pauses longer."""
-        self.row, self._since, self.due_at = 0, 0, 0.0
+        self.row, self.due_at = 0, 0.0
+        self._pause = self._first_pause * 2 ** min(self._fences, 20)
         self._fences += 1
 
     def start(self) -> None:
@@ -204,10 +204,8 @@ class Probes:
             log.exception("health probe broke")
             wrong = f"{type(error).__name__}: {error}"
         self.row = 0 if wrong else self.row + 1
-        self.due_at = time.monotonic() + min(
-            self._first_pause * 2 ** min(self._since + max(0, self._fences - 1), 20), LONGEST_PAUSE
-        )
-        self._since += 1
+        self.due_at = time.monotonic() + min(self._pause, LONGEST_PAUSE)
+        self._pause *= 2
         self._running, self.answer = False, wrong
         self._nudge()
 

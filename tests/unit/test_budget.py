@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 212,
     "models": 745,
-    "node": 3560,
+    "node": 3558,
     "pages": 3439,
     "results": 2048,
     "runner": 6416,
