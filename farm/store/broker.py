@@ -18,7 +18,7 @@ from kombu.transport.redis import SentinelChannel
 
 from farm.errors import FarmFault, StoreUnavailable
 from farm.settings import Settings
-from farm.store.link import SOCKET_TIMEOUT, refused, sentinels_of, spelt
+from farm.store.link import SOCKET_TIMEOUT, place_of, refused, sentinels_of, spelt
 
 TASK = "tasks.compile"
 
@@ -37,6 +37,7 @@ def make_celery(settings: Settings) -> Celery:
     app = Celery("farm", broker=_broker_url(url), set_as_current=True)
     sentinels = sentinels_of(url)
     app.conf.update(
+        farm_place=place_of(url),  # For messages; Celery does not know it.
         broker_use_ssl=sentinels.certificates if sentinels else None,
         accept_content=["json"],
         task_serializer="json",
@@ -129,19 +130,14 @@ def _reaching(app: Celery) -> Iterator[None]:
         yield
     except (OperationalError, *app.pool.connection.connection_errors, *app.pool.connection.channel_errors) as error:
         cause = error.__cause__ if isinstance(error, OperationalError) else error
-        if ours := refused("the broker", _address(app), cause):
+        if ours := refused("the broker", app.conf.farm_place, cause):
             raise ours from None
         if isinstance(cause, app.pool.connection.channel_errors):
             said, hint = f"refuses: {cause}", "it is full, or a replica: `farm doctor` says which one"
         else:
             said = f"cannot be reached: {type(cause or error).__name__}"
             hint = "start it, or set FARM_REDIS_URL to its address"
-        raise StoreUnavailable(f"the broker at {_address(app)} {said}", hint=hint) from error
-
-
-def _address(app: Celery) -> str:
-    parts = [urlsplit(url) for url in app.conf.broker_url.split(";")]
-    return ", ".join(each.netloc.rpartition("@")[2] for each in parts)
+        raise StoreUnavailable(f"the broker at {app.conf.farm_place} {said}", hint=hint) from error
 
 
 def _broker_url(url: str) -> str:

@@ -44,7 +44,7 @@ LINES = {
     "results": 2048,
     "runner": 6416,
     "serving": 430,
-    "store": 1752,
+    "store": 1748,
     "targets": 1112,
     "tasks": 177,
     "tuning": 2396,

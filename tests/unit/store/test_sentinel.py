@@ -88,11 +88,11 @@ def test_a_message_names_the_places_and_no_password() -> None:
     ("url", "place"),
     [
         ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
-        ("sentinel://:hunter2@s1:1,[::1]:2/0?master=farm", "s1:1, [::1]:2"),
+        ("sentinel://:hunter2@s1:1,[::1]:2/0?master=farm", "farm (s1:1, [::1]:2)"),
     ],
 )
 def test_messages_name_the_place_of_the_broker_without_its_password(url: str, place: str) -> None:
-    assert broker._address(broker.make_celery(load_settings({}, redis_url=url))) == place
+    assert broker.make_celery(load_settings({}, redis_url=url)).conf.farm_place == place
 
 
 @pytest.mark.parametrize("url", ["unix:///run/valkey.sock", "unix:/run/valkey.sock", "redis+socket:///run/valkey.sock"])
