@@ -56,7 +56,6 @@ from farm.settings import Settings
 from farm.spec import FileReference, cut_short, digest_of
 from farm.targets.compilers import OFF
 from farm.tuning.database import TuningDatabase, database_of
-from farm.tuning.exchange import pack
 from farm.tuning.search import Search
 from farm.tuning.tuner import Tuner
 from farm.wire.program import Against, ProgramRecord, Sidecar
@@ -432,7 +431,7 @@ class _AttemptRun:
                 # must then stay until the store knows how the attempt ended.
                 stays = parcel.settled or stopped
                 if self.tuner and (published or stays):
-                    self.tuner.search.left_to_others()
+                    self.tuner.search.unsaved = None
                 if not stays:
                     parcel.drop()
             return replace(outcome, phases=self.children.phases)
@@ -442,11 +441,9 @@ class _AttemptRun:
 
         Room comes because the worker takes no jobs in this time, and because other attempts end and free theirs.
         """
-        until, learnt = time.monotonic() + ONE_NAME_SECONDS, None
-        # What the tuning could not bring to storage, which was away.
-        if self.tuner and self.database and (unsaved := self.tuner.search.unsaved()):
-            packed = pack(unsaved)
-            learnt = self.database.delta_key(packed), packed
+        until = time.monotonic() + ONE_NAME_SECONDS
+        unsaved = self.tuner.search.unsaved if self.tuner else None
+        learnt = self.database.delta_object(unsaved) if self.database and unsaved else None
         while True:
             try:
                 return self.executor.outbox.put(self.attempt, self.children, sidecar, self._files(), learnt=learnt)

@@ -188,15 +188,15 @@ class TuningDatabase:
 
     def commit(self, delta: Snapshot) -> str:
         """Add what an attempt learnt; return the delta's name. The same delta again changes nothing."""
-        packed = exchange.pack(delta)
-        key = self.delta_key(packed)
+        key, packed = self.delta_object(delta)
         self._artifacts.put_object(key, packed, content_type=PACKED)
         log.info("tuning committed", database=self.name, delta=_digest(key), records=len(delta))
         return _digest(key)
 
-    def delta_key(self, delta: bytes) -> str:
-        """Return the key of the object that adds what `exchange.pack` made. To put the object there is to commit it."""
-        return f"{self._prefix}deltas/{hashlib.sha256(delta).hexdigest()}.gz"
+    def delta_object(self, delta: Snapshot) -> tuple[str, bytes]:
+        """Return the object that adds what an attempt learnt, key and bytes. To put it there is to commit it."""
+        packed = exchange.pack(delta)
+        return f"{self._prefix}deltas/{hashlib.sha256(packed).hexdigest()}.gz", packed
 
     def merge(self) -> TuningMerged:
         """Merge all deltas into the head. May be killed and repeated at any step, and run twice at the same time.
@@ -370,8 +370,8 @@ class Collector:
         `source` is who measures, whenever that will be. `patient` is the same database, but its requests wait while
         storage is away. Raises what it raises.
         """
-        self._database, self._patient = database, patient or database
-        restored = self._patient.since(frozenset())
+        self._database = database
+        restored = (patient or database).since(frozenset())
         self._known, self.seen = restored.snapshot, restored.seen
         self._folders: dict[Path, Snapshot] = {}  # What each folder is known to hold.
         self._write(folder)
@@ -460,11 +460,10 @@ class Collector:
         self._learnt, self._learnt_size = self._learnt + len(found), self._learnt_size + size
         return found
 
-    def commit(self, work: TuningWork, *, ended: bool = False, patiently: bool = False) -> None:
+    def commit(self, work: TuningWork, *, ended: bool = False) -> None:
         """Commit what was found since, if anything; once it `ended`, the session too. Raises as the database does."""
         if self._pending or ended:
-            name = (self._patient if patiently else self._database).commit(self.delta(work))
-            self.seen |= {name}
+            self.seen |= {self._database.commit(self.delta(work))}
             self._pending = Snapshot()
 
     def delta(self, work: TuningWork) -> Snapshot:

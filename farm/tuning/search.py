@@ -199,10 +199,11 @@ class Search:
         self._overrides = {compiler.find_enforce: str(enforce)} if enforce is not None and compiler.find_enforce else {}
         self._budget = budget
         self._deadline: float | None = None
-        self._database, self._patient = database, patient
+        self._database, self._patient = database, patient or database
         self.database = database.name
         self.rows = list[str]()  # SHA-256 of the snapshots and deltas that it read or added; known at its end.
-        self._unsaved = False  # Whether the last commit is yet to come.
+        self.unsaved: Snapshot | None = None
+        """What could not be committed at the end of the tuning: `save` does it, unless somebody else has by then."""
         self._session, self._source = session, RecordSource("", worker, job, self.spec["toolchain"])
         self._fan_out = FanOut(free or FreeSlots(), self.children.slot, self._tune_slice, self.children.cancelled)
         self._begun, self._count = 0, 0
@@ -231,7 +232,7 @@ class Search:
             try:
                 self._collector.finish(self.work)
             except FarmFault as error:
-                self._unsaved = True
+                self.unsaved = self._collector.delta(self.work)
                 log.warning("the tuning database is away, trying again at the end", error=error.message)
             self.rows = sorted(filter(None, self._collector.seen))
 
@@ -301,23 +302,15 @@ class Search:
             self._collector.copy(folder)
 
     def save(self) -> None:
-        """Commit the records that could not be committed at the end of the tuning. Call it when the attempt is done.
+        """Commit what is unsaved. Call it when the attempt is done.
 
         Raises what the patient database raises, and StepEnded if the attempt is cancelled.
         """
-        if self._unsaved:
+        if self.unsaved:
             if self.children.cancelled.is_set():
                 raise StepEnded(None)
-            self._collector.commit(self.work, ended=True, patiently=True)
-            self._unsaved = False
-
-    def unsaved(self) -> Snapshot | None:
-        """Return what `save` would commit, so that another process can commit it; None if all is committed."""
-        return self._collector.delta(self.work) if self._unsaved else None
-
-    def left_to_others(self) -> None:
-        """Record that somebody else commits what `unsaved` returned."""
-        self._unsaved = False
+            self._patient.commit(self.unsaved)
+            self.unsaved = None
 
     def _key(self, signature: str) -> str:
         return slice_key(self.spec, signature, self.steps.threads)

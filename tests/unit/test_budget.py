@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 212,
     "models": 745,
-    "node": 3558,
+    "node": 3555,
     "pages": 3439,
     "results": 2048,
     "runner": 6416,
@@ -47,7 +47,7 @@ LINES = {
     "store": 1748,
     "targets": 1112,
     "tasks": 177,
-    "tuning": 2396,
+    "tuning": 2388,
     "wire": 392,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
