@@ -27,6 +27,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 import farm
+from farm.spec import SpecDocument
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -64,19 +65,11 @@ STORAGE_BYTES = Counter("farm_storage_bytes", "Bytes read from and written to ob
 REQUESTS = Counter("farm_requests", "Requests that the API answered.", ("method", "status"))
 REQUEST_SECONDS = Histogram("farm_request_seconds", "Time until an answer's end.", ("route",), buckets=QUICK)
 
-KEY_FIELDS = frozenset(
-    {
-        "model", "compiler", "device", "toolchain", "precision", "inputs", "batch", "options", "tuning", "env",
-        "calibration", "quantization", "verification", "salt", "schema",
-    }
-)  # fmt: skip
-"""Parts of a cache key, as reasons of misses."""
-
 REASONS = {
     "first compile": "first", "failed last time": "failed", "tried again": "retry", "tuning": "background",
     "compiled again": "gone",
 }  # fmt: skip
-"""Other reasons of misses, by how a plan's sentence begins."""
+"""Reasons of misses that are no parts of the cache key, by how a plan's sentence begins."""
 
 
 class LabelValues:
@@ -103,7 +96,7 @@ ROUTES = LabelValues()  # The API's routes, as their patterns are written.
 def miss_reason(sentence: str) -> str:
     """Return why a cell is a miss, for a label: the first part of the cache key that changed, or another short word."""
     field = sentence.partition(":")[0].partition(".")[0]
-    if field in KEY_FIELDS:
+    if field in SpecDocument.__annotations__:
         return field
     return next((reason for start, reason in REASONS.items() if sentence.startswith(start)), OTHER)
 

@@ -25,7 +25,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.spec": {"farm.runner"},
     "farm.settings": {"farm.errors", "farm.files"},
     "farm.logging": {"farm.inert", "farm.settings"},
-    "farm.metrics": {"farm"},
+    "farm.metrics": {"farm", "farm.spec"},
     # what crosses a process, a file or HTTP
     "farm.wire": {"farm.errors", "farm.runner", "farm.spec"},
     # what is asked
