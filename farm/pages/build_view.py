@@ -262,33 +262,29 @@ class ShownBuild:
 
 def by_model(cells: Iterable[CellLine]) -> list[Group]:
     """Return cells by model: those with failures first, then in the order of the manifest."""
-    counts = Counter((cell.model, cell.target, cell.look) for cell in cells)
-    models: dict[str, dict[str, Counter[Look]]] = {}
-    for (model, target, look), count in counts.items():
-        models.setdefault(model, {}).setdefault(target, Counter())[look] += count
     groups = []
-    for model, places in models.items():
-        looks = sum(places.values(), Counter[Look]())
-        groups.append(Group(model, looks.total(), looks, places))
+    for model, some in grouped(cells, lambda cell: cell.model).items():
+        places = grouped(some, lambda cell: cell.target).items()
+        looks = {target: Counter(cell.look for cell in each) for target, each in places}
+        groups.append(Group(model, len(some), sum(looks.values(), Counter[Look]()), looks))
     return sorted(groups, key=lambda group: not group.looks["failed"])
 
 
 def matrix(cells: Iterable[CellLine]) -> Matrix:
     """Return cells as a matrix, in their order."""
     cells = list(cells)
-    targets = Counter(target for target, _ in dict.fromkeys((cell.target, cell.precision) for cell in cells))
+    known = dict.fromkeys((cell.target, cell.precision) for cell in cells)
+    targets = Counter(target for target, _ in known)
     place = list(targets).index
-    columns = sorted(dict.fromkeys((cell.target, cell.precision) for cell in cells), key=lambda each: place(each[0]))
-    rows: dict[tuple[str, str], dict[tuple[str, str], list[CellLine]]] = {}
-    for cell in cells:
-        places = rows.setdefault((cell.model, cell.shape), {})
-        places.setdefault((cell.target, cell.precision), []).append(cell)
+    columns = sorted(known, key=lambda each: place(each[0]))
+    rows = grouped(cells, lambda cell: (cell.model, cell.shape)).items()
+    places = [grouped(some, lambda cell: (cell.target, cell.precision)) for _, some in rows]
     return Matrix(
         list(targets.items()),
         [precision for _, precision in columns],
         [
-            MatrixRow(model, shape, [places.get(column, ()) for column in columns])
-            for (model, shape), places in rows.items()
+            MatrixRow(*name, [found.get(column, ()) for column in columns])
+            for (name, _), found in zip(rows, places, strict=True)
         ],
     )
 

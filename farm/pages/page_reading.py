@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from farm.app import Farm
 from farm.builds.reading import is_aside
 from farm.errors import FarmError
 from farm.inert import one_line
+from farm.jobs.rows import BuildEvent
 from farm.pages.build_view import Across, ComparedBuilds, ShownBuild, across, compare, said
 from farm.pages.quantities import duration
 from farm.results.report import BuildView
@@ -169,24 +170,23 @@ class BuildPages:
         if position == READING:
             self.newest(*key)
             return Message("", "event: reset\ndata: {}\n\n", last=True)
-        changed: set[str] = set()
-        after, ended, more = position, False, True
-        while more:
-            read = self._farm.build_reader.events(*key, after, READ_WAIT if after == position else 0.0)
-            for item in read["items"]:
-                after = str(item["id"])
-                changed |= {str(item["identifier"])} if "identifier" in item else set()
-                ended = ended or (item["type"] == "build" and item.get("state") == "reported")
-            more = len(read["items"]) >= 500 and not read["reset"]
-        if after == position:  # Its events may be gone while its report is there.
+        events = list(self._events(key, position, READ_WAIT))
+        after = str(events[-1]["id"]) if events else position
+        ended = any(event["type"] == "build" and event.get("state") == "reported" for event in events)
+        if not events:  # They may be gone while its report is there.
             ended = self._farm.build_reader.get(*key)["state"] == "reported"
-        if ended or read["reset"]:
-            return Message(
-                after, f"event: {'reset' if read['reset'] else 'end'}\nid: {after}\ndata: {{}}\n\n", last=True
-            )
-        if after == position:
+        if ended or any(event["type"] == "reset" for event in events):
+            return Message(after, f"event: {'end' if ended else 'reset'}\nid: {after}\ndata: {{}}\n\n", last=True)
+        if not events:
             return None
-        return Message(after, f"event: news\nid: {after}\ndata: {news(self.newest(*key), changed)}\n\n", last=False)
+        data = news(self.newest(*key), {event["identifier"] for event in events if "identifier" in event})
+        return Message(after, f"event: news\nid: {after}\ndata: {data}\n\n", last=False)
+
+    def _events(self, key: tuple[str, str], position: str, wait: float = 0.0) -> Iterator[BuildEvent]:
+        """Yield the events of a build after a position, waiting so many seconds for the first one."""
+        while items := self._farm.build_reader.events(*key, position, wait)["items"]:
+            yield from items
+            position, wait = str(items[-1]["id"]), 0.0
 
     def _find(self, key: tuple[str, str]) -> _Kept | None:
         with self._lock:
@@ -250,20 +250,12 @@ class BuildPages:
             or time.monotonic() - kept.whole_at > WHOLE * kept.whole_cost
         ):
             return None
-        changed: set[str] = set()
-        position, more = kept.view.position, True
-        while more:
-            read = self._farm.build_reader.events(*key, position, 0)
-            for item in read["items"]:
-                if "identifier" not in item:
-                    return None  # Cells were accepted, the build was paused or ended, the place is unknown.
-                position = str(item["id"])
-                changed.add(item["identifier"])
-            more = bool(read["items"])
-        if len(changed) > FEW:
-            return None
+        events = list(self._events(key, kept.view.position))
+        changed = {event["identifier"] for event in events if "identifier" in event}
+        if len(changed) > FEW or any("identifier" not in event for event in events):
+            return None  # Cells were accepted, the build was paused or ended, the place is unknown.
         cells = self._farm.build_reader.some_cells(*key, sorted(changed))
-        return kept.view.updated(map(CellLine.of, cells), position)
+        return kept.view.updated(map(CellLine.of, cells), str(events[-1]["id"]) if events else kept.view.position)
 
 
 def _is_before(position: str, other: str) -> bool:
