@@ -204,9 +204,13 @@ def _say_fetched(found: Fetched) -> None:
     output.result({**paths, "key": found.artifact["key"], "identifier": found.artifact["identifier"], **pack}, said)
 
 
+def _listings(incomplete: str) -> list[str]:
+    return [each for each in get_args(Listing) if each.startswith(incomplete)]
+
+
 def ls(
     what: Annotated[
-        str, offering("WHAT|TEXT", "artifacts, refs, builds, workers or pools; or part of a name.", connection.listings)
+        str, offering("WHAT|TEXT", "artifacts, refs, builds, workers or pools; or part of a name.", _listings)
     ] = "artifacts",
     ref: Annotated[str, Option(help="List the artifacts of this ref.", autocompletion=connection.refs)] = "latest",
     sort: Annotated[Order, Option(help="Sort artifacts by it, the least first, or the newest.")] = "name",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument
 
@@ -84,96 +84,79 @@ def connect_or_start() -> Iterator[FarmClient]:
 
 PATIENCE = 0.25  # Seconds that the farm has to answer: somebody holds a key.
 
+_PLAIN = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._/:+=,-]*")
+"""Names that a shell takes for nothing more: they become a part of its command line."""
+
 Names = list[str]
+Ask = Callable[["FarmClient", Any, str], Iterable[str]]
+"""Asks a farm for names. Also takes the context, with what is said before, and what is typed of the name."""
 
 
-def builds(incomplete: str) -> Names:
-    """Return ids and names of the newest builds, `@latest`, and labels."""
-    found = _asked(lambda client: client.builds(50))
-    labels = [f"{name}={value}" for build in found for name, value in build["labels"].items()]
-    return _fitting(["@latest", *(build[name] for build in found for name in ("id", "name")), *labels], incomplete)
-
-
-def cells(ctx: Any, incomplete: str) -> Names:
-    """Return the cells of the build that is named before."""
-    build = str(ctx.params.get("what") or "@latest")
-    found = _asked(lambda client: client.cells(client.find_build(build)))
-    return _fitting([cell["identifier"] for cell in found], incomplete)
-
-
-def refs(incomplete: str) -> Names:
-    """Return the refs."""
-    return _fitting(_asked(lambda client: client.refs.all()), incomplete)
-
-
-def artifacts(incomplete: str) -> Names:
-    """Return models, whole names of their artifacts once a model is named, and refs after `@`."""
-    name, at, ref = incomplete.partition("@")
-    if at:
-        return [f"{name}@{each}" for each in refs(ref)]
-    found = _asked(lambda client: client.ls())
-    return _fitting([cell["identifier" if "/" in incomplete else "model"] for cell in found], incomplete)
-
-
-def stored(incomplete: str) -> Names:
-    """Return whole names of artifacts once a model is named; else the shell offers files, which count as well."""
-    return artifacts(incomplete) if "/" in incomplete else []
-
-
-def listings(incomplete: str) -> Names:
-    """Return what can be listed."""
-    from farm.cli.artifact_commands import Listing
-
-    return _fitting(get_args(Listing), incomplete)
-
-
-def _of_cells(field: Literal["target", "precision", "shape"], *more: str) -> Callable[[Any, str], Names]:
-    """Return what offers the values of a field that the artifacts of the model have which is named before."""
+def _offer(ask: Ask, *known: str) -> Callable[[Any, str], Names]:
+    """Return what offers a shell the names that begin so: those `known`, and all that a farm answers at once."""
 
     def offer(ctx: Any, incomplete: str) -> Names:
-        model, _, ref = str(ctx.params.get("name") or "").partition("@")
-        cells = [cell for cell in _asked(lambda client: client.ls(ref or "latest")) if model in ("", cell["model"])]
-        return _fitting([*more, *(cell[field] for cell in cells)], incomplete)
+        from farm.client import transport
+        from farm.client.client import FarmClient
+        from farm.settings import load_settings
+
+        names = [*known]
+        transport.RETRY_DELAYS = ()  # This process does nothing else.
+        with suppress(FarmError), FarmClient.from_settings(load_settings(), timeout=PATIENCE) as client:
+            names += ask(client, ctx, incomplete)
+        return sorted({name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)}, key=by_number)
 
     return offer
 
 
-targets, precisions, shapes = _of_cells("target", "auto"), _of_cells("precision"), _of_cells("shape")
+def _builds(client: FarmClient, *_: object) -> Names:
+    """Return ids, names and labels of the newest builds."""
+    found = client.builds(50)
+    labels = [f"{name}={value}" for build in found for name, value in build["labels"].items()]
+    return [*(build[name] for build in found for name in ("id", "name")), *labels]
+
+
+def _cells(client: FarmClient, ctx: Any, _: str) -> Names:
+    """Return the cells of the build that is named before."""
+    build = str(ctx.params.get("what") or "@latest")
+    return [cell["identifier"] for cell in client.cells(client.find_build(build))]
+
+
+def _artifacts(client: FarmClient, _: Any, incomplete: str) -> Names:
+    """Return models, whole names of their artifacts once a model is named, and refs after `@`."""
+    name, at, _ = incomplete.partition("@")
+    if at:
+        return [f"{name}@{tag}" for tag in client.refs.all()]
+    return [cell["identifier" if "/" in incomplete else "model"] for cell in client.ls()]
+
+
+def _of_cells(field: Literal["target", "precision", "shape"]) -> Ask:
+    """Return what asks for the values of a field that the artifacts of the model have which is named before."""
+
+    def ask(client: FarmClient, ctx: Any, _: str) -> Names:
+        model, _, ref = str(ctx.params.get("name") or "").partition("@")
+        return [cell[field] for cell in client.ls(ref or "latest") if model in ("", cell["model"])]
+
+    return ask
+
+
+builds, cells, artifacts = _offer(_builds, "@latest"), _offer(_cells), _offer(_artifacts)
+refs = _offer(lambda client, *_: client.refs.all())
+workers = _offer(lambda client, *_: (worker["id"] for worker in client.workers.all()))
+targets, precisions, shapes = (
+    _offer(_of_cells("target"), "auto"),
+    _offer(_of_cells("precision")),
+    _offer(_of_cells("shape")),
+)
+pools = _offer(lambda client, *_: [*(pool["name"] for pool in client.pools.all()), *_builds(client)], "@latest")
+"""Pools and builds, which can be paused."""
+
+
+def stored(ctx: Any, incomplete: str) -> Names:
+    """Return whole names of artifacts once a model is named; else the shell offers files, which count as well."""
+    return artifacts(ctx, incomplete) if "/" in incomplete else []
 
 
 def offering(metavar: str, about: str, offer: Callable[..., Names] = builds) -> Any:
     """Return a command's argument, for which a shell offers what the farm has: builds, if nothing else is asked for."""
     return Argument(metavar=metavar, help=about, autocompletion=offer)
-
-
-def pools(incomplete: str) -> Names:
-    """Return pools and builds, which can be paused."""
-    names = _asked(lambda client: (pool["name"] for pool in client.pools.all()))
-    return _fitting(names, incomplete) + builds(incomplete)
-
-
-def workers(incomplete: str) -> Names:
-    """Return the live workers."""
-    return _fitting(_asked(lambda client: (worker["id"] for worker in client.workers.all())), incomplete)
-
-
-def _asked(ask: Callable[[FarmClient], Iterable[Any]]) -> list[Any]:
-    """Return what a farm answers; nothing if none does at once, whatever the reason."""
-    from farm.client import transport
-    from farm.client.client import FarmClient
-    from farm.settings import load_settings
-
-    transport.RETRY_DELAYS = ()  # This process does nothing else.
-    try:
-        with FarmClient.from_settings(load_settings(), timeout=PATIENCE) as client:
-            return list(ask(client))
-    except FarmError:
-        return []
-
-
-def _fitting(names: Iterable[str], incomplete: str) -> Names:
-    """Return what begins so, without names that a shell would take for more: they become a part of its command line."""
-    return sorted({name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)}, key=by_number)
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._/:+=,-]*")

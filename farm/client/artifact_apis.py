@@ -391,41 +391,37 @@ def _fetch(part: int, wanted: FileReference, reads: Reads, progress: OnDownload)
         _empty(part, wanted)
     resumed = any(os.pread(part, pieces, wanted["size"]))
     try:
-        if _fetch_pieces(part, wanted, reads, progress):
+        if _fetch_pieces(part, wanted, reads, progress, PIECE):
             return
     except NoRanges:
         resumed = False
-        if _fetch_whole(part, wanted, reads, progress):
+        _empty(part, wanted)
+        if _fetch_pieces(part, wanted, reads, progress, wanted["size"]):
             return
     _empty(part, wanted)
     # What an earlier process left may be damaged, and what storage has may be whole.
-    if not resumed or not _fetch_pieces(part, wanted, reads, progress):
+    if not resumed or not _fetch_pieces(part, wanted, reads, progress, PIECE):
         _empty(part, wanted)
         raise _damaged(wanted)
 
 
 def _empty(part: int, wanted: FileReference) -> None:
-    _cut(part)
+    if os.fstat(part).st_size:  # Else ext4 writes the file to the disk when it is closed, as one that was cut.
+        os.ftruncate(part, 0)
     os.ftruncate(part, wanted["size"] - (-wanted["size"] // PIECE))
 
 
-def _cut(part: int) -> None:
-    """Remove what a file holds, if any: ext4 writes a file that was cut to nothing to the disk when it is closed."""
-    if os.fstat(part).st_size:
-        os.ftruncate(part, 0)
-
-
-def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDownload) -> bool:
+def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDownload, piece: int) -> bool:
     """Bring the pieces that are not there, and hash all in their order; return whether they are the blob."""
     from concurrent.futures import ThreadPoolExecutor
 
     stop = threading.Event()
-    starts = range(0, wanted["size"], PIECE)
+    starts = range(0, wanted["size"], piece)
     there = os.pread(part, len(starts), wanted["size"])
 
     def bring(number: int) -> None:
         start = starts[number]
-        end = min(start + PIECE, wanted["size"])
+        end = min(start + piece, wanted["size"])
 
         def once() -> None:
             at = start
@@ -438,6 +434,8 @@ def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDo
                     raise _damaged(wanted)
                 _write(part, data, at)
                 at += len(data)
+                if len(starts) == 1:  # Several are told of in their order, as they are hashed.
+                    progress(at, wanted["size"])
 
             reads(start, end, write)
             if at != end:
@@ -455,7 +453,7 @@ def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDo
                 coming |= {each: threads.submit(bring, each) for each in islice(missing, AHEAD - len(coming))}
                 if number in coming:
                     coming.pop(number).result()
-                end = min(start + PIECE, wanted["size"])
+                end = min(start + piece, wanted["size"])
                 for at in range(start, end, _READ):
                     sha256.update(buffer[: os.preadv(part, [buffer[: end - at]], at)])
                 progress(end, wanted["size"])
@@ -463,29 +461,6 @@ def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDo
             stop.set()
             threads.shutdown(wait=True, cancel_futures=True)
     return sha256.hexdigest() == wanted["digest"]
-
-
-def _fetch_whole(part: int, wanted: FileReference, reads: Reads, progress: OnDownload) -> bool:
-    """Bring a blob from a server that sends whole files only; return whether it is the blob."""
-    sha256, end = hashlib.sha256(), 0
-
-    def write(data: bytes) -> None:
-        nonlocal end
-        if end + len(data) > wanted["size"]:
-            raise _damaged(wanted)
-        sha256.update(data)
-        _write(part, data, end)
-        end += len(data)
-        progress(end, wanted["size"])
-
-    def once() -> None:
-        nonlocal sha256, end
-        _cut(part)
-        sha256, end = hashlib.sha256(), 0
-        reads(0, wanted["size"], write)
-
-    retry(once)
-    return (end, sha256.hexdigest()) == (wanted["size"], wanted["digest"])
 
 
 def _write(descriptor: int, data: bytes, at: int) -> None:

@@ -181,7 +181,10 @@ def test_a_server_without_ranges_sends_the_whole(tmp_path: Path) -> None:
             raise NoRanges
         server(start, end, write)
 
-    assert Downloads(tmp_path / "cache").bring(WANTED, tmp_path / "one", whole).read_bytes() == DATA
+    seen, kept = list[tuple[int, int]](), Downloads(tmp_path / "cache")
+    place = kept.bring(WANTED, tmp_path / "one", whole, lambda done, total: seen.append((done, total)))
+    assert place.read_bytes() == DATA
+    assert seen == sorted(seen) and len(seen) > 10 and seen[-1] == (len(DATA), len(DATA)), "said while it comes"
     with pytest.raises(ArtifactGone):
         Downloads(None).bring({**WANTED, "digest": "0" * 64}, tmp_path / "two", whole)
 
