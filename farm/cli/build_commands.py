@@ -26,7 +26,8 @@ from farm.inert import one_line
 from farm.units import counted
 
 if TYPE_CHECKING:
-    from farm.client.client import FarmClient, Frozen
+    from farm.client.client import FarmClient
+    from farm.client.freezing import Frozen
     from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildView, Report
     from farm.settings import Settings
@@ -188,7 +189,7 @@ def retry(
     Uses the plan of the ended build: the same model files, toolchains and keys. Cells that are published by now are
     hits. Follows the new build to its verdict.
     """
-    from farm.client.client import new_build_id
+    from farm.wire.asked import new_build_id
 
     publish = reports_to(junit, summary)
     with connect() as client:
@@ -492,7 +493,7 @@ def _freeze(
     untrusted: bool = False,
     fail_fast: bool = False,
 ) -> Frozen:
-    from farm.client.client import freeze
+    from farm.client.freezing import freeze
     from farm.manifest.parsing import read_gates
     from farm.settings import load_settings
 

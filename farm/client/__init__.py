@@ -7,13 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farm.client.client import FarmClient, Frozen, SubmittedBuild, freeze, running_farm
+    from farm.client.client import FarmClient, SubmittedBuild, running_farm
+    from farm.client.freezing import Frozen, freeze
     from farm.client.loading import Loaded, load
     from farm.client.storage_client import StorageClient
 
 __all__ = ["FarmClient", "Frozen", "Loaded", "StorageClient", "SubmittedBuild", "freeze", "load", "running_farm"]
 
 _MODULES = {"Loaded": "loading", "load": "loading", "StorageClient": "storage_client"}
+_MODULES |= {"Frozen": "freezing", "freeze": "freezing"}
 
 
 def __getattr__(name: str) -> object:

@@ -7,18 +7,18 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from farm.client.freezing import FrozenInputs, ManifestReader
+from farm.client.transfers import default_cache
 from farm.errors import ManifestError, Problem, UsageError
 from farm.manifest.parsing import read_manifest, valid_name
 from farm.manifest.yaml import in_yaml
+from farm.matrix.cells import check
+from farm.matrix.combinations import Combinations, combine
 from farm.models.frozen import FrozenModel, lowered, read_model
 from farm.models.shapes import BATCH
 from farm.runner.documents import TensorInfo
 from farm.targets.pools import understand_target
-
-if TYPE_CHECKING:
-    from farm.matrix.combinations import Combinations
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _PLAIN = re.compile(r"(?!(?:null|true|false)$)[a-z_].*", re.IGNORECASE)
@@ -51,11 +51,6 @@ def name_cells(path: str | Path, only: Sequence[str] = ()) -> tuple[str, list[st
 
 def _read(path: str | Path, *, models: bool, only: Sequence[str] = ()) -> tuple[Combinations | None, list[Problem]]:
     """Return the matrix of a manifest, if it can be made, and every problem."""
-    from farm.client.freezing import FrozenInputs, ManifestReader
-    from farm.client.transfers import default_cache
-    from farm.matrix.cells import check
-    from farm.matrix.combinations import combine
-
     matrix, problems, found = None, list[Problem](), FrozenInputs()
     try:
         manifest, problems = read_manifest(path)

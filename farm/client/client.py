@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -27,6 +26,7 @@ from farm.client.transport import BUILD, Api, Transport, build_named, topic
 from farm.files import read_private
 from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.units import counted
+from farm.wire.asked import new_build_id
 from farm.wire.checking import read, unexpected
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from farm.client.apis import JobsApi, PoolsApi, TokensApi, TuningApi, UpkeepApi, WorkersApi
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
-    from farm.matrix.planned import ShownPlan, SubmissionDocument
+    from farm.client.freezing import Frozen
+    from farm.matrix.planned import ShownPlan
     from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
     from farm.settings import Settings
-    from farm.wire.asked import ChosenGates
 
 
 FOLLOW_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
@@ -49,89 +49,6 @@ SILENCE = 20.0
 """Seconds without a byte after which an event stream is taken for dead; the server sends something every two."""
 
 POLL = 5.0  # Seconds without a byte after which the state is read instead, once a stream has failed.
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """A manifest with everything that it names read and hashed: what `submit` sends."""
-
-    submission: SubmissionDocument
-    files: Mapping[str, Path]  # Digest of every blob that the submission names, and a local file that has its bytes.
-
-    @property
-    def build_id(self) -> str:
-        """The id that the build will have; submitting the same object twice makes one build."""
-        return self.submission["build_id"]
-
-    def files_of(self, digests: Iterable[str]) -> dict[str, Path]:
-        """Return the files that have these blobs; of what is not here, none."""
-        return {digest: self.files[digest] for digest in digests if digest in self.files}
-
-
-def freeze(
-    manifest: str | Path | Mapping[str, Any],
-    *,
-    folder: str | Path | None = None,
-    labels: Mapping[str, str] | None = None,
-    cache: Path | None = None,
-    pythons: Mapping[str, str] | None = None,
-    gates: ChosenGates | None = None,
-    untrusted: bool = False,
-    only: Sequence[str] = (),
-    fail_fast: bool = False,
-) -> Frozen:
-    """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
-
-    The manifest is a file, or its content as a mapping. Relative paths in it start at `folder`: by default that of the
-    file, or the current one.
-
-    `gates` are laid over those of the manifest (`farm.manifest.parsing.read_gates` makes them). `pythons` names the
-    interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
-    `untrusted` manifest runs no code, names no file outside its folder and no host inside a network. `only` are
-    patterns of cells, such as `net/*/int8/*` (none: all); `fail_fast` ends the build with its first failure.
-
-    Raises ManifestError with everything that is wrong, each with its place in the manifest; NotFound if no cell fits.
-    """
-    from farm.client.freezing import ManifestReader, refused
-    from farm.manifest.parsing import load_manifest, manifest_of
-    from farm.matrix.cells import check
-    from farm.matrix.combinations import combine
-
-    if isinstance(manifest, Mapping):
-        place = Path(folder or ".")
-        read = manifest_of(manifest, place)
-    else:
-        place = Path(folder or Path(manifest).parent)
-        read = load_manifest(manifest, place)
-    if untrusted and (problems := refused(read, place)):
-        raise errors.ManifestError(problems)
-    matrix = combine(read, only)
-    kept = cache or default_cache()
-    reader = ManifestReader(matrix, place, cache=kept, pythons=pythons or {}, untrusted=untrusted)
-    found = reader.read().required()
-    if problems := check(matrix, found.models, found.data):
-        raise errors.ManifestError(problems)
-    submission: SubmissionDocument = {
-        "build_id": new_build_id(),
-        "manifest": read.text,
-        "file": read.file,
-        "labels": dict(labels or {}),
-        "models": found.models,
-        "data": found.data,
-        "files": found.env_files,
-    }
-    if gates:
-        submission["gates"] = gates
-    if only:
-        submission["only"] = tuple(only)
-    if fail_fast:
-        submission["fail_fast"] = True
-    return Frozen(submission, found.files)
-
-
-def new_build_id() -> str:
-    """Return an id for a build: clients make them, so that a request that was repeated makes one build."""
-    return f"b-{secrets.token_hex(8)}"
 
 
 class FarmClient:

@@ -14,7 +14,7 @@ import re
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -26,8 +26,10 @@ from farm.client.transfers import default_cache, note_use, trim
 from farm.errors import ManifestError, Problem, UsageError, suggestion
 from farm.files import hash_file, replacing
 from farm.manifest.entries import Manifest, ModelEntry
+from farm.manifest.parsing import load_manifest, manifest_of
 from farm.manifest.values import Data, EnvFile, Source
-from farm.matrix.combinations import Combinations, data_key
+from farm.matrix.cells import check
+from farm.matrix.combinations import Combinations, combine, data_key
 from farm.models import frozen as reading_data
 from farm.models.frozen import FrozenData, FrozenModel, ModelCheck, check_here, file_reference, freeze_data, read_model
 from farm.models.shapes import ShapeError, symbolic_inputs
@@ -38,7 +40,8 @@ from farm.wire.program import ConversionRecord
 if TYPE_CHECKING:
     import httpx
 
-    from farm.wire.asked import BlobSize
+    from farm.matrix.planned import SubmissionDocument
+    from farm.wire.asked import BlobSize, ChosenGates
 
 
 MAX_DOWNLOAD = 16 * 2**30  # Bytes of one download.
@@ -47,6 +50,81 @@ DEMO_DATA = {"zoo": "configs/zoo_weights.py .farm/demo/zoo", "demo": "configs/de
 """What writes the data of the manifests in `configs`, by a folder of its path."""
 
 Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A manifest with everything that it names read and hashed: what `submit` sends."""
+
+    submission: SubmissionDocument
+    files: Mapping[str, Path]  # Digest of every blob that the submission names, and a local file that has its bytes.
+
+    @property
+    def build_id(self) -> str:
+        """The id that the build will have; submitting the same object twice makes one build."""
+        return self.submission["build_id"]
+
+    def files_of(self, digests: Iterable[str]) -> dict[str, Path]:
+        """Return the files that have these blobs; of what is not here, none."""
+        return {digest: self.files[digest] for digest in digests if digest in self.files}
+
+
+def freeze(
+    manifest: str | Path | Mapping[str, Any],
+    *,
+    folder: str | Path | None = None,
+    labels: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+    pythons: Mapping[str, str] | None = None,
+    gates: ChosenGates | None = None,
+    untrusted: bool = False,
+    only: Sequence[str] = (),
+    fail_fast: bool = False,
+) -> Frozen:
+    """Read a manifest with its models and data, as they are now; `cache` is a folder for what has to be kept of them.
+
+    The manifest is a file, or its content as a mapping. Relative paths in it start at `folder`: by default that of the
+    file, or the current one.
+
+    `gates` are laid over those of the manifest (`farm.manifest.parsing.read_gates` makes them). `pythons` names the
+    interpreters that convert models, by extra: `{"torch": …, "tensorflow": …}`; this one if there is none. An
+    `untrusted` manifest runs no code, names no file outside its folder and no host inside a network. `only` are
+    patterns of cells, such as `net/*/int8/*` (none: all); `fail_fast` ends the build with its first failure.
+
+    Raises ManifestError with everything that is wrong, each with its place in the manifest; NotFound if no cell fits.
+    """
+    from farm.wire.asked import new_build_id
+
+    if isinstance(manifest, Mapping):
+        place = Path(folder or ".")
+        read = manifest_of(manifest, place)
+    else:
+        place = Path(folder or Path(manifest).parent)
+        read = load_manifest(manifest, place)
+    if untrusted and (problems := refused(read, place)):
+        raise ManifestError(problems)
+    matrix = combine(read, only)
+    kept = cache or default_cache()
+    reader = ManifestReader(matrix, place, cache=kept, pythons=pythons or {}, untrusted=untrusted)
+    found = reader.read().required()
+    if problems := check(matrix, found.models, found.data):
+        raise ManifestError(problems)
+    submission: SubmissionDocument = {
+        "build_id": new_build_id(),
+        "manifest": read.text,
+        "file": read.file,
+        "labels": dict(labels or {}),
+        "models": found.models,
+        "data": found.data,
+        "files": found.env_files,
+    }
+    if gates:
+        submission["gates"] = gates
+    if only:
+        submission["only"] = tuple(only)
+    if fail_fast:
+        submission["fail_fast"] = True
+    return Frozen(submission, found.files)
 
 
 @dataclass(slots=True)

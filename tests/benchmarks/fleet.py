@@ -54,7 +54,8 @@ from pydantic import SecretStr
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.client.client import FarmClient, freeze  # noqa: E402
+from farm.client.client import FarmClient  # noqa: E402
+from farm.client.freezing import freeze  # noqa: E402
 from farm.errors import FarmError  # noqa: E402
 from farm.local.embedded import BUCKET, EmbeddedFarm  # noqa: E402
 from farm.local.servers import start_valkey, start_weed  # noqa: E402

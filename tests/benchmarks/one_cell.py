@@ -23,7 +23,8 @@ import redis
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from farm.client.client import FarmClient, freeze  # noqa: E402
+from farm.client.client import FarmClient  # noqa: E402
+from farm.client.freezing import freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from tests.benchmarks.figures import figure  # noqa: E402

@@ -31,7 +31,8 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from farm.app import Farm  # noqa: E402
-from farm.client.client import FarmClient, freeze  # noqa: E402
+from farm.client.client import FarmClient  # noqa: E402
+from farm.client.freezing import freeze  # noqa: E402
 from farm.local.embedded import EmbeddedFarm  # noqa: E402
 from farm.settings import load_settings  # noqa: E402
 from farm.spec import digest_of  # noqa: E402

@@ -22,7 +22,8 @@ from pydantic import SecretStr
 
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.control.audit import Auditor
 from farm.errors import FarmFault
 from farm.local import embedded, servers

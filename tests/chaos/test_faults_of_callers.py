@@ -20,7 +20,8 @@ from hypothesis.errors import Unsatisfiable
 
 from farm.app import Farm
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from tests.chaos.report import Fault
 from tests.chaos.rig import Rig
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, finished

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from tests.chaos.conftest import Rigs
 from tests.chaos.report import Fault
 from tests.chaos.rig import pause, words_of

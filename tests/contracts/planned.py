@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.manifest.parsing import parse_manifest
 from farm.matrix.cells import expand
 from farm.matrix.combinations import combine

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify
 from farm.node.gpus import FORGET_SECONDS, NODES, PROCESSES, Gpu, Machine, kernel_gpus

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.artifacts.sidecar import validate
-from farm.client.client import FarmClient, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import freeze
 from farm.compiling.attempt import Slot
 from farm.compiling.child_process import Seal, run_child
 from farm.compiling.failures import ChildLimits, classify

@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.manifest.parsing import parse_manifest
 from farm.settings import load_settings
 from farm.targets.compilers import MIGRAPHX

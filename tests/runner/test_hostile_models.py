@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.client.authoring import lint
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.client.inspection import inspect_program
 from farm.errors import ManifestError, UsageError
 from farm.runner import migraphx_compiler

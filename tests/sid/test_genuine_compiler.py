@@ -24,7 +24,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from farm.app import Farm
-from farm.client.client import FarmClient, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import freeze
 from farm.client.inspection import disagreements, faults, inspect_program, wrong_card
 from farm.errors import UsageError
 from farm.node.gpus import Machine

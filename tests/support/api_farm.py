@@ -18,7 +18,8 @@ from pydantic import SecretStr
 
 from farm.app import Farm
 from farm.artifacts.sidecar import facts, validate
-from farm.client.client import FarmClient, Frozen, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen, freeze
 from farm.extension import publishing
 from farm.jobs.state import Outcome
 from farm.pages import page_reading

@@ -18,8 +18,8 @@ LINES = {
     "api": 1681,
     "artifacts": 2194,
     "builds": 3064,
-    "cli": 4721,
-    "client": 4606,
+    "cli": 4722,
+    "client": 4598,
     "compiling": 2964,
     "control": 598,
     "extras/ci": 506,
@@ -30,7 +30,7 @@ LINES = {
     "extras/reproduce": 299,
     "extras/signing": 2019,
     "extras/telemetry": 150,
-    "extras/triggers": 1080,
+    "extras/triggers": 1081,
     "extras/webhooks": 886,
     "jobs": 890,
     "local": 1646,
@@ -48,7 +48,7 @@ LINES = {
     "targets": 1112,
     "tasks": 177,
     "tuning": 2388,
-    "wire": 392,
+    "wire": 398,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""
 

@@ -6,7 +6,8 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 
-from farm.client.client import Frozen, SubmittedBuild
+from farm.client.client import SubmittedBuild
+from farm.client.freezing import Frozen
 from farm.client.transfers import OnUpload
 from farm.client.transport import Api, named
 from farm.errors import InputsMissing, NotFound

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from farm.cli import build_commands, output, render
 from farm.cli.connection import connect
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.errors import NotFound
 from farm.extras.triggers.manifests_api import ManifestsApi
 from farm.extras.triggers.stored_manifests import StoredManifest

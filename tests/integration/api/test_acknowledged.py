@@ -13,7 +13,8 @@ import pytest
 from farm.app import Farm
 from farm.artifacts.tokens import Role
 from farm.builds.known_failures import LONGEST, today
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import JudgedCell
 from tests.support.api_farm import MANIFEST, freeze_manifest, work

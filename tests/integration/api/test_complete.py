@@ -13,7 +13,8 @@ from farm.api import gate
 from farm.api.gate import COOKIES
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.serving.server import create_app
 from tests.support.api_farm import finished, serving
 from tests.support.shown import Cell, accept, register

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from farm.app import Farm
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from tests.chaos.report import Fault
 from tests.support.hostile_manifests import OPENED_BY_THE_CLIENT, hostile
 from tests.support.hostile_manifests import __file__ as corpus

@@ -20,7 +20,8 @@ from ruamel.yaml import YAML
 
 from farm.app import Farm
 from farm.artifacts.tokens import Role
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.control.loops import reap
 from farm.errors import StoreUnavailable
 from farm.jobs.state import FailureKind, Outcome, Phase

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from farm.app import Farm
-from farm.client.client import FarmClient, Frozen, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen, freeze
 from farm.control.loops import fail_unserved
 from farm.errors import (
     CompileFailed,

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from farm.app import Farm
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from tests.support.api_farm import MANIFEST, POOL, succeed, work
 
 GROUP = "concurrency: {group: nightly, cancel-in-progress: true}\n"

@@ -15,7 +15,8 @@ from farm.artifacts.refs import Refs
 from farm.artifacts.storage import sidecar_key
 from farm.builds.past_builds import BuildIndex
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen, freeze
 from farm.compiling.attempt import Attempt
 from farm.compiling.failures import Failure
 from farm.compiling.pipeline import StepEnded, Steps

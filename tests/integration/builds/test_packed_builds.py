@@ -10,7 +10,8 @@ from farm.app import Farm
 from farm.artifacts.storage import build_key
 from farm.builds import finishing
 from farm.cli.cell_commands import follow_log
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.jobs.state import FailureKind, Outcome
 from tests.support.api_farm import succeed, work
 

@@ -12,7 +12,8 @@ from farm.artifacts.refs import Refs
 from farm.builds.finishing import BuildFinisher
 from farm.builds.known_failures import today
 from farm.cli import main
-from farm.client.client import FarmClient, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import freeze
 from farm.manifest.parsing import read_gates
 from tests.support.api_farm import MANIFEST, commands, finished, freeze_manifest, succeed
 

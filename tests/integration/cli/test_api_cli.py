@@ -25,7 +25,8 @@ from farm.app import Farm
 from farm.artifacts.storage import blob_key
 from farm.cli import build_commands, connection, main
 from farm.client import transport
-from farm.client.client import FarmClient, Frozen, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.node.survey import Findings

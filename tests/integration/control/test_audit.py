@@ -12,7 +12,8 @@ import redis
 
 from farm.app import Farm
 from farm.artifacts import inventory
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.control.audit import Auditor
 from tests.support.api_farm import POOL, finished
 from tests.support.helpers import wait_until

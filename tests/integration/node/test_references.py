@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from farm.app import Farm
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.compiling.attempt import Attempt, Slot
 from farm.jobs.state import AttemptEnd, FailureKind, Outcome
 from farm.node.executor import Executor

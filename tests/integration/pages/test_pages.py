@@ -30,7 +30,8 @@ from farm.artifacts.tokens import LINK_SECONDS, Role, Tokens, link_code
 from farm.builds import reading
 from farm.builds.known_failures import today
 from farm.builds.reading import JobLog
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.errors import NotFound
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome

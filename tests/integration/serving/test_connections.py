@@ -23,7 +23,8 @@ from farm.app import Farm
 from farm.artifacts.s3 import LargeUploads
 from farm.artifacts.tokens import Token, Tokens
 from farm.builds.reading import BuildReader
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.errors import FarmFault, UsageError
 from farm.logging import Folding
 from farm.serving.server import BoundedConnection, Listening, bounded, create_app

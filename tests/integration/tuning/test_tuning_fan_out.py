@@ -18,7 +18,7 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.s3 import S3Store
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.compiling.attempt import FreeSlots, Slot
 from farm.compiling.pipeline import StepEnded
 from farm.jobs.state import Phase

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from farm.cli import main
 from farm.client.authoring import init_manifest, lint, name_cells
-from farm.client.client import freeze as submission_of
+from farm.client.freezing import freeze as submission_of
 from farm.client.freezing import in_package
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest, manifest_schema

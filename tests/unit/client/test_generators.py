@@ -12,7 +12,7 @@ import pytest
 
 from farm.client import made_data
 from farm.client.authoring import lint
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.errors import ManifestError
 from tests.unit.client.test_freezing import save_net, write_text
 

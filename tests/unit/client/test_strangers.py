@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from farm.client.client import freeze
-from farm.client.freezing import download
+from farm.client.freezing import download, freeze
 from farm.errors import ManifestError, UsageError
 from tests.support.api_farm import MANIFEST, freeze_manifest
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
-from farm.client import client
+from farm.client import freezing
 from farm.client.freezing import FrozenInputs, ManifestReader
 from farm.errors import ManifestError
 from farm.manifest.entries import Manifest
@@ -113,16 +113,16 @@ def test_a_choice_of_cells_reads_the_files_of_their_models_and_what_these_refer_
         (tmp_path / name).write_bytes((made / name).read_bytes())
     text = manifest().text
     (tmp_path / "farm.yaml").write_text(text)
-    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["quark/*"])
+    chosen = freezing.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["quark/*"])
     assert set(chosen.submission["models"]) == {"quark", "float"}, "its samples' outputs are those of its reference"
     last = text.splitlines()[-2].replace("name: quark", "name: last").replace("model: float", "model: quark")
     (tmp_path / "farm.yaml").write_text(f"{text.replace('samples.npz', 'absent.npz')}{last}\n")
-    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["last/*"])
+    chosen = freezing.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["last/*"])
     (tmp_path / "farm.yaml").write_text(text)
     assert set(chosen.submission["models"]) == {"last", "quark"}, "not the samples of a reference, nor its reference"
     (tmp_path / "qdq.onnx").unlink()
-    chosen = client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["float/*"])
+    chosen = freezing.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["float/*"])
     assert set(chosen.submission["models"]) == {"float"}
     assert {path.name for path in chosen.files.values()} == {"float.onnx"}
     with pytest.raises(ManifestError, match=r"there is no file .*qdq\.onnx"):
-        client.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache")
+        freezing.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache")

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from farm.client.client import freeze
+from farm.client.freezing import freeze
 from farm.errors import ManifestError
 from farm.manifest import parsing
 from farm.manifest.parsing import load_manifest, parse_manifest

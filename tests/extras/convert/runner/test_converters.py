@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from farm.cli import main
-from farm.client.client import Frozen, freeze
+from farm.client.freezing import Frozen, freeze
 from farm.errors import ManifestError, UsageError
 from farm.extras.convert.conversion import libraries
 from farm.settings import load_settings

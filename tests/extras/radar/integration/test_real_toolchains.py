@@ -19,7 +19,8 @@ from fastapi import FastAPI
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import SecretStr
 
-from farm.client.client import FarmClient, freeze
+from farm.client.client import FarmClient
+from farm.client.freezing import freeze
 from farm.errors import GateFailed
 from farm.extras.radar.toolchains_api import bisect
 from farm.node import executor

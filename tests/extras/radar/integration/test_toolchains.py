@@ -14,8 +14,9 @@ import pytest
 
 from farm.app import Farm
 from farm.artifacts.storage import sidecar_key
-from farm.client.client import FarmClient, freeze
+from farm.client.client import FarmClient
 from farm.client.fetching import choose
+from farm.client.freezing import freeze
 from farm.compiling.attempt import Attempt
 from farm.errors import Conflict, FarmFault, GateFailed, NotFound, StorageUnavailable, Untrusted
 from farm.extras.radar.toolchains import Toolchains

@@ -16,7 +16,8 @@ from farm.app import Farm
 from farm.artifacts.inventory import documents
 from farm.artifacts.storage import artifacts_prefix, sidecar_key, statements_key
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.client.storage_client import StorageClient
 from farm.errors import Conflict, Untrusted, UsageError
 from farm.extras.signing.signing_keys import load_signer

@@ -21,7 +21,8 @@ from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.storage import blob_key, sidecar_key
 from farm.builds.known_failures import today
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.control.loops import CHANGES
 from farm.errors import Conflict
 from tests.chaos.report import Fault

@@ -18,7 +18,8 @@ from farm.artifacts import inventory
 from farm.artifacts.inventory import collect
 from farm.artifacts.tokens import Role, Token
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.errors import ArtifactGone, Conflict, InputsMissing, NotFound, UsageError
 from farm.extras.triggers import stored_manifests
 from farm.extras.triggers.stored_manifests import StoredManifests

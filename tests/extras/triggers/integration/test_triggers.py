@@ -20,7 +20,8 @@ from farm.app import Farm
 from farm.artifacts.refs import Refs
 from farm.artifacts.tokens import Role, Token
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.errors import StorageUnavailable
 from farm.extras.triggers.firing import TriggerRounds
 from farm.extras.triggers.stored_manifests import StoredManifests

@@ -24,7 +24,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from farm.app import Farm
 from farm.cli import main
-from farm.client.client import FarmClient, Frozen
+from farm.client.client import FarmClient
+from farm.client.freezing import Frozen
 from farm.control import loops
 from farm.control.loops import settle_left
 from farm.errors import Conflict, NotFound, UsageError
