@@ -25,6 +25,8 @@ from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
 from farm.client.transport import BUILD, Api, Transport, build_named, topic
 from farm.files import read_private
 from farm.jobs.rows import BuildEvent, CancelledCells
+from farm.matrix.planned import ShownCell, ShownPlan
+from farm.results.report import BuildChange, BuildView, JudgedCell, PastCell, Report
 from farm.units import counted
 from farm.wire.asked import new_build_id
 from farm.wire.checking import read, unexpected
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.freezing import Frozen
-    from farm.matrix.planned import ShownPlan
-    from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
+    from farm.results.report import Differences
     from farm.settings import Settings
 
 
@@ -136,11 +137,9 @@ class FarmClient:
 
         Raises ManifestError with every problem found.
         """
-        from farm.matrix.planned import ShownCell, ShownPlan
-
         # Each cell may also be a `CellPlan` elsewhere, and to prepare that check takes longer than to plan.
         found = self.transport.post("/v1/plan", ShownPlan[ShownCell], frozen.submission, timeout=300.0)
-        return cast("ShownPlan", found)
+        return cast(ShownPlan, found)
 
     def submit(
         self, frozen: Frozen, *, plan: ShownPlan | None = None, progress: OnUpload | None = None
@@ -162,17 +161,11 @@ class FarmClient:
         """Create the build of a submission that the farm has kept under this name; else send the submission."""
         if kept:
             with contextlib.suppress(errors.NotPlanned):
-                found = self._told("POST", _path(frozen.build_id), params={"kept": kept}, timeout=300.0)
+                found = self.transport.post(_path(frozen.build_id), BuildView, params={"kept": kept}, timeout=300.0)
                 return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
         headers = {"Idempotency-Key": frozen.build_id}
-        found = self._told("POST", "/v1/builds", json=frozen.submission, timeout=300.0, headers=headers)
+        found = self.transport.post("/v1/builds", BuildView, frozen.submission, timeout=300.0, headers=headers)
         return SubmittedBuild(self, self._asked_for(frozen.build_id, found))
-
-    def _told(self, method: str, path: str, **options: Any) -> BuildView:
-        """Return the build that a request is answered with."""
-        from farm.results.report import BuildView
-
-        return self.transport.ask(method, path, BuildView, **options)
 
     def _asked_for(self, build_id: str, found: BuildView) -> BuildView:
         """Return a build that was answered, if it is the one of this whole id. Raises UsageError for another."""
@@ -193,12 +186,10 @@ class FarmClient:
 
     def build(self, build_id: str) -> BuildView:
         """Return a build by id, unique start of an id, or `@latest`. Raises NotFound."""
-        return self._asked_for(build_id, self._told("GET", _path(build_id)))
+        return self._asked_for(build_id, self.transport.get(_path(build_id), BuildView))
 
     def builds(self, limit: int = 50, *, label: str = "") -> list[BuildView]:
         """Return the newest builds; with `label` (KEY=VALUE) those that have it."""
-        from farm.results.report import BuildView
-
         having = {"label": label} if label else {}
         return self.transport.items("/v1/builds", BuildView, limit=limit, **having)
 
@@ -232,14 +223,10 @@ class FarmClient:
 
     def cells(self, build_id: str) -> list[JudgedCell]:
         """Return a build's cells, judged, in the order of its manifest."""
-        from farm.results.report import JudgedCell
-
         return self.transport.items(f"{_path(build_id)}/cells", JudgedCell)
 
     def report(self, build_id: str) -> Report:
         """Return a build with its cells as one document."""
-        from farm.results.report import Report
-
         found = self.transport.get(f"{_path(build_id)}/report", Report)
         self._asked_for(build_id, found["build"])
         return found
@@ -260,8 +247,6 @@ class FarmClient:
 
     def history(self, cell: str, limit: int = 50) -> list[PastCell]:
         """Return how a cell (by its identifier) ended in the newest builds that had it, the newest first."""
-        from farm.results.report import PastCell
-
         return self.transport.items("/v1/history", PastCell, cell=cell, limit=limit)
 
     def cancel(self, build_id: str) -> int:
@@ -272,8 +257,6 @@ class FarmClient:
         self, build_id: str, *, failed: bool = False, only: Sequence[str] = (), new_id: str = ""
     ) -> ShownPlan:
         """Say what `retry` would do; as `plan`."""
-        from farm.matrix.planned import ShownPlan
-
         body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
         return self.transport.post(f"{_path(build_id)}/retry/plan", ShownPlan, body, timeout=300.0)
 
@@ -288,15 +271,15 @@ class FarmClient:
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
         body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
-        return SubmittedBuild(self, self._told("POST", f"{_path(build_id)}/retry", json=body, timeout=300.0))
+        return SubmittedBuild(self, self.transport.post(f"{_path(build_id)}/retry", BuildView, body, timeout=300.0))
 
     def pause(self, build_id: str) -> BuildView:
         """Hand out no more of a build's jobs, and return it. Raises Conflict if it has ended."""
-        return self._told("POST", f"{_path(build_id)}/pause")
+        return self.transport.post(f"{_path(build_id)}/pause", BuildView)
 
     def resume(self, build_id: str) -> BuildView:
         """Hand out the jobs of a paused build again, and return it. Raises Conflict if it has ended."""
-        return self._told("POST", f"{_path(build_id)}/resume")
+        return self.transport.post(f"{_path(build_id)}/resume", BuildView)
 
     def watch(self, build_id: str, *, after: str | None = None) -> Iterator[BuildEvent]:
         """Yield a build's events until its report is written, from the first one or from the one after `after`.
@@ -315,8 +298,6 @@ class FarmClient:
         Without `after`, the first change is a `reset`: read the report then. A lost connection is made again
         without gap or repeat. Raises as `watch`.
         """
-        from farm.results.report import BuildChange
-
         for data in _follow(self, build_id, after, cells=True):
             yield read(data, BuildChange, self.url)
 

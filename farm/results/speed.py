@@ -5,7 +5,7 @@ of it, so rounds, not single runs, are what is drawn again: a bootstrap over pai
 Introduction to the Bootstrap", 1993, chapters 8 and 13).
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 import math
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def _ranks_outside(count: int) -> int:
     return max(0, outside - 1)
 
 
-def fast_runs(rounds: Rounds) -> NDArray[np.float64]:
+def fast_runs(rounds: Rounds) -> "NDArray[np.float64]":
     """Return the first decile of each round's runs, in seconds."""
     import numpy as np
 
