@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from farm.client.packs import Pack
 
 
+T = TypeVar("T")
 Bring = Callable[[FileReference, Path], None]  # Writes a blob to a place whose folder exists, checked byte by byte.
 INDEX = "family.json"  # File name of the index. `docs/object-storage.md` describes its fields.
 
@@ -403,19 +404,13 @@ def _places(folder: Path, cell: SnapshotCell, sidecar: Sidecar) -> dict[str, Pat
 def _write_statements(document: Path, signed: SignedArtifact | None, *, force: bool) -> None:
     """Write the bundles about a sidecar next to it; those of an earlier fetch go."""
     path = statements_path(document)
-    if not force and os.path.lexists(path) and not _are_statements(path):
-        raise _in_the_way(path)
+    if not force:
+        _left(path, lambda data: [json.loads(line)["mediaType"] for line in data.splitlines()])
     if signed and signed.statements:
         with replacing(path) as part:
             part.write_bytes(bundle_lines(signed.statements))
     else:
         path.unlink(missing_ok=True)
-
-
-def _are_statements(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-        return all("mediaType" in json.loads(line) for line in read_plain(path, LARGEST_SIDECAR).splitlines())
-    return False
 
 
 def read_work_order(data: bytes, sidecar: Sidecar, source: str) -> ReproductionDocument:
@@ -456,8 +451,8 @@ def write_family(
 ) -> tuple[Path, Family]:
     """Write members, and what is signed of each, into `folder/<shape>`, then the index; return its path and content."""
     document, index = family_index(ref, [(cell, sidecar) for cell, sidecar, _ in members]), folder / INDEX
-    if not (force or _is_document(index, "members")):
-        raise _in_the_way(index)
+    if not force:
+        _left(index, lambda data: json.loads(data)["members"])
     for cell, sidecar, signed in members:
         own = folder / file_name(cell["shape"])
         if own.is_symlink():
@@ -509,12 +504,11 @@ def into(folder: Path) -> Iterator[None]:
 
 def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
     """Refuse to overwrite files that no fetch has written."""
-    document = sidecar_path(places["program"])
-    try:
-        known = json.loads(read_plain(document, LARGEST_SIDECAR))["blobs"] if os.path.lexists(document) else {}
-        before = {kind: str(blob["digest"]) for kind, blob in known.items() if blob}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _in_the_way(document) from None
+
+    def digests(data: bytes) -> dict[str, str]:
+        return {kind: str(blob["digest"]) for kind, blob in json.loads(data)["blobs"].items() if blob}
+
+    before = _left(sidecar_path(places["program"]), digests) or {}
     for kind, blob in _blobs_of(sidecar).items():
         path = places[kind]
         if os.path.lexists(path):
@@ -524,12 +518,12 @@ def _require_room(sidecar: Sidecar, places: Mapping[str, Path]) -> None:
                 raise _in_the_way(path)
 
 
-def _is_document(path: Path, field: str) -> bool:
-    """Whether there is nothing yet, or a document of ours: it has this field."""
+def _left(path: Path, read: Callable[[bytes], T]) -> T | None:
+    """Return what an earlier fetch left in a file; None if there is none. Raises UsageError for a file of others."""
     try:
-        return not os.path.lexists(path) or field in json.loads(read_plain(path, LARGEST_SIDECAR))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+        return read(read_plain(path, LARGEST_SIDECAR)) if os.path.lexists(path) else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise _in_the_way(path) from None
 
 
 def _in_the_way(path: Path) -> UsageError:

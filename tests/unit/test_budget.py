@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2194,
     "builds": 3064,
     "cli": 4722,
-    "client": 4579,
+    "client": 4573,
     "compiling": 2964,
     "control": 598,
     "extras/ci": 506,
