@@ -17,6 +17,7 @@ from typer import Option
 
 from farm.cli import connection, output, render
 from farm.cli.connection import connect_or_start, connect_to_storage, offering
+from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 from farm.client.packs import SIDECAR, Layout
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
 from farm.inert import one_line
@@ -430,8 +431,6 @@ def _read_sidecar(path: Path) -> Sidecar:
 
 
 def _show_inspected(sidecar: Sidecar | None, file: Path | None) -> None:
-    from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
-
     found, wrong = None, []
     if file:
         try:

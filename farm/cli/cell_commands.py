@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -88,8 +89,6 @@ def open(
     ] = "",
 ) -> None:
     """Print the address of a page and, on a terminal, open it in a browser."""
-    import webbrowser
-
     with connect() as client:
         page = f"{client.url}/ui/"
         if "/" in what and "=" not in what:

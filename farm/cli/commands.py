@@ -7,7 +7,9 @@ import errno
 import io
 import os
 import re
+import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from farm import entry_points
+from farm import __version__, entry_points
 from farm.cli import output
 from farm.errors import ExitCode, FarmError, UsageError
 
@@ -115,8 +117,6 @@ class Commands(TyperGroup):
         if args[0] == "version":
             raise UsageError("no such command: version", hint="`farm --version` prints it")
         if self.get_command(ctx, args[0]) is None:
-            from difflib import get_close_matches
-
             # Typer suggests from those that are made.
             for name in get_close_matches(args[0], self.list_commands(ctx)):
                 self.get_command(ctx, name)
@@ -214,8 +214,6 @@ def farm(
     if not version and context.invoked_subcommand is None:
         raise UsageError("which command?", hint="`farm help` lists them")
     if version:
-        from farm import __version__
-
         output.result({"version": __version__}, f"farm {__version__}")
         raise typer.Exit
 
@@ -298,8 +296,6 @@ def _interrupted(said: Sequence[str]) -> ExitCode:
 
 def _own_fault() -> int:
     """Print the error that is being handled; an exit code of 1 would say that a cell failed."""
-    import traceback
-
     output.note(traceback.format_exc().rstrip())
     output.note("error: this is a bug in the farm: please report it with the lines above")
     return int(ExitCode.FARM_FAULT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,16 +17,19 @@ from typer import Argument, Option
 from farm.cli import connection, output, render
 from farm.cli.artifact_commands import sidecar_and_program, sidecars_in
 from farm.cli.connection import connect, offering
+from farm.client.inspection import inspect_if_small, wrong_card
+from farm.client.transfers import default_cache, note_use, trim
 from farm.errors import ArtifactGone, CompileFailed, FarmError, FarmFault, GateFailed, NotFound, UsageError
 from farm.files import hash_file
 from farm.inert import one_line
+from farm.jobs.state import AttemptLimits, Fault, Phase, policy_of
+from farm.results.pictures import curves
 from farm.results.speed import ComparisonDocument, MeasuredDocument, compare
 from farm.units import parse_size
 
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.compiling.pipeline import OnPhase
-    from farm.jobs.state import Phase
     from farm.local.bench import Contestant, Measured
     from farm.local.optimize import Wanted
     from farm.node.gpus import Usage
@@ -41,7 +45,6 @@ def here() -> Iterator[tuple[Settings, Path, OnPhase]]:
     A failed step becomes an error with its exit code; SIGTERM counts as Ctrl-C.
     """
     from farm.compiling.pipeline import StepEnded
-    from farm.jobs.state import Fault, policy_of
     from farm.settings import load_settings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -389,8 +392,6 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
 
 def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
     """Bring a stored artifact's program and sample, from the cache if they are there and complete."""
-    from farm.client.transfers import default_cache, note_use, trim
-
     folder = _cache(sidecar)
     for blob in filter(None, (sidecar["blobs"]["program"], sidecar["blobs"].get("sample"))):
         folder.mkdir(parents=True, exist_ok=True)
@@ -401,8 +402,6 @@ def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
 
 
 def _cache(sidecar: Sidecar) -> Path:
-    from farm.client.transfers import default_cache
-
     return default_cache() / "artifacts" / str(sidecar["key"])
 
 
@@ -515,11 +514,7 @@ def _measure(
     work: Path,
     say_phase: OnPhase,
 ) -> tuple[list[Measured], Usage]:
-    import threading
-
-    from farm.client.inspection import inspect_if_small, wrong_card
     from farm.compiling.pipeline import Children, StepSettings
-    from farm.jobs.state import AttemptLimits
     from farm.local.bench import measure
     from farm.node.gpus import watch
     from farm.node.survey import one_slot
@@ -573,8 +568,6 @@ def _figures(measured: MeasuredDocument) -> list[tuple[str, str]]:
 def _draw(path: Path, rows: Sequence[Sequence[Measured]]) -> None:
     """Draw throughput by batch if there are several batches, else the latency distribution."""
     import numpy as np
-
-    from farm.results.pictures import curves
 
     series: dict[str, list[tuple[float, float]]] = {}
     if len({row[0].contestant.batch for row in rows}) > 1:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
+from farm import __version__
+
 GARBAGE = 100_000
 """So many new objects are made before Python looks for garbage: more than any start makes, for a look takes 10 ms."""
 
@@ -44,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if arguments in (["--version"], ["-V"]):
-        from farm import __version__
-
         try:
             print(f"farm {__version__}", flush=True)  # noqa: T201
         except OSError as error:

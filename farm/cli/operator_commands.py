@@ -21,8 +21,11 @@ from typer import Argument, Option
 from farm import entry_points
 from farm.cli import connection, output, render
 from farm.cli.connection import connect, offering
+from farm.compiling.cgroups import find
 from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
+from farm.files import shipped_users
 from farm.inert import one_line
+from farm.runner.seal import unsealable
 from farm.units import plural
 
 if TYPE_CHECKING:
@@ -361,7 +364,6 @@ def _redis(settings: Settings) -> Check:
 def _redis_users(settings: Settings) -> Check:
     """Make the user of each role that Redis lacks, and print its address, as `farm token create` prints a token."""
     from farm.app import Farm
-    from farm.files import shipped_users
 
     if not (url := settings.redis_url.get_secret_value()):
         return Check("redis users", "absent", "the embedded Valkey has one user")
@@ -461,8 +463,6 @@ def _overwritten() -> list[Check]:
 
 
 def _seal(_: Settings) -> Check:
-    from farm.runner.seal import unsealable
-
     if missing := unsealable():
         found = f"this kernel ({os.uname().release}) cannot keep a hostile model from: {', '.join(missing)}"
         return Check(
@@ -472,8 +472,6 @@ def _seal(_: Settings) -> Check:
 
 
 def _memory_limits(_: Settings) -> Check:
-    from farm.compiling.cgroups import find
-
     groups = find()
     if groups.memory:
         return Check("memory limits", "ok", f"enforced by the kernel: {groups}")
@@ -484,8 +482,6 @@ _DELEGATE = "Delegate=memory pids in the worker's systemd unit, or a writable cg
 
 
 def _process_limit(settings: Settings) -> Check:
-    from farm.compiling.cgroups import find
-
     limit = settings.process_limit
     if not limit:
         return Check("process limit", "absent", "none: a compiler may start any number", "set process_limit")

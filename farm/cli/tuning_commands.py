@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import date
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from typer import Argument, Option
 from farm.cli import output, render
 from farm.cli.connection import connect
 from farm.errors import NotFound, UsageError
+from farm.results.pictures import totals
 from farm.units import parse_duration
 
 if TYPE_CHECKING:
@@ -309,9 +311,6 @@ def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:
 
 def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     """Draw tuning's sums by the end of each day into `operations.svg` and `hours.svg`."""
-    from datetime import date
-
-    from farm.results.pictures import totals
 
     def by_day(kind: str) -> dict[date, float]:
         return {date.fromisoformat(day): work[kind] for day, work in days.items()}

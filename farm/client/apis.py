@@ -11,6 +11,7 @@ from farm import entry_points
 from farm.artifacts.tokens import Secret, TokenDocument
 from farm.client.transport import Api, build_named, database_named, named
 from farm.jobs.rows import AuditLine, JobView, PoolView, ReproductionDocument, WorkerView
+from farm.results.report import Rebuilt
 from farm.tuning.records import TuningDatabaseView, TuningImported, TuningMerged, TuningPruned, TuningStats
 from farm.units import by_number
 from farm.wire.checking import read
@@ -199,8 +200,6 @@ class UpkeepApi(Api):
 
     def rebuild_history(self) -> int:
         """Make the server's history of cells again from all reports; return how many there are."""
-        from farm.results.report import Rebuilt
-
         return self._transport.post("/v1/history/rebuild", Rebuilt, timeout=AUDIT_SILENCE)["reports"]
 
 

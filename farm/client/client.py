@@ -26,7 +26,7 @@ from farm.client.transport import BUILD, Api, Transport, build_named, topic
 from farm.files import read_private
 from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.matrix.planned import ShownCell, ShownPlan
-from farm.results.report import BuildChange, BuildView, JudgedCell, PastCell, Report
+from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
 from farm.units import counted
 from farm.wire.asked import new_build_id
 from farm.wire.checking import read, unexpected
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from farm.client.artifact_apis import ArtifactsApi, RefsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.freezing import Frozen
-    from farm.results.report import Differences
     from farm.settings import Settings
 
 

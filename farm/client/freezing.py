@@ -35,6 +35,7 @@ from farm.models.frozen import FrozenData, FrozenModel, ModelCheck, check_here, 
 from farm.models.shapes import ShapeError, symbolic_inputs
 from farm.runner.documents import CheckAnswer, TensorInfo
 from farm.spec import FileReference, digest_of
+from farm.wire.addresses import address_of, is_public
 from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
@@ -402,8 +403,6 @@ def in_package(name: str) -> Path:
 
 
 def _is_public(host: str) -> bool:
-    from farm.wire.addresses import address_of, is_public
-
     try:
         found = socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

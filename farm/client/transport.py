@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from urllib.request import getproxies
 
 from farm import __version__, errors
 from farm.client.http_library import httpx
@@ -61,8 +62,6 @@ def trusted() -> ssl.SSLContext:
 
 
 def _names_no_proxy() -> bool:
-    from urllib.request import getproxies
-
     return not getproxies().keys() & {"http", "https", "all"}
 
 
