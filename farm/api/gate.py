@@ -92,10 +92,8 @@ def token_of(farm: Farm, shown: str) -> Token | None:
 
 def unknown(shown: str) -> Unauthenticated:
     """Return the error for a token that the farm does not know, or for none."""
-    return Unauthenticated(
-        "this farm does not know this token" if shown else "a token is needed",
-        hint="set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one",
-    )
+    hint = "set FARM_API_TOKEN, or api_token in farm.toml; `farm token create` makes one"
+    return Unauthenticated("this farm does not know this token" if shown else "a token is needed", hint=hint)
 
 
 def shown_token(scope: Scope) -> str:

@@ -284,9 +284,8 @@ def _find(client: FarmClient, model: str, build: str) -> tuple[str, list[JudgedC
         if any(cell["facts"] for cell in cells):
             return build_id, cells
     where = build or f"the newest {LOOKED_AT} builds"
-    raise NotFound(
-        f"no program of {model} in {where}", hint="`farm ls` lists models; name a build to look further back"
-    )
+    hint = "`farm ls` lists models; name a build to look further back"
+    raise NotFound(f"no program of {model} in {where}", hint=hint)
 
 
 def lines(build: str, model: str, found: Sequence[Contender], advice: Sequence[Advice], columns: int = 0) -> list[str]:

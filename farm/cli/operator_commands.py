@@ -147,9 +147,8 @@ def worker(
     for note in found.notes:
         output.note(str(note))
     if not kinds:
-        raise UsageError(
-            "this node has no compiler that works", hint="pip install 'migraphx-farm[worker]'; see `farm doctor`"
-        )
+        hint = f"{_install('worker')}; see `farm doctor`"
+        raise UsageError("this node has no compiler that works", hint=hint)
     if output.as_json():
         output.emit({"kinds": [kind.as_dict() for kind in kinds], **found.as_dict()})
     else:
@@ -465,9 +464,8 @@ def _overwritten() -> list[Check]:
 def _seal(_: Settings) -> Check:
     if missing := unsealable():
         found = f"this kernel ({os.uname().release}) cannot keep a hostile model from: {', '.join(missing)}"
-        return Check(
-            "seal", "absent", found, "use Linux 5.13 or newer with Landlock on, or compile only trusted models"
-        )
+        fix = "use Linux 5.13 or newer with Landlock on, or compile only trusted models"
+        return Check("seal", "absent", found, fix)
     return Check("seal", "ok", "children can reach only their own files, no network, no other process")
 
 

@@ -113,9 +113,8 @@ def export(
         hint = "`farm tuning stats` shows its content; the sidecar says how ONNX Runtime runs a tuned program best"
         raise NotFound(f"{name} has nothing that MIGraphX or MIOpen could read", hint=hint)
     if sqlite and not any(store is RecordStore.PROBLEM_CACHE and file for store, file in snapshot.tables):
-        raise UsageError(
-            f"{name} has no problem cache that names devices", hint="only such a problem cache can be SQLite"
-        )
+        hint = "only such a problem cache can be SQLite"
+        raise UsageError(f"{name} has no problem cache that names devices", hint=hint)
     cache = "problem_cache.db" if sqlite else PROBLEM_CACHE
     with output.writing(folder):
         write_folder(snapshot, folder, problem_cache=cache)
@@ -123,9 +122,8 @@ def export(
             "MIOPEN_USER_DB_PATH": str(folder.resolve()),
             "MIGRAPHX_PROBLEM_CACHE": str(folder.resolve() / cache),
         }
-        (folder / ENVIRONMENT).write_text(
-            "".join(f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items())
-        )
+        exports = [f"export {variable}={shlex.quote(value)}\n" for variable, value in variables.items()]
+        (folder / ENVIRONMENT).write_text("".join(exports))
         (folder / README).write_text(_readme(name, snapshot, cache), encoding="utf-8")
     document = {"database": name, "folder": str(folder), "records": snapshot.counts(), "environment": variables}
     said = [f"{len(snapshot)} records of {name} in {folder}", f"to use them: . {folder / ENVIRONMENT}"]

@@ -146,15 +146,8 @@ class TuningApi(Api):
 
     def add(self, database: str, packed: bytes, *, miopen: str = "") -> TuningImported:
         """Add a packed snapshot (`farm.tuning.exchange.pack`) to a database; return what came of it."""
-        return self._transport.ask(
-            "POST",
-            f"{_tuning(database)}/import",
-            TuningImported,
-            timeout=300.0,
-            content=packed,
-            headers={"Content-Type": "application/gzip"},
-            params={"miopen": miopen},
-        )
+        options = {"content": packed, "headers": {"Content-Type": "application/gzip"}, "params": {"miopen": miopen}}
+        return self._transport.post(f"{_tuning(database)}/import", TuningImported, timeout=300.0, **options)
 
     def merge(self, database: str) -> TuningMerged:
         """Bring what attempts committed into a database's head now."""

@@ -98,10 +98,8 @@ class FarmClient:
         if not url:
             running = running_farm(settings.data_dir)
             if running is None:
-                raise errors.NotFound(
-                    f"no farm: api_url is not set, and none runs in {settings.data_dir}",
-                    hint="set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`",
-                )
+                hint = "set FARM_API_URL, start one with `farm up`, or use `farm run MANIFEST`"
+                raise errors.NotFound(f"no farm: api_url is not set, and none runs in {settings.data_dir}", hint=hint)
             url, token = running[0], token or running[1]
         defaults = {"cache": default_cache(), "trust": trust_of(settings)}
         return cls(url, token, namespace=settings.namespace, **{**defaults, **options})
@@ -426,9 +424,8 @@ def trust_of(settings: Settings) -> ReaderTrust | None:
         found: ReaderTrust = kind.from_settings(settings)
         return found
     name = "trust_policy" if settings.trust_policy else "signing_key"
-    raise errors.UsageError(
-        f"`{name}` is set, and no installed extension reads it", hint="install the farm's own, or unset it"
-    )
+    hint = "install the farm's own, or unset it"
+    raise errors.UsageError(f"`{name}` is set, and no installed extension reads it", hint=hint)
 
 
 # --- a farm of one's own --------------------------------------------------------------------------------------------
@@ -448,10 +445,8 @@ def running_farm(data_dir: Path) -> tuple[str, str] | None:
     except OSError as error:
         url, token = error.strerror or "", ""
     if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]+", url):
-        raise errors.NotAllowed(
-            f"{path} names a farm that is not yours: {url}",
-            hint="it came with the folder: delete the file, or set FARM_API_URL",
-        )
+        hint = "it came with the folder: delete the file, or set FARM_API_URL"
+        raise errors.NotAllowed(f"{path} names a farm that is not yours: {url}", hint=hint)
     return url, token
 
 
@@ -501,9 +496,8 @@ class SubmittedBuild(Mapping[str, Any]):
                     raise
             left = pause if end is None else end - time.monotonic()
             if left <= 0:
-                raise errors.StillRunning(
-                    f"build {self.id} goes on after {timeout:g} seconds", hint=f"look at {self.url}"
-                )
+                hint = f"look at {self.url}"
+                raise errors.StillRunning(f"build {self.id} goes on after {timeout:g} seconds", hint=hint)
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
         verdict = found["verdict"]

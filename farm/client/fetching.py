@@ -272,10 +272,8 @@ def require_same(cell: SnapshotCell, sidecar: Sidecar, ref: str, *, any_name: bo
     `any_name` is as in `require_asked`. Raises ArtifactGone, Untrusted.
     """
     if sidecar["blobs"]["program"]["digest"] != cell["program"]["digest"]:
-        raise ArtifactGone(
-            f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ",
-            hint="submit the manifest again: then the ref moves to the current artifact",
-        )
+        wrong = f"{cell['identifier']}: the artifact was repaired after {ref} moved to it, and its bytes differ"
+        raise ArtifactGone(wrong, hint="submit the manifest again: then the ref moves to the current artifact")
     if any_name is not None:
         require_asked(cell, sidecar, any_name=any_name)
     spec: Mapping[str, Any] = sidecar["spec"]

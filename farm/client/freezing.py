@@ -427,9 +427,8 @@ def download(
         if request.url.scheme != "https":
             raise UsageError(f"{url} redirects to {request.url}, which is not https")
         if public and not _is_public(request.url.host):
-            raise UsageError(
-                f"{url} leads to {request.url.host}, which has no public address for a stranger's manifest"
-            )
+            where = f"{request.url.host}, which has no public address for a stranger's manifest"
+            raise UsageError(f"{url} leads to {where}")
 
     hooks: dict[str, list[Callable[..., Any]]] = {"request": [only_https], "response": [require_pace]}
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -75,9 +75,8 @@ def fitting(
     there = [cell for cell in may_run(there, packed=packed) if wanted in ("", cell["precision"])]
     there = [cell for cell in there if shape in ("", cell["shape"])]
     if not there:
-        raise NotFound(
-            f"{ref} has no {'/'.join(filter(None, (name, wanted, shape)))}", hint="`farm ls` lists what it has"
-        )
+        named = "/".join(filter(None, (name, wanted, shape)))
+        raise NotFound(f"{ref} has no {named}", hint="`farm ls` lists what it has")
     require_one(there, "precision", "--precision")
     pools = (here or this_machine()).pools
     possible = [cell for cell in there if not why_not(cell, pools)]

@@ -44,9 +44,8 @@ def spool(
             arrays = _checked(sample, inputs, {tensor["name"] for tensor in outputs}, where)
             total += sum(array.nbytes for array in arrays.values())
             if total > MAX_BYTES:
-                raise DataError(
-                    f"{where}: more than {MAX_BYTES} bytes of arrays", hint="a few hundred samples are enough"
-                )
+                hint = "a few hundred samples are enough"
+                raise DataError(f"{where}: more than {MAX_BYTES} bytes of arrays", hint=hint)
             write_npz(str(spooled / f"{index:05}.npz"), arrays)
     if not total:
         raise DataError(f"{name} yields no sample", hint="at least one is needed")

@@ -52,9 +52,8 @@ class StorageClient(FarmClient):
     def below(cls, url: str, **options: Any) -> Self:
         """Read what can be read without keys below a URL. Raises UsageError for anything else."""
         if not re.match(r"https?://[^/]", url):
-            raise UsageError(
-                f"{url!r} is not an address of object storage", hint="such as https://storage.example/farm"
-            )
+            hint = "such as https://storage.example/farm"
+            raise UsageError(f"{url!r} is not an address of object storage", hint=hint)
         base = url.rstrip("/")
         return cls(url, lambda key: f"{base}/{quote(key)}", **options)
 

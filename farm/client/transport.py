@@ -123,14 +123,12 @@ class Transport:
         self.on_silence: Callable[[], object] | None = None
         """Called when an answer takes long, from another thread."""
         if not _may_be_a_farm(self.url):
-            raise UsageError(
-                f"{url!r} is not the address of a farm", hint="FARM_API_URL looks like https://farm.example:8080"
-            )
+            hint = "FARM_API_URL looks like https://farm.example:8080"
+            raise UsageError(f"{url!r} is not the address of a farm", hint=hint)
         if re.match(r"https?://[^/?#]*@", self.url):
             # It would be sent in place of the token, and shown with each link to a page.
-            raise UsageError(
-                "the address of the farm holds a name or a password", hint="leave it out; set FARM_API_TOKEN to a token"
-            )
+            hint = "leave it out; set FARM_API_TOKEN to a token"
+            raise UsageError("the address of the farm holds a name or a password", hint=hint)
         headers = {"User-Agent": "migraphx-farm"}
         if namespace:
             headers["Farm-Namespace"] = namespace
@@ -393,11 +391,9 @@ def _checked(response: httpx.Response) -> httpx.Response:
         document = {}
     if response.status_code in (404, 405) and document.get("type") == "about:blank":
         # Our servers name an error's class, but for a route that they do not have.
-        route = f"{response.request.method} {response.url.path}"
-        raise UsageError(
-            f"the farm at {response.url.join('/')} is older than this client ({__version__}): it does not know {route}",
-            hint="upgrade the farm, or install the client of its release: /v1/health shows the farm's version",
-        )
+        older = f"the farm at {response.url.join('/')} is older than this client ({__version__})"
+        hint = "upgrade the farm, or install the client of its release: /v1/health shows the farm's version"
+        raise UsageError(f"{older}: it does not know {response.request.method} {response.url.path}", hint=hint)
     kind = _KINDS.get(str(document.get("type", "")).rpartition(":")[2])
     if kind is None:
         kind = _BY_STATUS.get(response.status_code, FarmFault if response.status_code >= 500 else UsageError)
@@ -406,9 +402,8 @@ def _checked(response: httpx.Response) -> httpx.Response:
         if kind is errors.ManifestError:
             error: FarmError = errors.ManifestError([Problem(**problem) for problem in document.get("problems", [])])
         elif kind is errors.InputsMissing:
-            error = errors.InputsMissing(
-                detail, document["missing_blobs"], kept=str(document.get("kept", "")), hint=hint
-            )
+            kept = str(document.get("kept", ""))
+            error = errors.InputsMissing(detail, document["missing_blobs"], kept=kept, hint=hint)
         else:
             error = kind(detail, hint=hint)
     except (TypeError, KeyError, AttributeError):
@@ -463,9 +458,8 @@ BUILD = re.compile(r"@latest|(b-)?[0-9a-f]{1,16}")  # How a build may be named: 
 def build_named(build_id: str) -> str:
     """Return a build's id as part of a path. Raises UsageError for anything else."""
     if not BUILD.fullmatch(build_id):
-        raise UsageError(
-            f"{build_id!r} is not a build id", hint="b- and hex digits, a unique start of them, or @latest"
-        )
+        hint = "b- and hex digits, a unique start of them, or @latest"
+        raise UsageError(f"{build_id!r} is not a build id", hint=hint)
     return build_id if build_id.startswith(("b-", "@")) else f"b-{build_id}"
 
 

@@ -15,11 +15,11 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1681,
+    "api": 1679,
     "artifacts": 2194,
     "builds": 3064,
-    "cli": 4704,
-    "client": 4569,
+    "cli": 4699,
+    "client": 4544,
     "compiling": 2964,
     "control": 598,
     "extras/ci": 506,
