@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from math import inf
@@ -117,7 +116,7 @@ def fetch(
         output.result(document, [*render.family(made.document), checked])
         return
     with output.if_interrupted(KEPT), connected(source) as client:
-        client.artifacts.on_download, client.artifacts.any_name = _Downloading(), any_name
+        client.artifacts.on_download, client.artifacts.any_name = output.progress("fetching"), any_name
         ref = _ref(client, named)
         if target == AUTO:
             best = _best_here(client, model, precision, ref=ref, shape=shape or "", batch=batch, layout=layout)
@@ -165,24 +164,6 @@ def connected(source: str) -> AbstractContextManager[FarmClient]:
 
 KEPT = "no file is half written; what was downloaded is kept, and the next fetch goes on from there"
 AUTO = "auto"  # Stands for the target that fits this machine best.
-
-
-class _Downloading:
-    """Says how far the download of a large file is, once in a while."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Note the bytes that are here."""
-        now = time.monotonic()
-        self._next = self._next or now + PROGRESS_EVERY
-        if now >= self._next:
-            self._next = now + PROGRESS_EVERY
-            output.note(f"fetching: {render.size(done)} of {render.size(total)}")
-
-
-PROGRESS_EVERY = 2.0  # Seconds between two lines about a download.
 
 
 def _say_fetched(found: Fetched) -> None:
@@ -240,7 +221,8 @@ def ls(
     items = items[:limit]
     # As the API answers: the tags, and where each points.
     tags = {"items": [ref["tag"] for ref in items], "refs": items} if listing == "refs" else {}
-    rows = render.builds(items) if listing == "builds" else [_HEADERS[listing], *map(_ROWS[listing], items)]
+    listed = [_ROWS[listing](item) for item in items] if listing != "builds" else []
+    rows = [*map(tuple, listed[:1]), *(tuple(row.values()) for row in listed)] or render.builds(items)
     how = ": farm submit MANIFEST" if listing == "builds" else ""
     output.table(rows, f"no {listing} yet{how}", {"items": items, **tags})
 
@@ -296,45 +278,39 @@ _ORDERS: dict[Order, Callable[[SnapshotCell], float]] = {
     "age": lambda cell: -cell["submitted"],
 }
 
-_HEADERS: dict[Listing, tuple[str, ...]] = {
-    "artifacts": ("ARTIFACT", "LATENCY", "ERROR", "SIZE", "SUBMITTED (UTC)", "TOOLCHAIN", "KEY"),
-    "refs": ("REF", "GENERATION", "MOVED (UTC)", "NAMESPACE"),
-    "workers": ("WORKER", "SLOTS", "RUNNING", "POOLS", ""),
-    "pools": ("POOL", "LIVE WORKERS", "SLOTS", "RUNNING", "WAITING", ""),
+_ROWS: dict[Listing, Callable[[Any], dict[str, str]]] = {
+    "artifacts": lambda cell: {
+        "ARTIFACT": cell["identifier"],
+        "LATENCY": "~" * bool(cell.get("shared")) + render.duration(cell["latency"]) if cell.get("latency") else "",
+        "ERROR": render.error(cell.get("error")),
+        "SIZE": render.size(cell["program"]["size"]),
+        "SUBMITTED (UTC)": render.when(cell.get("submitted")),
+        "TOOLCHAIN": cell["toolchain"],
+        "KEY": cell["key"][:12],
+    },
+    "refs": lambda ref: {
+        "REF": str(ref["tag"]),
+        "GENERATION": str(ref["generation"]),
+        "MOVED (UTC)": "damaged" if ref.get("damaged") else render.minute(str(ref["moved"])),
+        "NAMESPACE": str(ref["namespace"]),
+    },
+    "workers": lambda worker: {
+        "WORKER": str(worker["id"]),
+        "SLOTS": str(worker["slots"]),
+        "RUNNING": str(len(worker["running"]) + worker.get("running_others", 0)),
+        "POOLS": ", ".join(worker["pools"]),
+        "": "draining" if worker["draining"] else f"fenced: {why}" if (why := worker["fenced"]) else worker["resting"],
+    },
+    "pools": lambda pool: {
+        "POOL": str(pool["name"]),
+        "LIVE WORKERS": str(pool["live_workers"]),
+        "SLOTS": str(pool["slots"]),
+        "RUNNING": str(pool["running"]) + f", {pool['uploading']} uploading" * bool(pool["uploading"]),
+        "WAITING": str(pool["waiting"]),
+        "": "paused" if pool["paused"] else "",
+    },
 }
-
-_ROWS: dict[Listing, Callable[[Any], tuple[str, ...]]] = {
-    "artifacts": lambda cell: (
-        cell["identifier"],
-        "~" * bool(cell.get("shared")) + render.duration(cell["latency"]) if cell.get("latency") else "",
-        render.error(cell.get("error")),
-        render.size(cell["program"]["size"]),
-        render.when(cell.get("submitted")),
-        cell["toolchain"],
-        cell["key"][:12],
-    ),
-    "refs": lambda ref: (
-        str(ref["tag"]),
-        str(ref["generation"]),
-        "damaged" if ref.get("damaged") else render.minute(str(ref["moved"])),
-        str(ref["namespace"]),
-    ),
-    "workers": lambda worker: (
-        str(worker["id"]),
-        str(worker["slots"]),
-        str(len(worker["running"]) + worker.get("running_others", 0)),
-        ", ".join(worker["pools"]),
-        "draining" if worker["draining"] else f"fenced: {worker['fenced']}" if worker["fenced"] else worker["resting"],
-    ),
-    "pools": lambda pool: (
-        str(pool["name"]),
-        str(pool["live_workers"]),
-        str(pool["slots"]),
-        str(pool["running"]) + f", {pool['uploading']} uploading" * bool(pool["uploading"]),
-        str(pool["waiting"]),
-        "paused" if pool["paused"] else "",
-    ),
-}
+"""What a list says of each item, by the titles of the columns."""
 
 
 # --- inspect: what a compiled program is ------------------------------------------------------------------------------

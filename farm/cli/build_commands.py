@@ -387,18 +387,10 @@ def _say_unfinished(client: FarmClient, but: str = "") -> None:
 
 def _submit(client: FarmClient, frozen: Frozen, *, detach: bool = False) -> str:
     """Show the plan, bring what the farm lacks, and create the build; return its id."""
-    said = 0
-
-    def uploaded(sent: int, total: int) -> None:
-        nonlocal said
-        if sent * 10 // total > said:
-            said = sent * 10 // total
-            output.note(f"uploading: {render.size(sent)} of {render.size(total)}")
-
     with output.if_interrupted("nothing was submitted; what was uploaded is not sent again"):
         planned = client.plan(frozen)
         say_before(render.plan(planned, _starting(client, planned)), detach=detach)
-        build = client.submit(frozen, plan=planned, progress=uploaded)
+        build = client.submit(frozen, plan=planned, progress=output.progress("uploading"))
     found = build.document
     if found.get("plan") != planned.get("digest"):
         for line in render.plan_changes(planned["cells"], client.cells(found["id"])):

@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from farm.settings import Settings
 
 
+PROGRESS_EVERY = 2.0  # Seconds between two lines about an upload or a download.
 AS_JSON = ContextVar("as_json", default=False)  # Whether the command line has `--json` (`farm.cli.commands`).
 
 
@@ -68,6 +69,21 @@ def countdown(text: str, seconds: int) -> None:
         typer.echo(f"\r{text}: {left} s ", err=True, nl=False)
         time.sleep(1)
     typer.echo(err=True)
+
+
+def progress(doing: str) -> Callable[[int, int], None]:
+    """Return what takes the bytes that are done and all that are to do, and says them once in a while."""
+    due = 0.0
+
+    def told(done: int, total: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        due = due or now + PROGRESS_EVERY
+        if now >= due:
+            due = now + PROGRESS_EVERY
+            note(f"{doing}: {render.size(done)} of {render.size(total)}")
+
+    return told
 
 
 def as_json() -> bool:

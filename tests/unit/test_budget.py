@@ -18,7 +18,7 @@ LINES = {
     "api": 1679,
     "artifacts": 2194,
     "builds": 3064,
-    "cli": 4699,
+    "cli": 4683,
     "client": 4544,
     "compiling": 2964,
     "control": 598,
