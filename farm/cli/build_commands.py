@@ -189,7 +189,7 @@ def retry(
     Uses the plan of the ended build: the same model files, toolchains and keys. Cells that are published by now are
     hits. Follows the new build to its verdict.
     """
-    from farm.wire.asked import new_build_id
+    from farm.client.freezing import new_build_id
 
     publish = reports_to(junit, summary)
     with connect() as client:
@@ -440,10 +440,8 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], publish: P
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
         raise
     build, page = report["build"], client.page_of(report["build"])
-    if output.as_json():
-        output.emit({"build": build, "cells": report["cells"]})
-    else:
-        output.say_all(["", *render.outcome(report, page if pages else "", output.width())])
+    said = ["", *render.outcome(report, page if pages else "", output.width())]
+    output.result({"build": build, "cells": report["cells"]}, said)
     publish(report, page)
     verdict = build["verdict"]
     return verdict["exit_code"] if verdict else int(ExitCode.OK)

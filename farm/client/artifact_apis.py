@@ -434,7 +434,7 @@ def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDo
                     raise _damaged(wanted)
                 _write(part, data, at)
                 at += len(data)
-                if len(starts) == 1:  # Several are told of in their order, as they are hashed.
+                if piece > PIECE:  # Others are told of in their order, when they are hashed.
                     progress(at, wanted["size"])
 
             reads(start, end, write)

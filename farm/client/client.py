@@ -28,7 +28,6 @@ from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.matrix.planned import ShownCell, ShownPlan
 from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
 from farm.units import counted
-from farm.wire.asked import new_build_id
 from farm.wire.checking import read, unexpected
 
 if TYPE_CHECKING:
@@ -146,16 +145,14 @@ class FarmClient:
         `plan` is what `plan` returned for it, if that was asked already.
         """
         kept, missing = (plan.get("kept", ""), plan["missing_blobs"]) if plan else ("", [])
-        self.upload(frozen.files_of(missing), progress)
         try:
-            return self._create(frozen, kept)
+            return self._create(frozen, kept, missing, progress)
         except errors.InputsMissing as error:  # Something may have gone since the plan, too.
-            kept, missing = error.kept, error.blobs
-        self.upload(frozen.files_of(missing), progress)
-        return self._create(frozen, kept)
+            return self._create(frozen, error.kept, error.blobs, progress)
 
-    def _create(self, frozen: Frozen, kept: str) -> SubmittedBuild:
-        """Create the build of a submission that the farm has kept under this name; else send the submission."""
+    def _create(self, frozen: Frozen, kept: str, missing: Sequence[str], progress: OnUpload | None) -> SubmittedBuild:
+        """Upload blobs, and create the build of what the farm has `kept` under this name; else send the submission."""
+        self.upload(frozen.files_of(missing), progress)
         if kept:
             with contextlib.suppress(errors.NotPlanned):
                 found = self.transport.post(_path(frozen.build_id), BuildView, params={"kept": kept}, timeout=300.0)
@@ -254,7 +251,7 @@ class FarmClient:
         self, build_id: str, *, failed: bool = False, only: Sequence[str] = (), new_id: str = ""
     ) -> ShownPlan:
         """Say what `retry` would do; as `plan`."""
-        body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
+        body = _retry(failed, only, new_id)
         return self.transport.post(f"{_path(build_id)}/retry/plan", ShownPlan, body, timeout=300.0)
 
     def retry(
@@ -267,7 +264,7 @@ class FarmClient:
 
         Raises NotFound if there is nothing to do, Conflict if the build has not ended.
         """
-        body = {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
+        body = _retry(failed, only, new_id)
         return SubmittedBuild(self, self.transport.post(f"{_path(build_id)}/retry", BuildView, body, timeout=300.0))
 
     def pause(self, build_id: str) -> BuildView:
@@ -332,13 +329,11 @@ class FarmClient:
         Raises NotFound if nothing matches, UsageError if several do or a file of the user's is in the way,
         ArtifactGone if the bytes are not those that the ref names.
         """
-        from farm.client.fetching import choose, place_kernels, require_one, write_artifact
+        from farm.client.fetching import choose, place_kernels, write_artifact
         from farm.results.ref_rules import last
 
         packed, folder, bring = layout != "plain", Path(folder), self.artifacts.bring
-        cells = choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref, packed=packed)
-        require_one(cells, "shape", "--shape")
-        cell = last(cells)
+        cell = last(choose(self.ls(ref), name, target, precision, shape, toolchain, ref=ref, packed=packed, one=True))
         member = cell, self.artifacts.sidecar_of(cell)
         if packed:
             write: Callable[..., Fetched] = entry_points.required(entry_points.LAYOUTS, layout)
@@ -384,6 +379,12 @@ class FarmClient:
 
 def _path(build_id: str) -> str:
     return f"/v1/builds/{build_named(build_id)}"
+
+
+def _retry(failed: bool, only: Sequence[str], new_id: str) -> dict[str, object]:
+    from farm.client.freezing import new_build_id
+
+    return {"build_id": new_id or new_build_id(), "failed": failed, **({"only": list(only)} if only else {})}
 
 
 def _follow(client: FarmClient, build_id: str, after: str | None, **params: bool) -> Iterator[str]:

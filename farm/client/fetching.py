@@ -104,15 +104,16 @@ def choose(
     *,
     ref: str = "latest",
     packed: bool = False,
+    one: bool = False,
 ) -> list[SnapshotCell]:
-    """Return the cells of a ref that fit; they differ in nothing but their shape and toolchain.
+    """Return the cells of a ref that fit; they differ in nothing but their shape (unless `one`) and toolchain.
 
     Programs of a superseded toolchain are only for those who name it.
 
     With `packed`, those that were compiled for packs take the place of their twins; else only an exact `shape` names
     one.
 
-    Raises NotFound with what is there, UsageError if the device would have to be guessed.
+    Raises NotFound with what is there, UsageError if the device, or the shape of `one`, would have to be guessed.
     """
     from farm.targets.pools import begins
 
@@ -139,7 +140,10 @@ def choose(
             there = {f"{cell['identifier']} ({cell['toolchain']})": cell["identifier"] for cell in of_model}
         raise NotFound(f"{ref} has no {wanted}", hint=f"it has {_nearest(wanted, there)}")
     require_one(fitting, "device", "--target")
-    return may_run(fitting, packed=True) if packed else fitting
+    chosen = may_run(fitting, packed=True) if packed else fitting
+    if one:
+        require_one(chosen, "shape", "--shape")
+    return chosen
 
 
 def may_run(cells: Sequence[SnapshotCell], *, packed: bool = False) -> list[SnapshotCell]:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import tempfile
@@ -94,8 +95,6 @@ def freeze(
 
     Raises ManifestError with everything that is wrong, each with its place in the manifest; NotFound if no cell fits.
     """
-    from farm.wire.asked import new_build_id
-
     if isinstance(manifest, Mapping):
         place = Path(folder or ".")
         read = manifest_of(manifest, place)
@@ -126,6 +125,11 @@ def freeze(
     if fail_fast:
         submission["fail_fast"] = True
     return Frozen(submission, found.files)
+
+
+def new_build_id() -> str:
+    """Return an id for a build: clients make them, so that a request that was repeated makes one build."""
+    return f"b-{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)

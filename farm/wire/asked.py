@@ -2,7 +2,6 @@
 
 # Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
-import secrets
 from collections.abc import Mapping
 from typing import Annotated, NotRequired
 
@@ -21,11 +20,6 @@ Patterns = Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(ma
 ToolchainStart = Annotated[
     str, Field(pattern=r"^$|^[a-z][a-z0-9._-]{0,99}$", description="the start of its id", default="")
 ]
-
-
-def new_build_id() -> str:
-    """Return an id for a build: clients make them, so that a request that was repeated makes one build."""
-    return f"b-{secrets.token_hex(8)}"
 
 
 class BlobSize(TypedDict):

@@ -38,7 +38,7 @@ from farm.artifacts.refs import ShownRef
 from farm.builds.known_failures import today
 from farm.client.client import FarmClient
 from farm.client.fetching import choose
-from farm.client.freezing import Frozen, freeze
+from farm.client.freezing import Frozen, freeze, new_build_id
 from farm.client.loading import fitting
 from farm.errors import Conflict, GateFailed, ManifestError, NotFound
 from farm.jobs.state import FailureKind
@@ -46,7 +46,6 @@ from farm.node.survey import Findings
 from farm.results.ref_rules import last, readers_order
 from farm.results.report import Report
 from farm.settings import Settings
-from farm.wire.asked import new_build_id
 from tests.support.api_farm import freeze_manifest
 from tests.support.played import Made, Player, toolchain
 from tests.support.ref_rules import Log, Numbers, Program, Refs, is_of, programs

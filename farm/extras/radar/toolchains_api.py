@@ -52,7 +52,7 @@ class ToolchainsApi(Api):
 
         Raises NotFound if no such toolchain is known.
         """
-        from farm.wire.asked import new_build_id
+        from farm.client.freezing import new_build_id
 
         body = {
             "build_id": new_id or new_build_id(),

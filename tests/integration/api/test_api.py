@@ -33,7 +33,7 @@ from farm.builds import planner
 from farm.cli import main
 from farm.client.client import FarmClient
 from farm.client.fetching import family_schema
-from farm.client.freezing import Frozen
+from farm.client.freezing import Frozen, new_build_id
 from farm.client.transfers import BLOBS_AT_ONCE, lots
 from farm.errors import ArtifactGone, Conflict, FarmFault, ManifestError, NotAllowed, NotFound, NotPlanned, UsageError
 from farm.jobs.state import FailureKind, Outcome
@@ -42,7 +42,6 @@ from farm.matrix.cells import expand
 from farm.results.ref_rules import entries
 from farm.serving.server import HealthCheck, create_app
 from farm.settings import Settings
-from farm.wire.asked import new_build_id
 from tests.support.api_farm import MANIFEST, POOL, Cutting, finished, freeze_manifest, serving, succeed, work
 
 # --- who may ask ----------------------------------------------------------------------------------------------------

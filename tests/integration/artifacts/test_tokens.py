@@ -20,7 +20,7 @@ from farm.artifacts.storage import WORKERS_WRITE
 from farm.builds.known_failures import today
 from farm.cli import main
 from farm.client.client import FarmClient
-from farm.client.freezing import Frozen
+from farm.client.freezing import Frozen, new_build_id
 from farm.errors import Conflict, NotAllowed, NotFound, QuotaExceeded, UsageError
 from farm.extras.signing.signed_refs import issue, lasts
 from farm.extras.signing.signing_keys import clock
@@ -31,7 +31,6 @@ from farm.settings import load_settings
 from farm.tuning import exchange
 from farm.tuning.database import TuningDatabase, device_name
 from farm.tuning.records import Record, RecordSource, RecordStore, Snapshot
-from farm.wire.asked import new_build_id
 from tests.support.api_farm import ADMINS_ONLY, OPEN_TO_ALL, POOL, freeze_manifest, succeed, work
 from tests.support.places import ROOT
 

@@ -27,7 +27,7 @@ from farm.builds import planner, reading
 from farm.builds.planner import kept_as
 from farm.builds.reading import BuildChanges
 from farm.client.client import FarmClient
-from farm.client.freezing import Frozen, freeze
+from farm.client.freezing import Frozen, freeze, new_build_id
 from farm.compiling.attempt import Attempt
 from farm.control import loops
 from farm.control.loops import settle_left
@@ -35,7 +35,6 @@ from farm.errors import ArtifactGone, Conflict, InputsMissing, ManifestError, No
 from farm.jobs.state import WAITS_FOR_STORAGE, AttemptLimits, FailureKind, Outcome, keys_of
 from farm.results.speed import Comparison
 from farm.spec import comparable, cut_short
-from farm.wire.asked import new_build_id
 from tests.support.api_farm import MANIFEST, POOL, freeze_manifest, succeed, work
 from tests.support.helpers import wait_until
 
