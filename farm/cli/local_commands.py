@@ -313,10 +313,11 @@ PERCENTILES = (0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
 class BenchedProgram(NamedTuple):
-    """A program on this machine with its sidecar; `stored` if it came from a farm."""
+    """A program on this machine with its sidecar, ready to be measured; `stored` if it came from a farm."""
 
     program: Path
     sidecar: Sidecar
+    contestant: Contestant
     stored: bool = False
 
 
@@ -387,7 +388,7 @@ def _artifacts(text: str, settings: Settings) -> list[BenchedProgram]:
             raise NotFound(f"{ref or 'latest'} has no {identifier}", hint=f"it has {names}" if names else "it is empty")
         found = [(cell, client.artifacts.sidecar_of(cell)) for cell in given(cells).values()]
         described = [client.artifacts.described(member, ref or "latest")[0] for member in found]
-        return sorted((_brought(client, each) for each in described), key=lambda one: _batch(one.sidecar))
+        return sorted((_brought(client, each) for each in described), key=lambda one: one.contestant.batch)
 
 
 def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
@@ -398,7 +399,7 @@ def _brought(client: FarmClient, sidecar: Sidecar) -> BenchedProgram:
         client.artifacts.download(blob, folder)
     note_use(default_cache(), [folder])
     trim(default_cache())
-    return _runnable(BenchedProgram(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True))
+    return _runnable(folder / str(sidecar["blobs"]["program"]["path"]), sidecar, stored=True)
 
 
 def _cache(sidecar: Sidecar) -> Path:
@@ -412,8 +413,8 @@ def _local(path: Path) -> list[BenchedProgram]:
         documents = sidecars_in(path)
         if not documents:
             raise NotFound(f"{path} holds no artifact.json", hint="`farm fetch` writes it next to each program")
-        found = [artifact for document in documents for artifact in _local(document)]
-        return sorted(found, key=lambda artifact: _batch(artifact.sidecar))
+        found = [one for document in documents for one in _local(document)]
+        return sorted(found, key=lambda one: one.contestant.batch)
     sidecar, program = sidecar_and_program(path)
     if sidecar is None:
         hint = "`farm fetch` and `farm optimize` write it; without it the farm does not know how to run the program"
@@ -422,38 +423,31 @@ def _local(path: Path) -> list[BenchedProgram]:
     program = program or program_path(path, stored["path"], stored["digest"])
     if not program.is_file() or hash_file(program)[0] != stored["digest"]:
         raise ArtifactGone(f"{program} is not the program that its sidecar describes", hint="fetch or make it again")
-    return [_runnable(BenchedProgram(program, sidecar))]
+    return [_runnable(program, sidecar)]
 
 
-def _runnable(one: BenchedProgram) -> BenchedProgram:
+def _runnable(program: Path, sidecar: Sidecar, *, stored: bool = False) -> BenchedProgram:
     """Refuse a program whose sidecar does not say how to run it: readers of sidecars leave specs unchecked."""
     from farm.local.bench import program_of
 
     try:
-        program_of(one.sidecar, one.program)
+        return BenchedProgram(program, sidecar, program_of(sidecar, program), stored)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         why = f"has no {error}" if isinstance(error, KeyError) else f"is not one: {error!r:.200}"
-        text = f"{one.program.name} cannot be run: the spec in its sidecar {why}"
+        text = f"{program.name} cannot be run: the spec in its sidecar {why}"
         raise ArtifactGone(text, hint="fetch or make it again") from None
-    return one
-
-
-def _batch(sidecar: Sidecar) -> int:
-    batch = sidecar["spec"]["batch"]
-    return int(batch["max"] if isinstance(batch, Mapping) else batch or 1)
 
 
 def _contestants(one: BenchedProgram, against: str, model: Path | None, settings: Settings) -> list[Contestant]:
     """Return a program, and what it is compared with."""
-    from farm.local.bench import original_of, program_of
+    from farm.local.bench import original_of
 
-    ours = program_of(one.sidecar, one.program)
     if not against:
-        return [ours]
+        return [one.contestant]
     if against == "torch":
-        return [ours, _in_torch(one, model, settings)]
+        return [one.contestant, _in_torch(one, model, settings)]
     if against == "onnxruntime":
-        return [ours, original_of(one.sidecar, _original(one, model, settings), one.program)]
+        return [one.contestant, original_of(one.sidecar, _original(one, model, settings), one.program)]
     identifier = str(one.sidecar["identifier"])
     name = f"{identifier}{against}" if against.startswith("@") else against
     wanted = one.sidecar["spec"]["inputs"]
@@ -461,8 +455,8 @@ def _contestants(one: BenchedProgram, against: str, model: Path | None, settings
     if len(fitting) != 1:
         hint = "programs are compared on the same inputs: name a program of the same model and shape"
         raise UsageError(f"{name} has no program with the inputs of {identifier}", hint=hint)
-    other = fitting[0]
-    return [ours, program_of(other.sidecar, other.program, f"{other.sidecar['identifier']} ({against})")]
+    other = fitting[0].contestant
+    return [one.contestant, replace(other, name=f"{other.name} ({against})")]
 
 
 def _in_torch(one: BenchedProgram, model: Path | None, settings: Settings) -> Contestant:

@@ -81,14 +81,14 @@ class _StorageTransport(Transport):
 
         A ref that the namespace does not have is `main`'s.
         """
-        for namespace in reversed(readable(self._namespace)):
-            with suppress(NotFound):
-                found = self._document(ref_key(namespace, tag), f"no ref {tag} in {self._here}")
-                break
-        else:
+        absent = NotFound(f"no ref {tag} in {self._here}", hint=_ELSEWHERE)
+        try:
+            namespace, content = self._first(lambda each: ref_key(each, tag), absent, readable(self._namespace)[::-1])
+        except NotFound:
             if re.fullmatch("(b-)?[0-9a-f]{1,16}", tag):
                 return self._build_as_ref(tag)
-            raise NotFound(f"no ref {tag} in {self._here}", hint="FARM_NAMESPACE names another namespace")
+            raise
+        found = _parsed(content, f"the ref {tag}")
         digest = str(found.get("snapshot"))
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise ArtifactGone(f"the ref {tag} of namespace {namespace} of {self.url} cannot be read")
@@ -103,10 +103,10 @@ class _StorageTransport(Transport):
         if len(build_id.removeprefix("b-")) != 16:
             raise UsageError(f"{build_id}: without the farm's API a build has its whole id", hint="b- and 16 digits")
         name = f"b-{build_id.removeprefix('b-')}"
-        key = build_key(self._namespace, name, "report.json")
-        report: Any = self._document(key, f"no finished build {name} in {self._here}")
+        absent = NotFound(f"no finished build {name} in {self._here}", hint=_ELSEWHERE)
+        _, content = self._first(lambda each: build_key(each, name, "report.json"), absent, [self._namespace])
         try:
-            cells = passed_entries(report)
+            cells = passed_entries(_parsed(content, f"the report of build {name}"))
         except (LookupError, TypeError, AttributeError):
             raise ArtifactGone(f"the report of build {name} cannot be read in {self._here}") from None
         if not cells:
@@ -117,41 +117,33 @@ class _StorageTransport(Transport):
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
-        absent = f"no artifact has the key {key} in {self._here}"
-        for namespace in readable(self._namespace):
-            with suppress(NotFound):
-                found = self._document(sidecar_key(namespace, key), absent)
-                try:
-                    return validate(found)
-                except UsageError as error:
-                    raise ArtifactGone(f"the artifact {key}: {error.message}") from None
-        raise NotFound(absent, hint="`farm submit` compiles it")
+        try:
+            return validate(_parsed(self._sidecar(key)[1], f"the artifact {key}"))
+        except UsageError as error:
+            raise ArtifactGone(f"the artifact {key}: {error.message}") from None
 
     def statements(self, key: str) -> SignedSidecar:
-        for namespace in readable(self._namespace):
+        namespace, sidecar = self._sidecar(key)
+        found = []
+        for each in dict.fromkeys((namespace, self._namespace)):
             with suppress(ArtifactGone):
-                text = self._text(sidecar_key(namespace, key))
-                found = list[str]()
-                for each in dict.fromkeys((namespace, self._namespace)):
-                    with suppress(ArtifactGone):
-                        found += self._text(statements_key(each, key)).splitlines()
-                return {"sidecar": text, "statements": found}
-        raise NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
-
-    def _text(self, key: str) -> str:
-        """Return a small object's text. Raises as `content`, UsageError for other bytes."""
+                found += self.content(statements_key(each, key)).splitlines()
         try:
-            return self.content(key).decode()
+            return {"sidecar": sidecar.decode(), "statements": [each.decode() for each in found]}
         except UnicodeDecodeError:
-            raise unexpected(self.url, f"{key} is not text") from None
+            raise unexpected(self.url, f"what it has of the artifact {key} is not text") from None
 
-    def _document(self, key: str, absent: str) -> Any:
-        """Return an object's JSON. Raises NotFound with the sentence `absent`, ArtifactGone for anything else."""
-        try:
-            content = self.content(key)
-        except ArtifactGone:
-            raise NotFound(absent, hint="FARM_NAMESPACE names another namespace") from None
-        return _parsed(content, key)
+    def _sidecar(self, key: str) -> tuple[str, bytes]:
+        """Return the namespace that has the sidecar of a cache key, and the sidecar. Raises NotFound."""
+        absent = NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
+        return self._first(lambda each: sidecar_key(each, key), absent, readable(self._namespace))
+
+    def _first(self, key_of: Callable[[str], str], absent: NotFound, namespaces: list[str]) -> tuple[str, bytes]:
+        """Return the first namespace that has an object, and the object. Raises `absent` if none has it."""
+        for namespace in namespaces:
+            with suppress(ArtifactGone):
+                return namespace, self.content(key_of(namespace))
+        raise absent
 
     def location(self, digest: str, name: str) -> str:
         """Return the URL of a blob's bytes."""
@@ -172,6 +164,9 @@ class _StorageTransport(Transport):
 
         retry(once)
         return bytes(data)
+
+
+_ELSEWHERE = "FARM_NAMESPACE names another namespace"
 
 
 def _parsed(content: bytes, what: str) -> Any:
