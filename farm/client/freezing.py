@@ -16,7 +16,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -183,8 +183,13 @@ class ManifestReader:
     def _known(self) -> KnownFacts:
         return KnownFacts((self.facts or self.cache) / "facts")
 
-    def _complain(self, error: UsageError, place: Place) -> None:
-        self.found.problems.append(self._manifest.written.problem(error.message, place, hint=error.hint))
+    @contextmanager
+    def _noting(self, place: Place) -> Iterator[None]:
+        """Note what is wrong with what is read in the block, which ends there, with its place in the manifest."""
+        try:
+            yield
+        except UsageError as error:
+            self.found.problems.append(self._manifest.written.problem(error.message, place, hint=error.hint))
 
     def read(self) -> FrozenInputs:
         """Read, check and hash the models and data that the matrix needs, and list what cannot be read."""
@@ -216,22 +221,20 @@ class ManifestReader:
         return self.found
 
     def _env_file(self, name: str, place: Place) -> None:
-        try:
-            path = _at_path(self.folder / name)
-            if not path.is_file():
-                raise UsageError(f"{path} is not a file")
-            reference = file_reference(path, name)
-        except UsageError as error:
-            self._complain(error, place)
-        except OSError as error:
-            self._complain(UsageError(f"{name}: {error.strerror}"), place)
-        else:
+        with self._noting(place):
+            try:
+                path = _at_path(self.folder / name)
+                if not path.is_file():
+                    raise UsageError(f"{path} is not a file")
+                reference = file_reference(path, name)
+            except OSError as error:
+                raise UsageError(f"{name}: {error.strerror}") from None
             self.found.env_files[name] = {"digest": reference["digest"], "size": reference["size"]}
             self.found.files[reference["digest"]] = path
 
     def _model(self, path: Path, entry: ModelEntry, place: Place) -> FrozenModel | None:
-        record = None
-        try:
+        record, model = None, None
+        with self._noting(place):
             if entry.converted:
                 converter = converter_of(entry.format)
                 if self.quick:
@@ -242,14 +245,11 @@ class ManifestReader:
             if key not in self.read_before:
                 check, hashed = self._known.model(*key)
                 self.read_before[key] = read_model(*key, check=check, hashed=hashed)
-        except UsageError as error:
-            self._complain(error, place)
-            return None
-        model = self.read_before[key]
-        self.paths[entry.name] = path
-        for file in model["files"]:
-            self.found.files[file["digest"]] = path.parent / file["path"]
-        return {**model, "conversion": record}
+            model = self.read_before[key]
+            self.paths[entry.name] = path
+            for file in model["files"]:
+                self.found.files[file["digest"]] = path.parent / file["path"]
+        return model and {**model, "conversion": record}
 
     def _data(self, index: int, key: str, described: Data, place: Place) -> None:
         entry = self._manifest.models[index]
@@ -270,7 +270,7 @@ class ManifestReader:
         # What data becomes depends on the names, types and shapes that it is for, and on nothing else of a model.
         ports = json.dumps([*symbolic.values(), *model["outputs"]])
         seen = (path or described.generator, len(symbolic), ports)
-        try:
+        with self._noting(place):
             if seen not in self.frozen_before:
                 if path:
                     data_folder = self.cache / "data"
@@ -279,17 +279,14 @@ class ManifestReader:
                 else:
                     found = self._generated(described.generator, symbolic, model)
                 self.frozen_before[seen] = found
-        except UsageError as error:
-            self._complain(error, place)
-            return
-        frozen, file = self.frozen_before[seen]
-        if entry.reference and place[-1] == "samples":
-            if expected := self._expected(index, (frozen, file), symbolic):
-                self.found.data[own_key], self.found.files[expected[0]["digest"]] = expected
-            return
-        if self.found.data.setdefault(key, frozen) != frozen:
-            self.found.data[own_key] = frozen
-        self.found.files[frozen["digest"]] = file
+            frozen, file = self.frozen_before[seen]
+            if entry.reference and place[-1] == "samples":
+                if expected := self._expected(index, (frozen, file), symbolic):
+                    self.found.data[own_key], self.found.files[expected[0]["digest"]] = expected
+                return
+            if self.found.data.setdefault(key, frozen) != frozen:
+                self.found.data[own_key] = frozen
+            self.found.files[frozen["digest"]] = file
 
     def _expected(
         self, index: int, samples: tuple[FrozenData, Path], symbolic: Mapping[str, TensorInfo]
@@ -302,19 +299,16 @@ class ManifestReader:
         name, place = entry.reference.model, ("models", index, "reference", "model")
         names = [other.name for other in self._manifest.models if other.name != entry.name]
         model, path = self.found.models.get(name), self.paths.get(name)
-        if name not in names:
-            self._complain(UsageError(f"no other model is named `{name}`", hint=suggestion(name, names)), place)
-        elif model is None or path is None:
-            if not (self.quick or self.found.problems):
-                self._complain(UsageError(f"the model `{name}` is not read here: it is in a bucket"), place)
-        elif not self.quick:
-            unquantized = name, model, path
-            try:
-                return with_expected_outputs(
-                    samples, self.found.models[entry.name], symbolic, unquantized, self.cache / "data"
-                )
-            except UsageError as error:
-                self._complain(error, place)
+        with self._noting(place):
+            if name not in names:
+                raise UsageError(f"no other model is named `{name}`", hint=suggestion(name, names))
+            if self.quick:
+                return None
+            if model and path:
+                unquantized, own = (name, model, path), self.found.models[entry.name]
+                return with_expected_outputs(samples, own, symbolic, unquantized, self.cache / "data")
+            if not self.found.problems:
+                raise UsageError(f"the model `{name}` is not read here: it is in a bucket")
         return None
 
     def _generated(self, name: str, symbolic: Mapping[str, TensorInfo], model: FrozenModel) -> tuple[FrozenData, Path]:
@@ -329,7 +323,7 @@ class ManifestReader:
 
     def _path(self, source: Source | Data, place: Place, *, onnx: bool = False) -> Path | None:
         """Return where a model, or data, is on this machine; None if that is only known later, or never here."""
-        try:
+        with self._noting((*place, source.kind)):
             match source.kind:
                 case "path":
                     return _at_path(self.folder / source.path)
@@ -348,8 +342,6 @@ class ManifestReader:
                     if not (cached.is_file() or self.quick):
                         download(source.https, source.sha256, cached, self.transport, public=self.untrusted)
                     return cached if cached.is_file() else None
-        except UsageError as error:
-            self._complain(error, (*place, source.kind))
         return None
 
 

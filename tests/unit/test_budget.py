@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2194,
     "builds": 3064,
     "cli": 4675,
-    "client": 4548,
+    "client": 4540,
     "compiling": 2964,
     "control": 598,
     "extras/ci": 506,
