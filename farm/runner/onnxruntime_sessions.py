@@ -152,8 +152,8 @@ CPU = "CPUExecutionProvider"
 
 ON_CARDS = {"cuda": CUDA, "tensorrt": TENSORRT}  # The provider of each device that is a card.
 
-_CUDA = ("cudnn_conv_algo_search",)
-_TENSORRT = ("trt_max_workspace_size", "trt_builder_optimization_level")
+_CUDA = ("gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "prefer_nhwc")
+_TENSORRT = ("trt_max_workspace_size", "trt_builder_optimization_level", "trt_sparsity_enable")
 
 
 def device_of(arch: str, toolchain: str) -> str:
@@ -179,26 +179,14 @@ def providers_of(
     """
     if device == "cpu":
         return [(CPU, {})]
-    chosen = [(CUDA, _cuda(precision, options, found)), (CPU, {})]
-    return [(TENSORRT, _tensorrt(options, found)), *chosen] if device == "tensorrt" else chosen
+    # TF32 is on for the precision of that name and off for all others, whatever the provider's default.
+    cuda = {"use_tf32": str(int(precision == "tf32")), **_asked(_CUDA, options, found)}
+    chosen = [(CUDA, cuda), (CPU, {})]
+    return [(TENSORRT, _asked(_TENSORRT, options, found)), *chosen] if device == "tensorrt" else chosen
 
 
-def _cuda(precision: str, options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
-    """TF32 is on for the precision of that name and off for all others, whatever the provider's default."""
-    chosen = {"use_tf32": str(int(precision == "tf32"))}
-    if options.get("gpu_mem_limit"):
-        chosen["gpu_mem_limit"] = str(options["gpu_mem_limit"])
-    chosen |= {name: str(options[name]) for name in ("arena_extend_strategy", *_CUDA) if name in options}
-    if options.get("prefer_nhwc"):
-        chosen["prefer_nhwc"] = "1"
-    return chosen | {name: str(found[name]) for name in (*_CUDA, "prefer_nhwc") if found.get(name)}
-
-
-def _tensorrt(options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
-    """What is not asked for stays the provider's default, which no name has to be known for."""
-    chosen = {name: str(options[name]) for name in _TENSORRT if options.get(name) is not None}
-    if chosen.get("trt_max_workspace_size") == "0":
-        del chosen["trt_max_workspace_size"]
-    if options.get("trt_sparsity_enable"):
-        chosen["trt_sparsity_enable"] = "1"
-    return chosen | {name: str(found[name]) for name in _TENSORRT if found.get(name)}
+def _asked(names: Sequence[str], options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is set of a provider. What is off, or 0 but for a level, stays its default: it need not know it."""
+    asked = {name: options[name] for name in names if options.get(name) or (name in options and "level" in name)}
+    chosen = {name: "1" if value is True else str(value) for name, value in asked.items()}
+    return chosen | {name: str(found[name]) for name in names if found.get(name)}

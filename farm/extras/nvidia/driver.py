@@ -143,9 +143,28 @@ def usage(machine: Machine, pin: str) -> Usage:
 
 
 def conditions(machine: Machine, pin: str) -> Conditions | None:
-    """Return the state of a GPU at this moment, without its processes."""
+    """Return the state of a device at this moment, without its processes; None if the device is gone."""
     nvml, _ = open_nvml(machine)
-    return nvml.conditions(pin) if nvml else None
+    device = nvml.ask("DeviceGetHandleByUUID", pin) if nvml else None
+    if nvml is None or device is None:
+        return None
+    card = nvml.ask("DeviceGetDeviceHandleFromMigDeviceHandle", device) or device
+    clocks = {name: nvml.ask("DeviceGetClockInfo", card, number) for name, number in _CLOCKS.items()}
+    temperature = nvml.ask("DeviceGetTemperature", card, _GPU_SENSOR)
+    cap = nvml.ask("DeviceGetEnforcedPowerLimit", card)
+    reasons = nvml.ask("DeviceGetCurrentClocksEventReasons", card)
+    if reasons is None:
+        reasons = nvml.ask("DeviceGetCurrentClocksThrottleReasons", card)
+    return {
+        "clocks": {name: float(value) for name, value in clocks.items() if value is not None},
+        "temperatures": {} if temperature is None else {"gpu": float(temperature)},
+        "power_cap": None if cap is None else cap / 1000,
+        "throttled": None if reasons is None else bool(reasons & _THROTTLES),
+        "clock_reasons": [name for bit, name in REASONS.items() if (reasons or 0) & bit],
+        "ecc_errors": nvml.ask("DeviceGetTotalEccErrors", card, _UNCORRECTED, _SINCE_BOOT),
+        "xids": nvml.xids(pin, card),
+        "processes": None,
+    }
 
 
 def held(machine: Machine, pin: str) -> list[int] | None:
@@ -188,29 +207,6 @@ class Nvml:
         """Return a number of an answer about a device."""
         answer = self.ask(name, device)
         return None if answer is None else int(getattr(answer, field))
-
-    def conditions(self, uuid: str) -> Conditions | None:
-        """Return the state of a device at this moment, without its processes; None if the device is gone."""
-        device = self.ask("DeviceGetHandleByUUID", uuid)
-        if device is None:
-            return None
-        card = self.ask("DeviceGetDeviceHandleFromMigDeviceHandle", device) or device
-        clocks = {name: self.ask("DeviceGetClockInfo", card, number) for name, number in _CLOCKS.items()}
-        temperature = self.ask("DeviceGetTemperature", card, _GPU_SENSOR)
-        cap = self.ask("DeviceGetEnforcedPowerLimit", card)
-        reasons = self.ask("DeviceGetCurrentClocksEventReasons", card)
-        if reasons is None:
-            reasons = self.ask("DeviceGetCurrentClocksThrottleReasons", card)
-        return {
-            "clocks": {name: float(value) for name, value in clocks.items() if value is not None},
-            "temperatures": {} if temperature is None else {"gpu": float(temperature)},
-            "power_cap": None if cap is None else cap / 1000,
-            "throttled": None if reasons is None else bool(reasons & _THROTTLES),
-            "clock_reasons": [name for bit, name in REASONS.items() if (reasons or 0) & bit],
-            "ecc_errors": self.ask("DeviceGetTotalEccErrors", card, _UNCORRECTED, _SINCE_BOOT),
-            "xids": self.xids(uuid, card),
-            "processes": None,
-        }
 
     def xids(self, uuid: str, card: Any) -> list[int]:
         """Return the errors that the driver has reported of a card since this process last asked; none the first time.
