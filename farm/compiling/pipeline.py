@@ -31,13 +31,13 @@ from farm.jobs.state import AttemptLimits, FailureKind, Phase, WorkOrder
 from farm.runner.documents import (
     BenchAnswer,
     CompileAnswer,
-    DebugRequest,
     EvaluateAnswer,
     PhaseMessage,
     Request,
     TimedProgram,
     Verification,
 )
+from farm.runner.protocol import text_of
 from farm.spec import program_name
 from farm.targets.compilers import compilers
 from farm.wire.program import Conditions, Measurements, ProgramRecord
@@ -269,7 +269,7 @@ class Steps:
         extension = self.compiler.program_extension(spec["options"])
         self.program = children.folder / "program" / program_name(order["identifier"], extension)
         """The compiled program; `compile` leaves it."""
-        self.texts = {when: self.program.parent / f"program-{when}.txt" for when in ("before", "after")}
+        self.texts = {when: text_of(self.program, when) for when in ("before", "after")}
         """The program's text before and after compilation; `compile` writes it if `debug` asks for it."""
         self.env_files: dict[str, str] = {}
         """Paths of the files that environment variables of the spec name."""
@@ -426,12 +426,7 @@ class Steps:
             request = {**request, "expected": asking.expected_of(self.order["spec"])}
         debug = self.order.get("debug", {}) if request["action"] == "compile" else {}
         if debug:
-            wish: DebugRequest = {"level": debug.get("log_level", "")}
-            if debug.get("print"):
-                program = Path(request["program"])
-                before, after = (str(program.with_name(text.name)) for text in self.texts.values())
-                wish |= {"before": before, "after": after}
-            request = {**request, "debug": wish}
+            request = {**request, "debug": debug}
         start = self.children.log_path.stat().st_size if debug else 0
         debugging = self.compiler.debugging.environment(debug)
         answer = self.children.ask(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, Self
 
 from typing_extensions import TypedDict
 
-from farm.runner.documents import DeviceDocument
+from farm.runner.documents import DebugRequest, DeviceDocument
 from farm.spec import FileReference, KeyedTuning, SpecDocument, cache_key, cut_short, whole_seconds
 from farm.wire.program import ConversionRecord
 
@@ -297,12 +297,10 @@ class LaterTuning(TypedDict):
     device: DeviceDocument
 
 
-class DebugWish(TypedDict, total=False):
+class DebugWish(DebugRequest, total=False):
     """What the compiler logs of its work, as a manifest's `debug` says."""
 
-    log_level: str
     trace: Sequence[str]
-    print: bool
     timings: bool
 
 

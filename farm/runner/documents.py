@@ -138,11 +138,10 @@ class ExpectedToolchain(TypedDict):
 
 
 class DebugRequest(TypedDict, total=False):
-    """How much a compiler logs, and where it writes the program's text before and after compilation."""
+    """How much a compiler logs, and whether it writes the program's text before and after compilation (`text_of`)."""
 
-    level: str
-    before: str
-    after: str
+    log_level: str
+    print: bool
 
 
 class SealPaths(TypedDict):

@@ -248,8 +248,8 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
 
     from .precisions import CONVERSIONS
 
-    debug = request.get("debug") or {}
-    onnxruntime.set_default_logger_severity(_SEVERITIES.get(debug.get("level", ""), QUIET))
+    level = (request.get("debug") or {}).get("log_level", "")
+    onnxruntime.set_default_logger_severity(_SEVERITIES.get(level, QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
     device, cpu = device_of(request), RuntimeDevice(request)
     engine = program if device.writes() else None

@@ -77,8 +77,13 @@ def blamed_on_compiler(what: str, kind: str = "") -> Iterator[None]:
 
 def keep_text(request: Request, when: Literal["before", "after"], text: Callable[[], str]) -> None:
     """Write a program's text `before` or `after` compilation if the request asks for it."""
-    if path := (request.get("debug") or {}).get(when):
-        Path(path).write_text(text(), encoding="utf-8")
+    if (request.get("debug") or {}).get("print"):
+        text_of(Path(request["program"]), when).write_text(text(), encoding="utf-8")
+
+
+def text_of(program: Path, when: str) -> Path:
+    """Return where the text of a program `before` or `after` compilation is."""
+    return program.with_name(f"program-{when}.txt")
 
 
 def first_line(text: str) -> str:
