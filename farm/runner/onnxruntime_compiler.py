@@ -13,7 +13,7 @@ import math
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -68,27 +68,19 @@ class RuntimeDevice:
         """Return what is installed for the device, and is part of its toolchain. Raises RequestFailed."""
         return DeviceLibraries({}, {}, 0)
 
-    def label(self, versions: Mapping[str, str]) -> str:
-        """Return the end of the toolchain's label, of these versions of libraries."""
-        return ""
-
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
         """Return a session's providers with their options: those that tuning `found`, then the request's."""
         return [(CPU, {})]
 
-    def session(
-        self,
-        path: str,
-        options: Any,
-        refusal: str,
-        disabled: list[str] | None = None,
-        found: dict[str, str] | None = None,
-    ) -> Any:
-        """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else."""
+    def session(self, path: str, options: Any, refusal: str, found: dict[str, str], *, fold: bool = True) -> Any:
+        """Return a session on this device. What ONNX Runtime cannot load there fails, and runs nowhere else.
+
+        What tuning `found` are options of the provider; without `fold` constants stay as they are.
+        """
         if self.memory:  # Then it says which nodes run there.
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         with blamed_on_compiler(f"{refusal}, {self.where}" if self.where else refusal):
-            providers = self.providers(found or {})
+            providers, disabled = self.providers(found), None if fold else ["ConstantFolding"]
             session = onnxruntime.InferenceSession(
                 path, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
             )
@@ -126,10 +118,6 @@ class RuntimeDevice:
         """Return the provider's options to build the file `engine`, and to learn into the folder `database`."""
         return {}
 
-    def writes(self) -> bool:
-        """Whether the device's session writes the program itself, from a plain one."""
-        return False
-
     def build(self, program: Path, stored: Any, engine: Path | None, how: Candidate) -> tuple[Any, Any] | None:
         """Return the session that built the `engine`, and the model that it runs; else None. Raises RequestFailed."""
         return None
@@ -158,7 +146,7 @@ class SessionProgram(Program):
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(how.spinning)))
         self.device = device
         found = how.provider_options | (device.building(None, learnt) if learnt else {})
-        self.session = device.session(path, options, refusal, found=found)
+        self.session = device.session(path, options, refusal, found)
         self.outputs = [value.name for value in self.session.get_outputs()]
 
     def run(self, prepared: Arrays) -> list[Array]:
@@ -220,7 +208,7 @@ def probe(request: Request) -> ProbeAnswer:
     device = device_of(request)
     found = device.find()
     parts += map(list, found.versions.items())
-    label += device.label(found.versions)
+    label += "".join(f"-{name}{found.versions[name]}" for name in ("tensorrt", "cuda") if name in found.versions)
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:8]
     libraries = {}
     for name in ("ml_dtypes", "onnx_ir", "sympy"):
@@ -252,7 +240,7 @@ def compile(request: Request, messages: Messages) -> CompileAnswer:
     onnxruntime.set_default_logger_severity(_SEVERITIES.get(level, QUIET))
     precision, program, scratch = request["precision"], Path(request["program"]), Path(tempfile.mkdtemp())
     device, cpu = device_of(request), RuntimeDevice(request)
-    engine = program if device.writes() else None
+    engine = program if request["options"].get("engine") else None  # Of a device whose session writes the program.
     if engine:
         program = scratch / "plain.onnx"
     choice = _choice(device)
@@ -360,7 +348,7 @@ def _optimise(device: RuntimeDevice, source: Path, target: Path, level: str, ref
     options.optimized_model_filepath = str(target)
     options.intra_op_num_threads = device.threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
-    return device.session(str(source), options, refusal, None if fold else ["ConstantFolding"])
+    return device.session(str(source), options, refusal, {}, fold=fold)
 
 
 def _optimise_original(cpu: RuntimeDevice, scratch: Path, target: Path, level: str) -> str:

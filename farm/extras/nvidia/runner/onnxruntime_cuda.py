@@ -196,10 +196,6 @@ class Cuda(RuntimeDevice):
             raise RequestFailed("toolchain_mismatch", f"the CUDA provider lacks {lacks}", FIX)
         return found
 
-    def label(self, versions: Mapping[str, str]) -> str:
-        """Return the end of the toolchain's label, of these versions of libraries."""
-        return f"-cuda{versions['cuda']}"
-
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
         """Return the providers of a session with their options, and load their libraries."""
         import onnxruntime

@@ -119,10 +119,6 @@ class Tensorrt(Cuda):
             raise RequestFailed("toolchain_mismatch", f"the TensorRT provider lacks {lacks}", fix)
         return cuda._replace(versions={**cuda.versions, **found.versions})
 
-    def label(self, versions: Mapping[str, str]) -> str:
-        """Return the end of the toolchain's label, of these versions of libraries."""
-        return f"-tensorrt{versions['tensorrt']}{super().label(versions)}"
-
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
         """Return the providers of a session with their options, and load their libraries."""
         settle_tf32(self.request.get("precision") or "")
@@ -152,10 +148,6 @@ class Tensorrt(Cuda):
             for builder in _BUILDERS[mode]
             for graph in (False, True)
         ]
-
-    def writes(self) -> bool:
-        """Whether the program holds the engine."""
-        return bool(self.request["options"].get("engine"))
 
     def building(self, engine: Path | None, database: Path | None) -> dict[str, str]:
         """Return the provider's options for a session that builds an engine.
@@ -196,7 +188,7 @@ class Tensorrt(Cuda):
         tuned = self.request["tuning"]["mode"] != "off" and self.request.get("database")
         chosen = {**how.provider_options, **self.building(engine, Path(self.request["database"]) if tuned else None)}
         refusal = f"ONNX Runtime refuses its own {precision} program"
-        return self.session(str(program), options, refusal, found=chosen), running
+        return self.session(str(program), options, refusal, chosen), running
 
     def to_bf16(self, model: Any) -> Any:
         """Return a model of fp32 in which all computes in bfloat16; inputs and outputs stay as they are."""
