@@ -24,7 +24,7 @@ LINES = {
     "control": 598,
     "extras/ci": 506,
     "extras/convert": 491,
-    "extras/nvidia": 851,
+    "extras/nvidia": 855,
     "extras/packs": 922,
     "extras/radar": 1228,
     "extras/reproduce": 299,

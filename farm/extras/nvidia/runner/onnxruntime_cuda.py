@@ -31,12 +31,18 @@ _LOWEST = {"12": 60, "13": 75}
 FIX = "pip install 'migraphx-farm[cuda]', or name the libraries' folders in LD_LIBRARY_PATH"
 
 
+def preload() -> None:
+    """Load CUDA's libraries, which opens no card; templates ask for this by its name."""
+    import onnxruntime
+
+    onnxruntime.preload_dlls()
+
+
 def libraries() -> DeviceLibraries:
     """Load the libraries that the provider needs, and return what was found."""
-    import onnxruntime
     from onnxruntime.capi import build_and_package_info
 
-    onnxruntime.preload_dlls()  # Which opens no card.
+    preload()
     major = str(getattr(build_and_package_info, "cuda_version", "")).partition(".")[0]
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -198,9 +204,7 @@ class Cuda(RuntimeDevice):
 
     def providers(self, found: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
         """Return the providers of a session with their options, and load their libraries."""
-        import onnxruntime
-
-        onnxruntime.preload_dlls()
+        preload()
         precision, options = self.request.get("precision") or "", self.request.get("options") or {}
         (first, chosen), *others = providers_of(self.name, precision, options, found)
         # What only this process knows: folders, sizes, and that it binds memory.

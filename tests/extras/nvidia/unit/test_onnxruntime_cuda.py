@@ -90,6 +90,14 @@ def test_a_session_that_was_made_without_the_provider_is_refused(monkeypatch: py
     assert raised.value.kind == "gpu_library"
 
 
+def test_a_template_finds_what_loads_the_libraries_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, which no import shows: else each child on a card loads them, for a tenth of a second."""
+    loaded: list[str] = []
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: loaded.append("cuda"))
+    actions.find_module("onnxruntime", "cuda").preload()
+    assert loaded == ["cuda"]
+
+
 def test_a_runtime_that_does_not_say_where_nodes_run_is_not_used_for_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [onnxruntime_sessions.CUDA])
     name = "get_provider_graph_assignment_info"
