@@ -140,15 +140,15 @@ class WorkerRecords(Records):
         workers, names = self.list(), sorted(known)
         asked = (("ZCARD", "waiting"), ("ZCARD", "handed"), ("ZCARD", "running"), ("SCARD", "left"))
         counts = iter(self._link.ask_many([[count, ("pool", name, of)] for name in names for count, of in asked]))
+        takers = [each for each in workers if not (each["draining"] or each["fenced"] or each["resting"])]
         pools: PoolViews = []
         for name, waiting, handed, running, left in zip(names, counts, counts, counts, counts, strict=True):
-            serving = [worker for worker in workers if name in worker["pools"]]
             pools.append(
                 {
                     "name": name,
                     "pool": json.loads(known[name]),
-                    "live_workers": len(serving),
-                    "slots": sum(worker["slots"] for worker in serving if _takes_jobs(worker)),
+                    "live_workers": sum(name in worker["pools"] for worker in workers),
+                    "slots": sum(worker["slots"] for worker in takers if name in worker["pools"]),
                     "waiting": waiting + handed,
                     "running": running - left,
                     "uploading": left,
@@ -215,10 +215,6 @@ def _worker(record: Mapping[str, str], fenced: str, jobs: Jobs, namespace: str) 
         "resting": record.get("resting", ""),
         "warning": record.get("warning", ""),
     }
-
-
-def _takes_jobs(worker: WorkerView) -> bool:
-    return not (worker["draining"] or worker["fenced"] or worker["resting"])
 
 
 KEPT = 200  # Compiles of one sort that are remembered.

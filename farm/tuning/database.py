@@ -446,7 +446,8 @@ class Collector:
         ]
         if new := found.join(Snapshot.of(slices)):
             spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
-            new = new.measured_by(replace(source, seconds=round(spent / len(new), 3)))
+            source = replace(source, seconds=round(spent / len(new), 3))
+            new = Snapshot.of(replace(record, source=source) for record in new)
             self._known, self._pending = self._known.join(new), self._pending.join(new)
         return found
 

@@ -267,13 +267,6 @@ class Snapshot:
             tables.setdefault(place, {}).update(table)
         return Snapshot(tables, under.log)
 
-    def measured_by(self, source: RecordSource) -> Snapshot:
-        """Return the same records with this source."""
-        tables = {
-            place: {key: (value, source) for key, (value, _) in table.items()} for place, table in self.tables.items()
-        }
-        return Snapshot(tables, self.log)
-
     def only(self, wanted: Iterable[Record]) -> Snapshot:
         """Return the snapshot with these records alone, and the log as it is."""
         return Snapshot.of(wanted, self.log)
