@@ -513,9 +513,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         "why": planned.why,
         "toolchain": cell.spec["toolchain"],
         "precision": cell.precision,
-        "inputs": made.sidecar["inputs"],
-        "outputs": made.sidecar["outputs"],
-        "quantized": made.sidecar["quantized"],
+        **{name: made.sidecar[name] for name in ("inputs", "outputs", "quantized", "peak_memory", "seconds")},
         "size": {"before": planned.model["size"], "after": made.program.stat().st_size},
         "accuracy": {
             "reference": ", ".join(dict.fromkeys(checked.get("origin", {}).values())) or checked.get("reference", ""),
@@ -531,9 +529,7 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
         if made.before
         else None,
         "tuning": _tuning(made.sidecar),
-        "peak_memory": made.sidecar["peak_memory"],
         "gpu": {**made.usage, "conditions": made.sidecar["measurements"]["conditions"]},
-        "seconds": made.sidecar["seconds"],
     }
 
 

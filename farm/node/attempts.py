@@ -87,19 +87,9 @@ class Attempts:
         if claim.answer != "run" or claim.order is None:
             log.info("message dropped", job=job_id, attempt=number, answer=claim.answer)
             return
-        attempt = Attempt(
-            job_id=job_id,
-            number=number,
-            token=claim.token,
-            order=claim.order,
-            limits=claim.limits,
-            namespace=claim.namespace,
-            key=claim.key,
-            build=claim.build,
-            worker=self._worker,
-            previous=claim.previous,
-            claimed=True,
-        )
+        granted = ("token", "order", "limits", "namespace", "key", "build", "previous")
+        given = {name: getattr(claim, name) for name in granted}
+        attempt = Attempt(job_id=job_id, number=number, worker=self._worker, claimed=True, **given)
         host_at(self._settings.lock_dir).is_split = claim.is_split
         named = bound(
             job=job_id, attempt=number, cell=claim.order["identifier"], build=claim.build, worker=self._worker

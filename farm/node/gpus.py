@@ -155,12 +155,7 @@ class Gpu:
     @property
     def described(self) -> GpuFields:
         """Further fields for sidecars: `{"model", "partition", "memory", "driver"}`; null is unknown."""
-        return {
-            "model": self.model or None,
-            "partition": self.partition or None,
-            "memory": self.memory or None,
-            "driver": self.driver or None,
-        }
+        return cast("GpuFields", {name: getattr(self, name) or None for name in GpuFields.__annotations__})
 
     @property
     def pin(self) -> str:

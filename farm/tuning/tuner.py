@@ -194,16 +194,13 @@ class Tuner:
     def report(self, *, published: bool) -> TuningFacts:
         """Return the sidecar's entry for the tuning; `published` is whether the tuned program is published."""
         work = self.search.work
+        counts: Any = {name: getattr(work, name) for name in ("known", "tuned", "untunable", "seconds", "saved")}
         return {
             "mode": self.spec["tuning"]["mode"],
             "operations": work.known + work.tuned + work.untunable + self.search.left_over,
-            "known": work.known,
-            "tuned": work.tuned,
-            "untunable": work.untunable,
+            **counts,
             "database": self.search.database,
             "rows": self.search.rows,
-            "seconds": work.seconds,
-            "saved": work.saved,
             "finished": not self.search.cut,
             "published": "tuned" if published else "untuned",
             "written": self._written,
