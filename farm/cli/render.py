@@ -477,16 +477,13 @@ def tunings(cells: Sequence[JudgedCell]) -> list[str]:
     ]
     if len(made) < 2:
         return [f"tuning: {_tuning(facts, work)}" for _, facts, work in made]
-    works = [work for _, _, work in made]
-    total: TuningCounts = {
-        "operations": sum(work["operations"] or 0 for work in works),
-        "known": sum(work["known"] for work in works),
-        "tuned": sum(work["tuned"] or 0 for work in works),
-        "untunable": sum(work["untunable"] for work in works),
-        "seconds": sum(work["seconds"] for work in works),
-        "saved": sum(work["saved"] for work in works),
-    }
-    return [f"tuning: {tuned(total)}", *align([(f"  {name}", _tuning(facts, work)) for name, facts, work in made])]
+    works = cast("list[Mapping[str, float]]", [work for _, _, work in made])
+    counts = ("operations", "known", "tuned", "untunable", "seconds", "saved")
+    total = {name: sum(work[name] or 0 for work in works) for name in counts}
+    return [
+        f"tuning: {tuned(cast('TuningCounts', total))}",
+        *align([(f"  {name}", _tuning(facts, work)) for name, facts, work in made]),
+    ]
 
 
 def _tuning(facts: ArtifactFacts, work: TuningSummary) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import date
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -62,11 +62,11 @@ def stats(
         items = client.tuning.all()
         names = [choose(items, database)] if database else [item["name"] for item in _sound(items) if _holds(item)]
         found = [client.tuning.stats(name) for name in names]
-    days = _by_day(found)
+    days = any(one["days"] for one in found)
     if pictures and days:
         with output.writing(pictures):
             pictures.mkdir(parents=True, exist_ok=True)
-            draw(days, pictures)
+            draw(found, pictures)
     said = []
     for one in found:
         total = one["total"]
@@ -297,21 +297,14 @@ def _tell_damage(read: Read) -> None:
             output.note(f"{file} is damaged ({where}): its complete records are used")
 
 
-def _by_day(found: Sequence[TuningStats]) -> dict[str, dict[str, float]]:
-    """Return the sums of all databases' sessions by date."""
-    days: dict[str, dict[str, float]] = {}
-    for day in sorted((day for one in found for day in one["days"]), key=itemgetter("date")):
-        work = {"known": day["known"], "tuned": day["tuned"], "seconds": day["seconds"], "saved": day["saved"]}
-        sums = days.get(day["date"], dict.fromkeys(work, 0.0))
-        days[day["date"]] = {name: sums[name] + count for name, count in work.items()}
-    return days
-
-
-def draw(days: Mapping[str, Mapping[str, float]], folder: Path) -> None:
+def draw(found: Sequence[TuningStats], folder: Path) -> None:
     """Draw tuning's sums by the end of each day into `operations.svg` and `hours.svg`."""
 
-    def by_day(kind: str) -> dict[date, float]:
-        return {date.fromisoformat(day): work[kind] for day, work in days.items()}
+    def by_day(kind: Literal["known", "tuned", "seconds", "saved"]) -> dict[date, float]:
+        sums = defaultdict[date, float](float)
+        for day in (day for one in found for day in one["days"]):
+            sums[date.fromisoformat(day["date"])] += day[kind]
+        return sums
 
     operations = {"tuned": by_day("tuned"), "taken from the database": by_day("known")}
     (folder / OPERATIONS).write_bytes(totals(title="Operations tuned, in all", y="operations", series=operations))

@@ -18,7 +18,7 @@ LINES = {
     "api": 1679,
     "artifacts": 2194,
     "builds": 3064,
-    "cli": 4675,
+    "cli": 4665,
     "client": 4540,
     "compiling": 2959,
     "control": 598,
