@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -22,7 +22,7 @@ from farm.inert import inert
 if TYPE_CHECKING:
     from farm.client.client import FarmClient
     from farm.results.report import JudgedCell, PastCell
-    from farm.results.tradeoff import Advice, Contender
+    from farm.results.verdict import CellLine
 
 
 JOB = r"j-[0-9a-f]{16}"  # A job's id.
@@ -255,24 +255,13 @@ def compare(
 
     A `*` marks the Pareto front: no other program of that target and shape is both faster and nearer to the reference.
     """
-    from farm.results.tradeoff import advise, choices
+    from farm.results.verdict import CellLine
 
     with connect_or_start() as client:
         build_id, cells = _find(client, model, build)
-    found = choices(
-        (cell["identifier"], cell["state"] == "succeeded", facts) for cell in cells if (facts := cell["facts"])
-    )
-    advice = advise(found)
-    document = {
-        "build": build_id,
-        "model": model,
-        "cells": [each._asdict() for each in found],
-        "recommended": [
-            {"target": target, "shape": shape, "cell": chosen and chosen.identifier, "reason": reason}
-            for (target, shape), chosen, reason in advice
-        ],
-    }
-    output.result(document, lines(build_id, model, found, advice, output.width()))
+    known = [CellLine.of(cell) for cell in cells if cell["facts"]]
+    found = weighed(build_id, model, [each._replace(target=each.identifier.split("/")[1]) for each in known])
+    output.result(found, lines(found, output.width()))
 
 
 def _find(client: FarmClient, model: str, build: str) -> tuple[str, list[JudgedCell]]:
@@ -288,30 +277,53 @@ def _find(client: FarmClient, model: str, build: str) -> tuple[str, list[JudgedC
     raise NotFound(f"no program of {model} in {where}", hint=hint)
 
 
-def lines(build: str, model: str, found: Sequence[Contender], advice: Sequence[Advice], columns: int = 0) -> list[str]:
-    """Return a model's programs as a table, and what to ship of each target and shape."""
+def weighed(build: str, model: str, found: Sequence[CellLine]) -> dict[str, Any]:
+    """Return a model's programs, compared with each other, and what to ship of each target and shape."""
+    from farm.results.tradeoff import advise, by_place, front, gains
+
+    gained, fronts = gains(found), map(front, by_place(found).values())
+    best = {each.identifier for some in fronts for each in some}
+    names = ("identifier", "target", "precision", "shape", "latency", "p99", "throughput", "error", "size")
+    return {
+        "build": build,
+        "model": model,
+        "cells": [
+            {name: getattr(each, name) for name in names}
+            | {"passed": each.succeeded, "marks": each.marks.split()}
+            | {"gain": gained.get(each.identifier), "on_front": each.identifier in best}
+            for each in found
+        ],
+        "recommended": [
+            {"target": target, "shape": shape, "cell": chosen and chosen.identifier, "reason": reason}
+            for (target, shape), chosen, reason in advise(found)
+        ],
+    }
+
+
+def lines(found: Mapping[str, Any], columns: int = 0) -> list[str]:
+    """Return what `weighed` found as a table, and what to ship of each target and shape."""
     rows = [("", "cell", "latency", "p99", "throughput", "x fp32", "error", "size", "")]
-    for each in found:
-        weak = [*each.marks, *([] if each.passed else ["refused"])]
-        rough = "~" if "shared" in each.marks else ""
+    for each in found["cells"]:
+        rough = "~" if "shared" in each["marks"] else ""
         rows.append((
-            "*" if each.on_front else "",
-            each.identifier.partition("/")[2],
-            rough + render.duration(each.latency) if each.latency else "",
-            render.duration(each.p99),
-            render.rate(each.throughput),
-            f"{rough}{each.gain:.2f}x" if each.gain else "",
-            render.error(each.error),
-            render.size(each.size),
-            ", ".join(weak),
+            "*" if each["on_front"] else "",
+            each["identifier"].partition("/")[2],
+            rough + render.duration(each["latency"]) if each["latency"] else "",
+            render.duration(each["p99"]),
+            render.rate(each["throughput"]),
+            f"{rough}{each['gain']:.2f}x" if each["gain"] else "",
+            render.error(each["error"]),
+            render.size(each["size"]),
+            ", ".join([*each["marks"], *([] if each["passed"] else ["refused"])]),
         ))  # fmt: skip
-    said = [f"{model} in {build}", *render.align(rows, columns=columns)]
-    for place, chosen, reason in advice:
-        where = " ".join(place)
+    said = [f"{found['model']} in {found['build']}", *render.align(rows, columns=columns)]
+    cells = {each["identifier"]: each for each in found["cells"]}
+    for advice in found["recommended"]:
+        where, chosen = f"{advice['target']} {advice['shape']}", cells.get(advice["cell"])
         if not chosen:
-            said.append(f"{where}: nothing to recommend: {reason}")
+            said.append(f"{where}: nothing to recommend: {advice['reason']}")
             continue
-        gain = f"{chosen.gain:.2f}x fp32, " if chosen.gain and chosen.precision != "fp32" else ""
-        numbers = f"{gain}error {render.error(chosen.error)}, {render.size(chosen.size)}"
-        said.append(f"{where}: ship {chosen.precision}: {numbers}; {reason}")
+        gain = f"{chosen['gain']:.2f}x fp32, " if chosen["gain"] and chosen["precision"] != "fp32" else ""
+        numbers = f"{gain}error {render.error(chosen['error'])}, {render.size(chosen['size'])}"
+        said.append(f"{where}: ship {chosen['precision']}: {numbers}; {advice['reason']}")
     return said

@@ -30,14 +30,13 @@ from farm.errors import NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import PoolView, WorkerView
 from farm.pages import build_view
-from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, of_cells, of_programs, plot, sweeps
+from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, plot, sweeps, tradeoffs
 from farm.pages.job_pages import cell_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE, EventHub, StillReading
 from farm.pages.quantities import duration, moment, part
 from farm.results.gates import Movement, between, moved_latency
 from farm.results.report import BuildView
-from farm.results.tradeoff import choices
 from farm.results.verdict import CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
@@ -229,7 +228,7 @@ def _to_ship(cells: Sequence[CellLine], link: Callable[[str], str]) -> tuple[lis
     """Return the first models with several programs, and what could be shipped of the first with measured ones."""
     models = grouped(cells, lambda cell: cell.model)
     some = [name for name, each in models.items() if len({cell.precision for cell in each}) > 1][:TRADEOFFS]
-    found = next((found for name in some if (found := of_cells(models[name], link))), [])
+    found = next((found for name in some if (found := tradeoffs(models[name], link))), [])
     return some, found
 
 
@@ -474,8 +473,8 @@ def models(visit: Here, model: str = "", ref: Text = "latest", text: Text = "") 
             raise NotFound(f"{ref} names no program of {model[:300]}")
         facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
         current = {each["identifier"]: each for each in programs if "superseded" not in each}
-        found = choices((name, True, facts[key]) for name, each in current.items() if (key := each["key"]) in facts)
-        to_ship = of_programs(found, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
+        lines = [CellLine.named(each, facts[key]) for each in current.values() if (key := each["key"]) in facts]
+        to_ship = tradeoffs(lines, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
         keys: Keys[SnapshotCell] = {
             "Program": "identifier",
             "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from farm.pages import quantities
 from farm.pages.quantities import digits, duration, error, milliseconds, size
 from farm.results.report import BuildView, PastCell
-from farm.results.tradeoff import Contender, weighed
+from farm.results.tradeoff import gains
 from farm.results.verdict import BAND, SAME, CellChange, CellEnd, CellLine, Look, change, is_quiet, look_of
 from farm.units import grouped, plural
 
@@ -79,27 +79,26 @@ def figures(cells: Sequence[CellLine], metric: str) -> dict[str, str]:
     """Return what the places of cells say, with one of `METRICS`; of a model, all cells are given."""
     if metric == "latency":
         return {cell.identifier: said(cell) for cell in cells}
-    models = grouped(cells, lambda cell: cell.model).values()
-    found = {each.identifier: each for model in models for each in weighed([cell.contender for cell in model])}
+    gained = gains(cells)
     bases = [cell for cell in cells if cell.precision == "fp32" and metric == "x fp32"]
     rough = {(cell.model, cell.target, cell.shape): cell.marks.split() for cell in bases}
     texts = {}
     for cell in cells:
-        text = _figure(found[cell.identifier], metric) if cell.succeeded else ""
+        text = _figure(cell, gained.get(cell.identifier), metric) if cell.succeeded else ""
         marks = {*cell.marks.split(), *rough.get((cell.model, cell.target, cell.shape), ())}
         weak = dict.fromkeys(WEAK[each][0] for each in METRICS[metric][1].split() if each in marks)
         texts[cell.identifier] = f"{sign(cell)} {''.join(weak)}{text}" if text else said(cell._replace(latency=None))
     return texts
 
 
-def _figure(each: Contender, metric: str) -> str:
+def _figure(each: CellLine, gain: float | None, metric: str) -> str:
     """Return a program's number; empty if there is none."""
     texts = {
         "p99": each.p99 and milliseconds(each.p99),
         "throughput": each.throughput and digits(each.throughput),
         "error": None if each.error is None else error(each.error),
         "size": size(each.size),
-        "x fp32": each.gain and f"{each.gain:.2f}x",
+        "x fp32": gain and f"{gain:.2f}x",
     }
     return texts[metric] or ""
 

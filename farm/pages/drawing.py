@@ -19,7 +19,7 @@ from farm.pages.job_view import AttemptLine
 from farm.pages.page_answers import macro
 from farm.pages.quantities import digits, duration, error, size
 from farm.results.report import SweepResult
-from farm.results.tradeoff import Contender, advise, by_place, joined, title, weighed
+from farm.results.tradeoff import Advice, advise, by_place, front, gains, joined, title
 from farm.results.verdict import CellLine
 from farm.runner.documents import Latency
 
@@ -180,70 +180,53 @@ class Tradeoff(NamedTuple):
     """The programs, by link, whose latency or error is not known, each with the reason."""
 
 
-def of_cells(cells: Sequence[CellLine], link: Callable[[str], str]) -> list[Tradeoff]:
-    """Return what could be shipped of one model's cells in a build, with its budgets and baselines."""
-    lines = {cell.identifier: cell for cell in cells}
-    return of_programs(weighed([cell.contender for cell in cells]), link, lines.__getitem__)
-
-
-def of_programs(
-    found: Sequence[Contender], link: Callable[[str], str], line: Callable[[str], CellLine] | None = None
-) -> list[Tradeoff]:
-    """Return the targets and shapes for which there is a choice, in their order."""
+def tradeoffs(cells: Sequence[CellLine], link: Callable[[str], str]) -> list[Tradeoff]:
+    """Return the targets and shapes of one model's cells for which there is a choice, in their order."""
     return [
-        _tradeoff(place, some, (chosen, why), link, line)
-        for (place, some), (_, chosen, why) in zip(by_place(found).items(), advise(found), strict=True)
+        _tradeoff(some, advice, link)
+        for some, advice in zip(by_place(cells).values(), advise(cells), strict=True)
         if len(some) > 1 and any(each.latency and each.error is not None for each in some)
     ]
 
 
-def _tradeoff(
-    place: tuple[str, str],
-    found: Sequence[Contender],
-    advice: tuple[Contender | None, str],
-    link: Callable[[str], str],
-    line: Callable[[str], CellLine] | None,
-) -> Tradeoff:
-    chosen, why = advice
-    cells = {each.identifier: line(each.identifier) for each in found} if line else {}
-    budget, budgets = _limit(cells.values(), "budget latency", duration)
-    tolerance, tolerances = _limit(cells.values(), "tolerance", error)
+def _tradeoff(found: Sequence[CellLine], advice: Advice, link: Callable[[str], str]) -> Tradeoff:
+    place, chosen, why = advice
+    budget, budgets = _limit(found, "budget latency", duration)
+    tolerance, tolerances = _limit(found, "tolerance", error)
     points = [each for each in found if each.latency and each.error is not None]
-    largest = max(each.size for each in points) or 1
+    largest = max(each.size or 0 for each in points) or 1
     said = f"Nothing to recommend: {why}."
     if chosen and chosen.error is not None:
-        gain = f"{chosen.gain:.2f} times fp32’s speed, " if chosen.gain and chosen.precision != "fp32" else ""
+        gained = gains(found).get(chosen.identifier) if chosen.precision != "fp32" else None
+        gain = f"{gained:.2f} times fp32’s speed, " if gained else ""
         said = f"Ship {chosen.precision}: {gain}error {error(chosen.error)}, {size(chosen.size)}; {why}."
 
     def draw() -> Markup:
-        drawn = (_point(each, link(each.identifier), largest, cells.get(each.identifier)) for each in points)
+        best = front(found)
+        drawn = (_point(each, link(each.identifier), largest, on_front=each in best) for each in points)
         across, up = PlotAxis("median latency", duration, budget), PlotAxis("relative error", "{:g}".format, tolerance)
         return plot(f"Latency against error of {len(points)} programs", drawn, across, up)
 
-    undrawn = [
-        (link(each.identifier), f"{each.precision} {_why(each, cells.get(each.identifier))}")
-        for each in found
-        if each not in points
-    ]
+    undrawn = [(link(each.identifier), f"{each.precision} {_why(each)}") for each in found if each not in points]
     model, limits = found[0].identifier.partition("/")[0], "; ".join(filter(None, (budgets, tolerances)))
     return Tradeoff(model, " ".join(place), said, draw, limits, undrawn)
 
 
-def _point(each: Contender, href: str, largest: int, cell: CellLine | None) -> PlotPoint:
+def _point(each: CellLine, href: str, largest: int, *, on_front: bool) -> PlotPoint:
     """Return a program as a point: its size is the area, and its line begins at its baseline's latency."""
-    marks = [*each.marks, *([] if each.passed else ["refused"])]
+    marks = [*each.marks.split(), *([] if each.succeeded else ["refused"])]
     signs = dict.fromkeys(sign for mark, sign in SIGNS.items() if mark in marks)
     numbers = f"{duration(each.latency)} median, p99 {duration(each.p99)}, error {error(each.error or 0.0)}"
-    front = ["on the Pareto front"] if each.on_front else []
+    place = ["on the Pareto front"] if on_front else []
     return PlotPoint(
         href,
-        ", ".join([f"{each.precision}: {numbers}, {size(each.size)}", *front, *marks]),
+        ", ".join([f"{each.precision}: {numbers}, {size(each.size)}", *place, *marks]),
         " ".join([each.precision, *signs]),
         each.latency or 0.0,
         each.error or 0.0,
-        "point" if each.on_front else "beaten",
-        max(4.0, 16 * (each.size / largest) ** 0.5),
-        cell.baseline if cell else None,
+        "point" if on_front else "beaten",
+        max(4.0, 16 * ((each.size or 0) / largest) ** 0.5),
+        each.baseline,
     )
 
 
@@ -261,13 +244,12 @@ def _limit(cells: Iterable[CellLine], rule: str, unit: Callable[[float], str]) -
     return None, f"the {name} is {said}" if said else ""
 
 
-def _why(each: Contender, cell: CellLine | None) -> str:
+def _why(cell: CellLine) -> str:
     """Return why a program is not in the drawing."""
-    if cell and not cell.published:
-        return f"{'is' if cell.look in ('running', 'queued') else 'was' if not cell.kind else 'failed:'} " + (
-            cell.kind or cell.look
-        )
-    return "was not measured" if not each.latency else "has no error: its outputs were compared with nothing"
+    if not cell.published:
+        how = "is" if cell.look in ("running", "queued") else "failed:" if cell.kind else "was"
+        return f"{how} {cell.kind or cell.look}"
+    return "was not measured" if not cell.latency else "has no error: its outputs were compared with nothing"
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from farm.jobs.state import State
 from farm.models.shapes import BATCH
@@ -14,37 +14,12 @@ from farm.units import grouped
 if TYPE_CHECKING:
     from farm.jobs.facts import ArtifactFacts
     from farm.results.report import JudgedCell, SweepPoint, SweepResult
+    from farm.results.verdict import CellLine
 
 
 NOISY = 2.0  # From how many times the median on a p99 says that other work disturbed the runs.
 
-
-class Contender(NamedTuple):
-    """A program that could be shipped. Seconds, samples a second, bytes; `gain` is its speed in terms of fp32's."""
-
-    identifier: str
-    target: str
-    precision: str
-    shape: str
-    passed: bool
-    latency: float | None
-    p99: float | None
-    throughput: float | None
-    error: float | None
-    size: int
-    marks: Sequence[str]
-    """What makes its numbers weak: `shared`, `noisy`, `weak`, `unverified`."""
-    gain: float | None = None
-    on_front: bool | None = None
-    """Whether no other program of its target and shape is both faster and nearer to the reference."""
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """What it has in common with the programs that could run in its place."""
-        return self.target, self.shape
-
-
-Advice: TypeAlias = tuple[tuple[str, str], Contender | None, str]
+Advice: TypeAlias = "tuple[tuple[str, str], CellLine | None, str]"
 """A target and shape, what to ship for it, and why; without a choice, why nothing can be said."""
 
 
@@ -54,34 +29,19 @@ def error_of(facts: ArtifactFacts) -> float | None:
     return max([*(facts.get("errors") or {}).values(), *unequal], default=None)
 
 
-def choices(cells: Iterable[tuple[str, bool, ArtifactFacts]]) -> list[Contender]:
-    """Return the programs of cells, each given as its identifier, whether it passed, and its facts."""
-    return weighed([_choice(*cell) for cell in cells])
-
-
-def weighed(found: Sequence[Contender]) -> list[Contender]:
-    """Return programs of one model with their speed in terms of fp32's, and whether they are on the front."""
-    base = {each.place: each for each in found if each.precision == "fp32" and each.latency}
-    fronts = {id(each) for some in by_place(found).values() for each in front(some)}
-    return [
-        each._replace(
-            gain=fp32.latency / each.latency if fp32 and fp32.latency and each.latency else None,
-            on_front=id(each) in fronts,
-        )
-        for each in found
-        for fp32 in [base.get(each.place)]
-    ]
-
-
-def _choice(identifier: str, passed: bool, facts: ArtifactFacts) -> Contender:
-    _, target, precision, shape = identifier.split("/", 3)
-    times = facts.get("latency"), facts.get("p99"), facts.get("throughput")
-    known = (*times, error_of(facts), facts["program"]["size"], marks_of(facts))
-    return Contender(identifier, target, precision, shape, passed, *known)
+def gains(found: Iterable[CellLine]) -> dict[str, float]:
+    """Return the speed of programs in terms of that of fp32 for the same model, target and shape, by cell."""
+    measured = [(each, each.latency) for each in found if each.latency]
+    base = {(each.model, each.place): latency for each, latency in measured if each.precision == "fp32"}
+    return {
+        each.identifier: base[each.model, each.place] / latency
+        for each, latency in measured
+        if (each.model, each.place) in base
+    }
 
 
 def marks_of(facts: ArtifactFacts) -> list[str]:
-    """Return what makes a program's numbers weak."""
+    """Return what makes a program's numbers weak: `shared`, `noisy`, `weak`, `unverified`."""
     latency, p99 = facts.get("latency"), facts.get("p99")
     said: Mapping[str, object] = {
         "shared": latency and facts.get("shared"),
@@ -92,19 +52,20 @@ def marks_of(facts: ArtifactFacts) -> list[str]:
     return [mark for mark, holds in said.items() if holds]
 
 
-def by_place(found: Iterable[Contender]) -> dict[tuple[str, str], list[Contender]]:
+def by_place(found: Iterable[CellLine]) -> dict[tuple[str, str], list[CellLine]]:
     """Return the programs of each target and shape; a model may have thousands of them."""
     return grouped(found, lambda each: each.place)
 
 
-def front(found: Iterable[Contender]) -> list[Contender]:
+def front(found: Iterable[CellLine]) -> list[CellLine]:
     """Return the Pareto front of one target and shape, the fastest first: each next one is nearer to the reference."""
     known = [
         (each.latency, each.error, each.size, each)
         for each in found
-        if each.passed and each.latency and each.error is not None
+        if each.succeeded and each.latency and each.error is not None
     ]
-    best, least = list[Contender](), math.inf
+    best: list[CellLine] = []
+    least = math.inf
     for _, error, _, each in sorted(known, key=itemgetter(0, 1, 2)):
         if error < least:
             best.append(each)
@@ -112,18 +73,19 @@ def front(found: Iterable[Contender]) -> list[Contender]:
     return best
 
 
-def advise(found: Sequence[Contender]) -> list[Advice]:
+def advise(found: Sequence[CellLine]) -> list[Advice]:
     """Return what to ship for each target and shape: the fastest that passed, of equally fast ones the most exact."""
     return [_advice(place, some) for place, some in by_place(found).items()]
 
 
-def _advice(place: tuple[str, str], found: Sequence[Contender]) -> Advice:
+def _advice(place: tuple[str, str], found: Sequence[CellLine]) -> Advice:
     from farm.results.verdict import BAND  # Its imports take long, and most commands only need `error_of`.
 
     # Those that passed, and whose two numbers can be trusted; without an error they are marked as unverified.
-    sure = [(each.latency, each) for each in found if each.passed and each.latency and set(each.marks) <= {"noisy"}]
+    passed = [(each, {*each.marks.split()} - {"noisy"}) for each in found if each.succeeded]
+    sure = [(each.latency, each) for each, marks in passed if each.latency and not marks]
     if not sure:
-        marks = sorted({mark for each in found if each.passed for mark in each.marks} - {"noisy"})
+        marks = sorted({mark for _, marks in passed for mark in marks})
         why = f"every program that passed is {' or '.join(marks)}" if marks else "no program that passed was measured"
         return place, None, why
     least, fastest = min(sure, key=itemgetter(0))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
+from farm.artifacts.refs import SnapshotCell
 from farm.errors import ArtifactGone, ExitCode, NotFound
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.rows import CellRow, TimedFailure, VerdictDocument
@@ -31,7 +32,7 @@ from farm.results.gates import (
     sentences,
 )
 from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
-from farm.results.tradeoff import Contender, error_of, marks_of, part_of
+from farm.results.tradeoff import error_of, marks_of, part_of
 from farm.spec import changes
 from farm.wire.checking import view_of
 from farm.wire.program import Sidecar
@@ -82,15 +83,11 @@ class CellLine(NamedTuple):
     @classmethod
     def of(cls, cell: JudgedCell) -> CellLine:
         """Return the line of a judged cell: fields of the cell and of its program's facts, and what they say."""
-        facts, compared = cell["facts"], cell.get("compared")
-        known = {name: each for name, each in {**cell, **(facts or {})}.items() if name in _COPIED and each is not None}
+        compared, known = cell.get("compared"), _known(cell, cell["facts"])
         known["look"] = look_of(cell["state"], hit=cell["hit"], expected=cell["as_expected"])
         known["by_farm"] = cell["fault"] == "farm"
         known["warning"] = cell["warning"] or cell.get("held", "")
         known["rules"] = json.dumps(rules_of(cell))
-        if facts:
-            size, marks = facts["program"]["size"], " ".join(marks_of(facts))
-            known |= {"published": True, "size": size, "error": error_of(facts), "marks": marks}
         if compared:
             known["baseline"] = next((row["base"] for row in compared if row["measure"] == "latency"), None)
             known["moved"] = json.dumps([said for row in compared if row["against"] and (said := moved(row))])
@@ -98,7 +95,12 @@ class CellLine(NamedTuple):
             known["around"] = json.dumps(around)
         if part := part_of(cell):
             known["sweep"] = json.dumps(part)
-        return cls(**cast("dict[str, Any]", known))
+        return cls(**known)
+
+    @classmethod
+    def named(cls, cell: SnapshotCell, facts: ArtifactFacts) -> CellLine:
+        """Return the line of a cell that a ref names: its program passed."""
+        return cls(**_known(cell, facts), look="compiled")
 
     @classmethod
     def planned(cls, cell: CellPlan, state: str) -> CellLine:
@@ -121,14 +123,20 @@ class CellLine(NamedTuple):
         return self.look in ("compiled", "hit")
 
     @property
-    def contender(self) -> Contender:
-        """The cell as one of those that could be shipped."""
-        place = (self.identifier, self.target, self.precision, self.shape, self.succeeded)
-        numbers = (self.latency, self.p99, self.throughput, self.error, self.size or 0)
-        return Contender(*place, *numbers, self.marks.split())
+    def place(self) -> tuple[str, str]:
+        """What it has in common with the programs of its model that could run in its place."""
+        return self.target, self.shape
 
 
 _COPIED = frozenset(CellLine._fields) - {"around", "sweep"}
+
+
+def _known(cell: Mapping[str, object], facts: ArtifactFacts | None) -> dict[str, Any]:
+    known = {name: each for name, each in {**cell, **(facts or {})}.items() if name in _COPIED and each is not None}
+    if facts:
+        size, marks = facts["program"]["size"], " ".join(marks_of(facts))
+        known |= {"published": True, "size": size, "error": error_of(facts), "marks": marks}
+    return known
 
 
 class CellEnd(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 import pytest
 
 from farm.pages import drawing
-from farm.pages.drawing import PlotAxis, of_cells, of_programs, sweeps
+from farm.pages.drawing import PlotAxis, sweeps, tradeoffs
 from farm.pages.quantities import duration
-from farm.results.tradeoff import Contender, choices
 from farm.results.verdict import CellLine
 
 
@@ -37,7 +36,7 @@ CELLS = [
 
 
 def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
-    (found,) = of_cells(CELLS, "/cells/{}".format)
+    (found,) = tradeoffs(CELLS, "/cells/{}".format)
     links = re.findall(
         r'<a href="([^"]+)"><title>([^<]+)</title>\s*<circle class="(\w+)"[^>]* r="([0-9.]+)"', found.draw()
     )
@@ -68,33 +67,33 @@ def test_a_point_has_its_numbers_and_leads_to_its_cell() -> None:
 
 
 def test_what_is_not_drawn_is_said_with_its_reason() -> None:
-    (found,) = of_cells(CELLS, str)
+    (found,) = tradeoffs(CELLS, str)
     assert found.undrawn == [
         ("net/cpu/int8/b1", "int8 failed: compiler_crash"),
         ("net/cpu/fp8/b1", "fp8 has no error: its outputs were compared with nothing"),
     ]
     unmeasured = [line("fp32", 0.004, 1e-7), line("fp16"), line("int8", look="queued", published=False)]
-    (found,) = of_cells(unmeasured, str)
+    (found,) = tradeoffs(unmeasured, str)
     assert [why for _, why in found.undrawn] == ["fp16 was not measured", "int8 is queued"]
 
 
 def test_limits_are_lines_where_the_programs_are_and_words_everywhere() -> None:
-    (found,) = of_cells(CELLS, str)
+    (found,) = tradeoffs(CELLS, str)
     assert found.limits == "the budget is 5 ms; the tolerance is 5.0e-02"
     assert [found.draw().count(word) for word in ("budget 5 ms", "tolerance 0.05", 'class="change"')] == [1, 0, 1]
-    (near,) = of_cells([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
+    (near,) = tradeoffs([line("fp32", 0.0004, 0.03), line("fp16", 0.0002, 0.04)], str)
     assert [near.draw().count(word) for word in ("budget", "tolerance 0.05", 'class="change"')] == [0, 1, 1]
     own = [
         line(name, 0.0004, 0.03, rules=f'{{"tolerance *": {each}}}') for name, each in (("fp32", 0.04), ("int8", 0.2))
     ]
-    (found,) = of_cells(own, str)
+    (found,) = tradeoffs(own, str)
     assert found.limits == "the tolerance is 4.0e-02 for fp32, 2.0e-01 for int8"
     assert 'class="change"' not in found.draw(), "no line refuses what passed its own tolerance"
 
 
 def test_a_single_precision_is_no_choice() -> None:
-    assert of_cells([line("fp32", 0.004, 1e-7)], str) == []
-    assert of_cells([line("fp32"), line("fp16", look="queued")], str) == []
+    assert tradeoffs([line("fp32", 0.004, 1e-7)], str) == []
+    assert tradeoffs([line("fp32"), line("fp16", look="queued")], str) == []
 
 
 def test_what_a_page_does_not_show_is_not_drawn_and_shapes_are_not_compared_with_each_other(
@@ -102,7 +101,7 @@ def test_what_a_page_does_not_show_is_not_drawn_and_shapes_are_not_compared_with
 ) -> None:
     places: list[str] = []
 
-    def place(each: Contender) -> tuple[str, str]:
+    def place(each: CellLine) -> tuple[str, str]:
         places.append(each.identifier)
         return each.target, each.shape
 
@@ -114,9 +113,9 @@ def test_what_a_page_does_not_show_is_not_drawn_and_shapes_are_not_compared_with
         for batch in range(100)
         for precision in ("fp32", "fp16")
     ]
-    monkeypatch.setattr(Contender, "place", property(place))
+    monkeypatch.setattr(CellLine, "place", property(place))
     monkeypatch.setattr(drawing, "plot", plot)
-    assert len(of_cells(cells, str)) == 100
+    assert len(tradeoffs(cells, str)) == 100
     assert len(sweeps([swept(1, 0.001)], str)) == 1
     assert len(places) < 10 * len(cells), "a build may have 50,000 cells of one model"
 
@@ -130,7 +129,11 @@ def test_programs_of_a_ref_are_drawn_from_their_facts() -> None:
         "shared": False,
         "weak": 1,
     }
-    (found,) = of_programs(choices((f"net/cpu/{each}/b1", True, facts) for each in ("fp32", "fp16")), str)
+    cells: Any = [
+        {"identifier": f"net/cpu/{each}/b1", "model": "net", "target": "cpu", "precision": each, "shape": "b1"}
+        for each in ("fp32", "fp16")
+    ]
+    (found,) = tradeoffs([CellLine.named(cell, facts) for cell in cells], str)
     assert (found.model, found.place, found.limits) == ("net", "cpu b1", "")
     assert found.advice == "Nothing to recommend: every program that passed is weak."
     assert "fp16 ?" in found.draw()
