@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -109,6 +110,13 @@ def _inside(folder: int, name: str, flags: int) -> int:
         return os.open(name, flags, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def disk_of(folder: Path) -> tuple[Path, int]:
+    """Return a folder, or the nearest one above it that exists, and the free bytes of its disk."""
+    whole = folder.absolute()
+    there = next(path for path in (whole, *whole.parents) if path.is_dir())
+    return there, shutil.disk_usage(there).free
 
 
 def hash_file(path: Path) -> tuple[str, int]:

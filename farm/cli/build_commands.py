@@ -253,7 +253,7 @@ def status(
     if label:
         read_labels([label])
     for file in filter(None, (picture, export)):
-        check_folder(file)
+        output.check_folder(file)
     with connect_or_start() as client:
         if not build:
             builds = client.builds(limit, label=label)
@@ -559,7 +559,7 @@ def reports_to(junit: Path | None, summary: Path | None, manifest: Path | None =
     """
     files = {form: path for form, path in (("junit", junit), ("markdown", summary)) if path}
     for form, path in files.items():
-        check_folder(path)
+        output.check_folder(path)
         entry_points.required(entry_points.REPORTS, form)
 
     def publish(report: Report, link: str) -> None:
@@ -579,17 +579,6 @@ def reports_to(junit: Path | None, summary: Path | None, manifest: Path | None =
 def pipeline_labels() -> dict[str, str]:
     """Return the labels that a build gets by itself, such as the commit of the pipeline."""
     return {name: value for each in _pipelines() for name, value in each.labels(os.environ).items()}
-
-
-def check_folder(file: Path) -> None:
-    """Refuse a file that cannot be written before hours of work, not after."""
-    if file.is_dir():
-        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
-    if not file.parent.is_dir():
-        hint = "make the folder, or choose another"
-        raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint=hint)
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
 
 
 def _pipelines() -> list[PipelineHooks]:

@@ -82,10 +82,10 @@ def init(
     from farm.client.authoring import init_manifest
     from farm.manifest.entries import manifest_schema
 
-    if file and file.is_dir():
-        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
-    if file and file.exists():
-        raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
+    if file:
+        output.check_folder(file)
+        if file.exists():
+            raise UsageError(f"{file} exists already", hint="choose another name, or delete the file")
     text = init_manifest(model, file.parent if file else Path(), SCHEMA if file else "", target or ["onnxruntime/cpu"])
     if file:
         with output.writing(file):

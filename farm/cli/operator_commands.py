@@ -7,7 +7,6 @@ import os
 import platform
 import pwd
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from farm.cli import connection, output, render
 from farm.cli.connection import connect, offering
 from farm.compiling.cgroups import find
 from farm.errors import ExitCode, FarmError, NotFound, StorageUnavailable, StoreUnavailable, UsageError
-from farm.files import shipped_users
+from farm.files import disk_of, shipped_users
 from farm.inert import one_line
 from farm.runner.seal import unsealable
 from farm.units import plural
@@ -491,20 +490,13 @@ def _process_limit(settings: Settings) -> Check:
 
 def _disk_limit(settings: Settings) -> Check:
     """Check what one attempt may write; there is no quota, so the worker measures it while it grows."""
-    limit, (_, free) = settings.disk_limit, _disk_place(settings)
+    limit, (_, free) = settings.disk_limit, disk_of(settings.data_dir)
     if not limit:
         return Check("disk limit", "absent", "none: one attempt may fill the disk", "set disk_limit")
     found = f"{limit / 1e9:g} GB for each attempt, checked once a second"
     if limit > free:
         return Check("disk limit", "absent", f"{found}; {free / 1e9:.0f} GB are free", "set disk_limit to less")
     return Check("disk limit", "ok", found)
-
-
-def _disk_place(settings: Settings) -> tuple[Path, int]:
-    """Return the folder in which data is or will be, and the free bytes of its disk."""
-    folder = settings.data_dir.absolute()
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
-    return there, shutil.disk_usage(there).free
 
 
 def _memory(settings: Settings, slots: int) -> Check:
@@ -528,7 +520,7 @@ def _memory(settings: Settings, slots: int) -> Check:
 def _disk(settings: Settings) -> Check:
     from farm.node.health import DiskWatch
 
-    there, free = _disk_place(settings)
+    there, free = disk_of(settings.data_dir)
     found = f"{free / 1e9:.0f} GB free at {settings.data_dir.absolute()}"
     if not os.access(there, os.W_OK):
         return Check("disk", "broken", f"{there} is not writable", "set data_dir to a folder that is")

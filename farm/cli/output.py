@@ -154,6 +154,17 @@ def writing(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="choose another place") from None
 
 
+def check_folder(file: Path) -> None:
+    """Refuse a file that cannot be written before hours of work, not after."""
+    if file.is_dir():
+        raise UsageError(f"cannot write {file}: it is a folder", hint="name a file in it")
+    if not file.parent.is_dir():
+        hint = "make the folder, or choose another"
+        raise UsageError(f"cannot write {file}: there is no folder {file.parent}", hint=hint)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"cannot write {file}: permission denied", hint="choose another place")
+
+
 def quiet_logs(settings: Settings) -> None:
     """Print this process's own log lines on standard error, warnings and errors only: a command is not a service."""
     from farm.logging import configure

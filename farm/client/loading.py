@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import last, readers_order
 from farm.settings import load_settings
 from farm.targets.compilers import compilers
-from farm.targets.pools import Pool
+from farm.targets.pools import Pool, version_of
 from farm.units import grouped
 from farm.wire.program import Sidecar
 
@@ -269,9 +268,6 @@ def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None, gi
     return Fit(cell, sidecar, ", ".join(words), rank)
 
 
-_RELEASE = re.compile(r"onnxruntime([0-9]+)\.([0-9]+)")
-
-
 def _toolchain_rank(made_by: str, here: str) -> int | None:
     """0: the same; 1: another build of the same release; 2: an older release whose programs are read; None: no use."""
     if made_by == here:
@@ -279,8 +275,5 @@ def _toolchain_rank(made_by: str, here: str) -> int | None:
     one, other = (name.rpartition("-")[0].removesuffix("-cross") for name in (made_by, here))
     if one == other:
         return 1
-    releases = [_RELEASE.match(name) for name in (made_by, here)]
-    if not all(releases):
-        return None
-    then, now = ([int(part) for part in found.groups()] for found in releases if found)
-    return 2 if then <= now else None
+    are_read = made_by.startswith("onnxruntime") and here.startswith("onnxruntime")
+    return 2 if are_read and version_of(made_by)[:2] <= version_of(here)[:2] else None

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, cast
 from farm.compiling.attempt import FreeSlots, Slot, by_toolchain, is_same_build
 from farm.compiling.pipeline import Children, InputFiles, Pipeline, StepEnded, Steps, StepSettings
 from farm.errors import FarmError, UsageError
+from farm.files import disk_of
 from farm.jobs.state import AttemptLimits, FailureKind
 from farm.logging import get_logger
 from farm.manifest.parsing import parse_manifest
@@ -88,13 +89,11 @@ def lacks_room(settings: Settings) -> str:
         pass
     except OSError as error:  # Such as of a disk that is read-only now. The attempts that run go on.
         given = f"its cache gives none ({error})"
-    folder = settings.data_dir.absolute()
-    there = next(path for path in (folder, *folder.parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
+    _, free = disk_of(settings.data_dir)
     if free >= settings.min_free_bytes:
         return ""
     needed = f"{settings.min_free_bytes / 1e9:g} GB are needed, and {given}: free some space"
-    return f"its disk is full: {free / 1e9:.2f} GB free at {folder}, {needed}"
+    return f"its disk is full: {free / 1e9:.2f} GB free at {settings.data_dir.absolute()}, {needed}"
 
 
 class DiskWatch:
