@@ -22,7 +22,7 @@ from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import last, readers_order
 from farm.settings import load_settings
 from farm.targets.compilers import compilers
-from farm.targets.pools import Pool, version_of
+from farm.targets.pools import Pool, bare, same_arch, version_of
 from farm.units import grouped
 from farm.wire.program import Sidecar
 
@@ -225,11 +225,7 @@ def nothing_fits(reasons: dict[str, str]) -> NotFound:
 def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
     if compilers()[pool.target.compiler].maker(pool.target.device) is None:
         return pool.target.device == device
-    here, there = pool.device.arch, cell["device"]
-    if device.endswith(":any"):
-        there = there.partition(":")[0]
-    # An arch that names no features was read without them.
-    return here == there or (here.partition(":")[0] == there.partition(":")[0] and ":" not in min(here, there, key=len))
+    return same_arch(pool.device.arch, bare(cell["device"]) if device.endswith(":any") else cell["device"])
 
 
 def _against(sidecar: Sidecar, pool: Pool) -> str:
