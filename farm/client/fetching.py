@@ -47,7 +47,6 @@ from farm.wire.program import Sidecar
 if TYPE_CHECKING:
     from farm.artifacts.refs import ShownRef, SnapshotCell
     from farm.client.client import FarmClient
-    from farm.client.packs import Pack
 
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class Fetched:
     """The folder of MIOpen's kernel binaries, if they were requested and the artifact has some."""
     sample: Path | None = None
     """One input with its expected outputs, an `.npz` with arrays by their names, if it was requested."""
-    pack: Pack | None = None
+    pack: packs.Pack | None = None
     """What was written for a serving stack, if another layout than the plain one was requested."""
 
 

@@ -8,22 +8,20 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self, cast
 from urllib.parse import quote
 
 from farm.artifacts.refs import RefView, ShownRef, ref_key
 from farm.artifacts.sidecar import validate
 from farm.artifacts.storage import MAIN, SignedSidecar, blob_key, build_key, readable, sidecar_key, statements_key
 from farm.client.client import FarmClient
+from farm.client.fetching import ReaderTrust
 from farm.client.transfers import KeptAnswers
 from farm.client.transport import Transport, retry
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import passed_entries
 from farm.wire.checking import checked, unexpected
-
-if TYPE_CHECKING:
-    from farm.client.fetching import ReaderTrust
-    from farm.wire.program import Sidecar
+from farm.wire.program import Sidecar
 
 LARGEST_DOCUMENT = 256 << 20
 """Bytes of a ref, a snapshot, a report or a sidecar that are read at most: room for half a million cells."""

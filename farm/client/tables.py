@@ -7,14 +7,12 @@ import importlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from farm.errors import UsageError
+from farm.results.report import JudgedCell
 from farm.results.tradeoff import error_of, marks_of
 from farm.units import duration, error, size
-
-if TYPE_CHECKING:
-    from farm.results.report import JudgedCell
 
 Row = dict[str, Any]
 

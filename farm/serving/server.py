@@ -317,11 +317,6 @@ class Listening(NamedTuple):
     key: Path | None = None
     proxy: bool = False
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return is_loopback(self.host)
-
     def check(self) -> None:
         """Refuse to send tokens through a network as they are. Raises UsageError."""
         if (self.certificate is None) != (self.key is None):
@@ -329,7 +324,7 @@ class Listening(NamedTuple):
         for path in (self.certificate, self.key):
             if path and not (os.access(path, os.R_OK) and path.is_file()):
                 raise UsageError(f"there is no file {path} that this user may read")
-        if not (self.is_loopback or self.certificate or self.proxy):
+        if not (is_loopback(self.host) or self.certificate or self.proxy):
             what = f"{self.host} is not a loopback address, and there is no TLS: the network could read the tokens"
             hint = "add --certificate and --key, or --behind-proxy if a proxy in front of it has TLS"
             raise UsageError(what, hint=hint)
@@ -343,7 +338,7 @@ def serve(farm: Farm, listening: Listening, *, ready: Callable[[str], None]) -> 
     """
     configure(farm.settings)
     # A proxy passes on requests from anywhere, under its own name.
-    app = create_app(farm, loopback=listening.is_loopback and not listening.proxy)
+    app = create_app(farm, loopback=is_loopback(listening.host) and not listening.proxy)
     listening.check()
     config = server_config(app, bounded(), listening)
     farm.start()
