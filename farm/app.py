@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from farm.artifacts.tokens import Tokens
     from farm.builds.finishing import BuildFinisher
     from farm.builds.known_failures import KnownFailures
-    from farm.builds.past_builds import BuildIndex
-    from farm.builds.planner import KnownArtifacts
+    from farm.builds.past_builds import Baselines, BuildIndex
+    from farm.builds.planner import KnownArtifacts, Planner
     from farm.builds.reading import BuildReader, JobViews
     from farm.builds.service import Admission, BuildService
     from farm.extension import Extension
@@ -44,10 +44,13 @@ class Farm:
     celery: cached_property[Celery] = _made("farm.store.broker:make_celery", "settings")
     """The Celery application that carries messages to workers."""
     builds: cached_property[BuildService] = _made(
-        "farm.builds.service:BuildService",
-        "store artifacts settings build_reader known build_index failures admission",
+        "farm.builds.service:BuildService", "store artifacts build_reader known planner baselines failures admission"
     )
     """Accepts builds and changes to them."""
+    planner: cached_property[Planner] = _made("farm.builds.planner:Planner", "store artifacts settings known")
+    """Plans submissions."""
+    baselines: cached_property[Baselines] = _made("farm.builds.past_builds:Baselines", "refs known build_index")
+    """Finds what cells are compared with."""
     admission: cached_property[Admission] = _made(
         "farm.builds.service:Admission", "store artifacts settings build_reader known"
     )

@@ -128,19 +128,14 @@ Commit = Callable[[RefCommit], RefView | None]
 read. Raises FarmError to refuse the move."""
 
 
+@dataclass(eq=False)
 class Refs:
     """The refs of all namespaces in one store. Who moves some has `Farm.refs`: their moves are seen by extensions."""
 
-    def __init__(
-        self,
-        artifacts: S3Store,
-        on_commit: Sequence[Commit] = (),
-        on_committed: Sequence[Callable[[str, RefView], object]] = (),
-    ) -> None:
-        """`on_committed` are called with each ref that was written, or deleted, and its namespace."""
-        self._artifacts = artifacts
-        self._on_commit = on_commit
-        self._on_committed = on_committed
+    _artifacts: S3Store
+    on_commit: Sequence[Commit] = ()
+    on_committed: Sequence[Callable[[str, RefView], object]] = ()
+    """They are called with each ref that was written, or deleted, and its namespace."""
 
     def list(self, namespace: str) -> Iterable[str]:
         """Return the tags of a namespace."""
@@ -278,14 +273,14 @@ class Refs:
         return None
 
     def _commit(self, commit: RefCommit) -> RefView | None:
-        for each in self._on_commit:
+        for each in self.on_commit:
             if (after := each(commit)) is None:
                 return None
             commit = replace(commit, after=after)
         return commit.after
 
     def _committed(self, namespace: str, ref: RefView) -> None:
-        for each in self._on_committed:
+        for each in self.on_committed:
             each(namespace, ref)
 
     def source(self, namespace: str, tag: str, *, previous: bool = False) -> Cells:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pydantic_core import to_json
@@ -33,34 +34,23 @@ log = get_logger(__name__)
 GRACE = 3600.0  # Seconds after a build's end in which followers still find each event, and late workers their attempts.
 
 
+@dataclass(eq=False)
 class BuildFinisher:
     """Finishes builds that have ended."""
 
-    def __init__(
-        self,
-        store: Store,
-        artifacts: S3Store,
-        admission: Admission,
-        reader: BuildReader,
-        known: KnownArtifacts,
-        index: BuildIndex,
-        known_failures: KnownFailures,
-        refs: Refs,
-        notify: Callable[[str, Report], object],
-    ) -> None:
-        """`notify` calls a hook with a report, perhaps again: `on_judged` before refs name cells, `on_finished` last.
+    _store: Store
+    _artifacts: S3Store
+    _admission: Admission
+    _reader: BuildReader
+    _known: KnownArtifacts
+    _index: BuildIndex
+    _known_failures: KnownFailures
+    _refs: Refs
+    _notify: Callable[[str, Report], object]
+    """Calls a hook with a report, perhaps again: `on_judged` before refs name cells, `on_finished` last.
 
-        A FarmFault lets the end be repeated.
-        """
-        self._store = store
-        self._artifacts = artifacts
-        self._admission = admission
-        self._reader = reader
-        self._known = known
-        self._index = index
-        self._known_failures = known_failures
-        self._refs = refs
-        self._notify = notify
+    A FarmFault lets the end be repeated.
+    """
 
     def finish(self, build_id: str) -> None:
         """Write an ended build's report, move `latest` to the cells that passed, and mark the build reported.

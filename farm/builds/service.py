@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from farm.artifacts import planned_orders
 from farm.artifacts.inventory import lacking
-from farm.artifacts.refs import Refs
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import build_key, open_key, open_prefix
 from farm.builds.known_failures import KnownFailures
-from farm.builds.past_builds import Baselines, BuildIndex
+from farm.builds.past_builds import Baselines
 from farm.builds.plan import Plan, is_measured, is_unfinished, plan_retry, unsuccessful
 from farm.builds.planner import KnownArtifacts, Planner, kept_as
 from farm.builds.reading import BuildReader
@@ -36,17 +36,15 @@ log = get_logger(__name__)
 PAUSED_POOLS = "config/paused-pools/"  # Prefix of the marks of paused pools.
 
 
+@dataclass(eq=False)
 class Admission:
     """Accepts planned builds, and restores those that the store has lost."""
 
-    def __init__(
-        self, store: Store, artifacts: S3Store, settings: Settings, reader: BuildReader, known: KnownArtifacts
-    ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._settings = settings
-        self._reader = reader
-        self._known = known
+    _store: Store
+    _artifacts: S3Store
+    _settings: Settings
+    _reader: BuildReader
+    _known: KnownArtifacts
 
     def is_known(self, namespace: str, build_id: str, request: str) -> bool:
         """Whether a build was accepted. Raises Conflict if another request made it, as far as that is known."""
@@ -201,28 +199,18 @@ def _new_cell(namespace: str, cell: CellPlan) -> NewCell:
 SET_BACK = 10.0  # Seconds by which submissions may be dated ahead of the clock before somebody hears of it.
 
 
+@dataclass(eq=False)
 class BuildService:
     """Accepts builds and changes to them. All answers are plain JSON."""
 
-    def __init__(
-        self,
-        store: Store,
-        artifacts: S3Store,
-        settings: Settings,
-        reader: BuildReader,
-        known: KnownArtifacts,
-        index: BuildIndex,
-        known_failures: KnownFailures,
-        admission: Admission,
-    ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._reader = reader
-        self._known = known
-        self._planner = Planner(store, artifacts, settings, known)
-        self._baselines = Baselines(Refs(artifacts), known, index)
-        self._known_failures = known_failures
-        self._admission = admission
+    _store: Store
+    _artifacts: S3Store
+    _reader: BuildReader
+    _known: KnownArtifacts
+    _planner: Planner
+    _baselines: Baselines
+    _known_failures: KnownFailures
+    _admission: Admission
 
     # --- before a build -----------------------------------------------------------------------------------------
 

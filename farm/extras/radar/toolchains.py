@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 from farm.artifacts.refs import Cells, RefView, SnapshotCell
 from farm.artifacts.sidecar import facts as facts_of
 from farm.artifacts.storage import at_once, readable
-from farm.builds.past_builds import Baselines
 from farm.builds.plan import is_unfinished, plan_digest
 from farm.client.fetching import read_work_order
 from farm.errors import ArtifactGone, Conflict, FarmError, FarmFault, GateFailed, NotFound, QuotaExceeded, UsageError
@@ -76,8 +75,7 @@ class Toolchains:
         self._store, self._artifacts, self._known = farm.store, farm.artifacts, farm.known
         self._admission, self._reader, self._finisher = farm.admission, farm.build_reader, farm.build_finisher
         self._check_named = farm.check_named
-        self._refs, self._known_failures = farm.refs, farm.failures
-        self._baselines = Baselines(self._refs, farm.known, farm.build_index)
+        self._refs, self._known_failures, self._baselines = farm.refs, farm.failures, farm.baselines
         self._tried: set[str] = set()
         """What `follow` has started, or could not start."""
 
