@@ -36,32 +36,35 @@ from farm.results.ref_rules import LATEST, given
 from farm.results.report import BuildView, JudgedCell, PastCell, Report
 from farm.results.verdict import CellEnd, CellLine
 from farm.store import Store
-from farm.units import lots
 from farm.wire.asked import ChosenGates
 from farm.wire.checking import view_of
 
 log = get_logger(__name__)
 
 KEPT = 500  # Builds of one name whose cells are kept; older ones are read again when somebody asks for them.
-LOT = 5000  # Cells that are written at once: another writer waits for so many.
 AT_ONCE = 20  # Reports that one question reads at most before it is answered; the rest is read in the background.
 PATIENCE = 5.0  # Seconds that one question reads reports at most.
-_VERSION = 7  # Of the tables: a file of another version is made again.
+_VERSION = 8  # Of the tables: a file of another version is made again.
 
 _TABLES = (
-    # `state`: its cells are being written ("reading"), all there, or not kept ("dropped").
-    "CREATE TABLE builds (number INTEGER PRIMARY KEY, namespace, id, name, aside, ended, state, document,"
+    # `kept`: whether its cells are there. The first page asks for the sums of a month: of the cells of 40 builds of
+    # 50,000 each that took seven seconds.
+    "CREATE TABLE builds (number INTEGER PRIMARY KEY, namespace, id, name, aside, ended, kept, document,"
     " passed INTEGER, hits INTEGER, saved REAL)",
     "CREATE INDEX builds_by_name ON builds (namespace, name, ended)",
     f"CREATE TABLE cells (build INTEGER, place INTEGER, {', '.join(CellLine._fields)}, hit, toolchain, node,"
     " numbers, PRIMARY KEY (build, place)) WITHOUT ROWID",
     "CREATE INDEX cells_by_name ON cells (identifier, build)",
     "CREATE VIEW past AS SELECT cells.*, namespace, id, name, aside, ended FROM cells"
-    " JOIN builds ON number = build WHERE state = 'there'",
+    " JOIN builds ON number = build WHERE kept",
     f"PRAGMA user_version = {_VERSION}",
 )
 _WIDE = len(CellLine._fields)
-_ADD = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 6))})"  # noqa: S608 - only question marks
+_ADD_BUILD = (
+    "INSERT OR REPLACE INTO builds SELECT ?, ?, ?, ?, ?, ?, TRUE, ?, ?, ?, ?"
+    " WHERE NOT EXISTS (SELECT 1 FROM builds WHERE number = ? AND kept) RETURNING number"
+)
+_ADD_CELL = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 6))})"  # noqa: S608 - only question marks
 
 _BY_NODE = """
 WITH wanted AS (
@@ -225,43 +228,24 @@ class BuildIndex:
         """Take a build's report, and return the build. Repeating it changes nothing."""
         build, lines = report["build"].copy(), [CellLine.of(cell) for cell in report["cells"]]
         build.pop("outlook", None)
-        number, cells = _number(build["namespace"], build["id"]), zip(lines, report["cells"], strict=True)
-        rows = ((number, place, *line, *_more(cell)) for place, (line, cell) in enumerate(cells))
-        for some in lots(() if self._is_there(build) else rows, LOT):
-            with self._open() as database:
-                database.executemany(_ADD, some)
+        number, aside = _number(build["namespace"], build["id"]), bool(build.get("follows") or build.get("shadows"))
+        row = number, build["namespace"], build["id"], build["name"], aside, build["ended_at"] or 0.0, json.dumps(build)
+        passed = [cell for line, cell in zip(lines, report["cells"], strict=True) if line.succeeded]
+        hits = [cell["facts"] for cell in passed if cell["hit"]]
+        saved = sum(facts.get("compile_seconds") or 0.0 for facts in hits if facts)
+        cells = enumerate(zip(lines, report["cells"], strict=True))
         with self._open() as database:
-            # The first page asks for the sums of a month: of 40 builds of 50,000 cells each that took seven seconds.
-            database.execute(
-                "UPDATE builds SET state = 'there', (passed, hits, saved) = (SELECT COUNT(*), TOTAL(hit),"
-                " TOTAL(CASE WHEN hit THEN json_extract(numbers, '$.compile_time') END) FROM cells"
-                " WHERE build = number AND look IN ('compiled', 'hit')) WHERE number = ? AND state = 'reading'",
-                (number,),
-            )
+            if database.execute(_ADD_BUILD, (*row, len(passed), len(hits), saved, number)).fetchall():
+                rows = ((number, place, *line, *_more(cell)) for place, (line, cell) in cells)
+                database.executemany(_ADD_CELL, rows)
             for (old,) in database.execute(
-                "UPDATE builds SET state = 'dropped' WHERE state = 'there' AND number IN (SELECT number"
+                "UPDATE builds SET kept = FALSE WHERE kept AND number IN (SELECT number"
                 " FROM builds WHERE namespace = ? AND name = ? ORDER BY ended DESC LIMIT -1 OFFSET ?) RETURNING number",
                 (build["namespace"], build["name"], KEPT),
             ).fetchall():
                 database.execute("DELETE FROM cells WHERE build = ?", (old,))
         self._unread.get(build["namespace"], set()).discard(build["id"])
         return EndedCells(build, lines)
-
-    def _is_there(self, build: BuildView) -> bool:
-        """Whether all of a build is in the index; else add it without its cells."""
-        number = _number(build["namespace"], build["id"])
-        ended = build["ended_at"] or 0.0
-        aside = bool(build.get("follows") or build.get("shadows"))
-        with self._open() as database:
-            database.execute(
-                "INSERT INTO builds VALUES (?, ?, ?, ?, ?, ?, 'reading', ?, 0, 0, 0)"
-                " ON CONFLICT (number) DO UPDATE SET state = 'reading',"
-                " name = excluded.name, aside = excluded.aside, ended = excluded.ended,"
-                " document = excluded.document WHERE state != 'there'",
-                (number, build["namespace"], build["id"], build["name"], aside, ended, json.dumps(build)),
-            )
-            found = database.execute("SELECT state FROM builds WHERE number = ?", (number,)).fetchone()
-            return bool(found["state"] == "there")
 
     def catch_up(self, namespace: str, manifests: Collection[str] | None = None) -> Reach:
         """Read the reports of some manifests (by default of all) that are not in the index yet, the newest first.
@@ -319,7 +303,7 @@ class BuildIndex:
 
     def _known(self, namespace: str) -> dict[str, float]:
         """Return when the builds that were read ended, by id."""
-        found = self._rows("SELECT id, ended FROM builds WHERE namespace = ? AND state != 'reading'", (namespace,))
+        found = self._rows("SELECT id, ended FROM builds WHERE namespace = ?", (namespace,))
         return {row["id"]: row["ended"] for row in found}
 
     def _read(self, namespace: str, build_id: str, *, ended: bool = False) -> None:
@@ -336,7 +320,7 @@ class BuildIndex:
         if not readable:
             with self._open() as database:
                 database.execute(
-                    "INSERT OR REPLACE INTO builds VALUES (?, ?, ?, NULL, NULL, 0, 'dropped', NULL, 0, 0, 0)",
+                    "INSERT OR REPLACE INTO builds VALUES (?, ?, ?, NULL, NULL, 0, FALSE, NULL, 0, 0, 0)",
                     (_number(namespace, build_id), namespace, build_id),
                 )
         self._unread.get(namespace, set()).discard(build_id)
@@ -348,7 +332,7 @@ class BuildIndex:
         number = (_number(namespace, build_id),)
         with self._open() as database:
             database.row_factory = None
-            found = database.execute("SELECT document FROM builds WHERE number = ? AND state = 'there'", number)
+            found = database.execute("SELECT document FROM builds WHERE number = ? AND kept", number)
             document = found.fetchone()
             return (json.loads(document[0]), database.execute(cells, number).fetchall()) if document else None
 

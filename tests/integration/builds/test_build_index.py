@@ -6,6 +6,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from farm.builds.past_builds import BuildIndex
 from farm.client.client import FarmClient
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
-from farm.results.report import BuildView, Report
+from farm.results.report import JudgedCell, Report
 from tests.support.api_farm import MANIFEST, finished, freeze_manifest, succeed, work
 
 CELL = "net/onnxruntime-cpu/fp32/b1"
@@ -241,23 +242,38 @@ def test_a_report_that_comes_by_itself_is_not_looked_for(
     assert elsewhere.catch_up("main").is_whole
 
 
-def test_a_file_that_is_lost_while_a_build_is_added_mixes_no_builds(
+def test_a_build_that_could_not_be_added_whole_is_not_there_and_is_added_later(
     farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = {**failed, "build": {**failed["build"], "id": "b-" + "1" * 16}}
-    began = elsewhere._is_there
+    (cell,) = failed["cells"]
+    more, added = past_builds._more, list[JudgedCell]()
 
-    def lost(build: BuildView) -> bool:
-        there = began(build)
+    def died(cell: JudgedCell) -> tuple[object, ...]:
+        added.append(cell)
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        return more(cell)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(past_builds, "_more", died)
+        elsewhere.add({**failed, "cells": [cell, {**cell, "identifier": "another"}]})
+    assert elsewhere.builds("main") == {} and elsewhere.lines("main", failed["build"]["id"]) is None
+    elsewhere.fill()
+    assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
+
+
+def test_a_file_that_is_lost_while_a_build_is_added_is_made_again(
+    farm: Farm, elsewhere: BuildIndex, failed: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = past_builds._more
+
+    def lost(cell: JudgedCell) -> tuple[object, ...]:
         elsewhere._forget()
-        monkeypatch.setattr(elsewhere, "_is_there", began)
-        elsewhere.add({**other, "cells": []})
-        return there
+        return more(cell)
 
-    monkeypatch.setattr(elsewhere, "_is_there", lost)
-    elsewhere.add(failed)
-    found = elsewhere.lines("main", other["build"]["id"])
-    assert found and found.cells == []
+    with monkeypatch.context() as patched, suppress(FarmFault):
+        patched.setattr(past_builds, "_more", lost)
+        elsewhere.add(failed)
     elsewhere.fill()
     assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
 
