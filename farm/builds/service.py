@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from farm.artifacts import planned_orders
 from farm.artifacts.inventory import lacking
@@ -448,8 +447,7 @@ def digest_of_request(submission: SubmissionDocument) -> str:
 
 def _shown(cell: CellPlan) -> ShownCell:
     """Return a planned cell as people and scripts see it."""
-    fields = {name: value for name, value in cell.items() if name in ShownCell.__annotations__}
-    return cast(ShownCell, {**fields, "expected": cell["expected"] is not None})
+    return view_of(ShownCell, {**cell, "expected": cell["expected"] is not None})
 
 
 def _published_as(cell: CellPlan) -> list[str]:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
 from farm.results.tradeoff import error_of
 from farm.targets.pools import begins, version_of
 from farm.units import grouped
+from farm.wire.checking import view_of
 
 if TYPE_CHECKING:
-    from farm.artifacts.refs import Cells, SnapshotCell
+    from farm.artifacts.refs import Cells
     from farm.jobs.facts import ArtifactFacts
     from farm.jobs.rows import PlannedBuild
     from farm.matrix.planned import PlanDocument
@@ -50,26 +52,9 @@ def submitted(build: PlannedBuild) -> float:
 
 
 def _named(manifest: str, when: float, cell: JudgedCell, facts: ArtifactFacts) -> SnapshotCell:
-    return {
-        "manifest": manifest,
-        "submitted": when,
-        "identifier": cell["identifier"],
-        "model": cell["model"],
-        "target": cell["target"],
-        "precision": cell["precision"],
-        "shape": cell["shape"],
-        "sizes": cell["sizes"],
-        # The artifact's key: if the tuning was cut short, it differs from the cell's.
-        "key": facts["key"],
-        "device": facts["device"],
-        "toolchain": facts["toolchain"],
-        "program": facts["program"],
-        "sidecar": facts["sidecar"],
-        "seconds": facts["seconds"],
-        "latency": facts["latency"],
-        "shared": facts["shared"],
-        "error": error_of(facts),
-    }
+    # The key is the artifact's: if the tuning was cut short, it differs from the cell's.
+    known = {**cell, **facts, "manifest": manifest, "submitted": when, "error": error_of(facts)}
+    return view_of(SnapshotCell, known)
 
 
 def entries_of(build: PlannedBuild | BuildView, when: float, cells: Iterable[JudgedCell]) -> dict[str, SnapshotCell]:

@@ -485,12 +485,8 @@ def _version_key(namespace: str, head: ManifestHead, version: ManifestVersion) -
 
 
 def _shown(head: ManifestHead) -> StoredManifest:
-    return {
-        "name": head["name"],
-        "version": head["version"],
-        "versions": head["versions"],
-        "triggers": [view_of(TriggerView, state) for state in head.get("triggers", [])],
-    }
+    triggers = [view_of(TriggerView, state) for state in head.get("triggers", [])]
+    return view_of(StoredManifest, {**head, "triggers": triggers})
 
 
 def _json(value: object) -> bytes:
