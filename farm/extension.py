@@ -126,11 +126,16 @@ def require_readers(settings: Settings) -> None:
             raise UsageError(f"`{name}` is set, and no installed extension reads it", hint=hint)
 
 
-def late(name: str) -> Callable[..., Any]:
-    """Return a hook that calls the function `module:name`, whose module is imported at the first call only."""
+def late(name: str, *needed: str) -> Callable[..., Any]:
+    """Return a hook that calls the function `module:name`, whose module is imported at the first call only.
 
-    def hook(*args: object) -> object:
-        return resolve_name(name)(*args)
+    With `needed` settings it does nothing, and imports nothing, unless one of them is set.
+    """
+
+    def hook(farm: Any, *args: object) -> object:
+        settings = getattr(farm, "settings", farm)  # A worker's hooks get these alone.
+        wanted = not needed or any(getattr(settings, each) for each in needed)
+        return resolve_name(name)(farm, *args) if wanted else None
 
     return hook
 

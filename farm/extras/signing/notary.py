@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__
 from farm.artifacts.refs import SnapshotCell
-from farm.artifacts.storage import Object, at_once, rewrite, sidecar_key, statements_key
+from farm.artifacts.storage import Object, Sign, at_once, rewrite, sidecar_key, statements_key
 from farm.client.fetching import bundle_lines
 from farm.errors import ArtifactGone
 from farm.extras.signing import statements
-from farm.extras.signing.signing_keys import clock, load_signer
+from farm.extras.signing.signing_keys import clock, load_signer, signers_of
 from farm.extras.signing.trust import AtHand, TrustPolicy, judge, load_policy
 from farm.results.ref_rules import has_passed
 from farm.settings import Settings
@@ -66,6 +66,19 @@ class Notary:
         """Return a statement, signed."""
         text = statements.payload(kind, subjects, dict(predicate), self.now())
         return statements.sign_bundle(text, statements.IN_TOTO, self.signer)
+
+
+def start(farm: Farm) -> None:
+    """Read the keys and the policy of a server: a wrong one ends its start. Raises UsageError."""
+    signers_of(farm.settings)
+    if farm.settings.trust_policy:
+        farm.part(Promotions.of)
+
+
+def publishing(settings: Settings) -> Sign | None:
+    """Return what signs the programs of a worker; None if it has no key. Raises UsageError for a bad key."""
+    notary = Notary.from_settings(settings)
+    return notary.attest if notary else None
 
 
 def attest_build(farm: Farm, report: Report) -> None:
@@ -170,3 +183,8 @@ class Promotions:
                 add(self.artifacts, namespace, cell["key"], [notary.sign("summary", subjects, said)])
 
         return sign
+
+
+def check(farm: Farm, namespace: str, tag: str, cells: Sequence[SnapshotCell]) -> Callable[[], object]:
+    """Let a ref name what passes the server's trust policy, and then sign that it does. Raises as `Promotions`."""
+    return farm.part(Promotions.of).check(namespace, tag, cells)
