@@ -325,6 +325,9 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
     """Run the control plane of a farm until `stop` is set."""
     presence = Presence(farm.store, lambda: farm.artifacts.with_patience(0.0).get_object("config/health"))
     beat = min(SWEEP_SECONDS, farm.settings.lease_seconds / 4)
+    changes, plans = timedelta(days=farm.settings.changes_days), timedelta(days=farm.settings.keep_days)
+    tidy = partial(tidy_storage, farm.store, farm.artifacts, changes_kept=changes)
+    collect = partial(collect_garbage, farm.artifacts, delete=farm.settings.gc, plans_kept=plans)
     loops = [
         Loop("presence", presence.report, beat, leader_only=False),
         Loop("look", presence.look, ASK_SECONDS, leader_only=False),
@@ -336,7 +339,10 @@ def run_loops(farm: Farm, stop: threading.Event) -> None:
             finish=farm.build_finisher.finish,
             resume=farm.admission.resume,
         ),
-        *storage_loops(farm.settings, farm.store, farm.artifacts),
+        # Each in a thread of its own: they read much of object storage, and take long.
+        Loop("tidy", tidy, INTERVAL, first=FIRST_TIDYING),
+        Loop("tuning", partial(merge_tuning, farm.artifacts), MERGE_INTERVAL, first=MERGE_INTERVAL),
+        Loop("garbage", collect, COLLECTIONS, first=FIRST_COLLECTION),
         Loop("pack", farm.build_finisher.pack_reported, INTERVAL),
         Loop("index", farm.build_index.fill, LOOK_EVERY, leader_only=False),
         *(loop for extension in farm.extensions if extension.loops for loop in extension.loops(farm)),
@@ -381,19 +387,6 @@ def job_loops(
         Loop("sweep", sweep, SWEEP_SECONDS),
         Loop("repair", repair, SWEEP_SECONDS),
         Loop("forget", forget, INTERVAL),
-    ]
-
-
-def storage_loops(settings: Settings, store: Store, artifacts: S3Store) -> list[Loop]:
-    """Return the loops that look after object storage, each in a thread of its own: they read much, and take long."""
-    days = timedelta(days=settings.changes_days)
-    tidy = partial(tidy_storage, store, artifacts, changes_kept=days)
-    kept = timedelta(days=settings.keep_days)
-    collect = partial(collect_garbage, artifacts, delete=settings.gc, plans_kept=kept)
-    return [
-        Loop("tidy", tidy, INTERVAL, first=FIRST_TIDYING),
-        Loop("tuning", partial(merge_tuning, artifacts), MERGE_INTERVAL, first=MERGE_INTERVAL),
-        Loop("garbage", collect, COLLECTIONS, first=FIRST_COLLECTION),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.api import schemas
@@ -17,13 +17,6 @@ router = APIRouter(tags=["webhooks"])
 MESSAGE = r"^msg_[0-9a-f]{32}$"
 
 WebhookName = Annotated[str, Path(pattern=schemas.TAG)]
-
-
-def _hooks(farm: FarmDep) -> Webhooks:
-    return Webhooks(farm)
-
-
-HooksDep = Annotated[Webhooks, Depends(_hooks)]
 
 
 class NewWebhook(BaseModel):
@@ -47,40 +40,40 @@ class Rotation(BaseModel):
 
 
 @router.get("/webhooks")
-def webhooks(caller: Admin, hooks: HooksDep) -> Listed[WebhookView]:
+def webhooks(caller: Admin, farm: FarmDep) -> Listed[WebhookView]:
     """List the webhooks of the namespace, without their secrets."""
-    return {"items": hooks.list(caller.namespace)}
+    return {"items": Webhooks(farm).list(caller.namespace)}
 
 
 @router.post("/webhooks", status_code=201)
-def create_webhook(new: NewWebhook, caller: Admin, hooks: HooksDep) -> NewWebhookView:
+def create_webhook(new: NewWebhook, caller: Admin, farm: FarmDep) -> NewWebhookView:
     """Make a webhook. The secret that signs its messages is in this answer and nowhere else."""
-    return hooks.create(caller.namespace, new.name, new.url, new.events, by=caller.name)
+    return Webhooks(farm).create(caller.namespace, new.name, new.url, new.events, by=caller.name)
 
 
 @router.delete("/webhooks/{name}", status_code=204)
-def remove_webhook(name: WebhookName, caller: Admin, hooks: HooksDep) -> None:
+def remove_webhook(name: WebhookName, caller: Admin, farm: FarmDep) -> None:
     """Remove a webhook with its log; what waits is not sent."""
-    hooks.remove(caller.namespace, name)
+    Webhooks(farm).remove(caller.namespace, name)
 
 
 @router.post("/webhooks/{name}/rotate")
-def rotate(name: WebhookName, wish: Rotation, caller: Admin, hooks: HooksDep) -> NewWebhookView:
+def rotate(name: WebhookName, wish: Rotation, caller: Admin, farm: FarmDep) -> NewWebhookView:
     """Give a webhook a new secret, which is in this answer and nowhere else. Each request makes another one."""
-    return hooks.rotate(caller.namespace, name, wish.overlap)
+    return Webhooks(farm).rotate(caller.namespace, name, wish.overlap)
 
 
 @router.get("/webhooks/{name}/deliveries")
 def deliveries(
-    name: WebhookName, caller: Admin, hooks: HooksDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
+    name: WebhookName, caller: Admin, farm: FarmDep, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Listed[DeliveryView]:
     """List what was sent to a webhook, the newest first, with every attempt."""
-    return {"items": hooks.deliveries(caller.namespace, name, limit)}
+    return {"items": Webhooks(farm).deliveries(caller.namespace, name, limit)}
 
 
 @router.post("/webhooks/{name}/deliveries/{message}/replay")
 def replay(
-    name: WebhookName, message: Annotated[str, Path(pattern=MESSAGE)], caller: Admin, hooks: HooksDep
+    name: WebhookName, message: Annotated[str, Path(pattern=MESSAGE)], caller: Admin, farm: FarmDep
 ) -> DeliveryView:
     """Send a message again, with the same id; repeating this sends it once more."""
-    return hooks.replay(caller.namespace, name, message)
+    return Webhooks(farm).replay(caller.namespace, name, message)
