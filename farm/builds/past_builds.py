@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from math import inf, nextafter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -59,12 +59,11 @@ _TABLES = (
     " JOIN builds ON number = build WHERE kept",
     f"PRAGMA user_version = {_VERSION}",
 )
-_WIDE = len(CellLine._fields)
 _ADD_BUILD = (
     "INSERT OR REPLACE INTO builds SELECT ?, ?, ?, ?, ?, ?, TRUE, ?, ?, ?, ?"
     " WHERE NOT EXISTS (SELECT 1 FROM builds WHERE number = ? AND kept) RETURNING number"
 )
-_ADD_CELL = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (_WIDE + 6))})"  # noqa: S608 - only question marks
+_ADD_CELL = f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * (len(CellLine._fields) + 6))})"  # noqa: S608 - only question marks
 
 _BY_NODE = """
 WITH wanted AS (
@@ -77,6 +76,9 @@ SELECT identifier, node, numbers, MIN(ABS(ended - made)) FROM wanted JOIN past U
 WHERE made IS NOT NULL AND namespace = ? AND NOT aside AND look = 'compiled' AND node != '' AND key != program
 GROUP BY identifier, node
 """
+
+
+Line = TypeVar("Line", CellLine, CellEnd)
 
 
 class StandIn(NamedTuple):
@@ -139,16 +141,15 @@ class BuildIndex:
 
     # --- what it has --------------------------------------------------------------------------------------------
 
-    def lines(self, namespace: str, build_id: str) -> EndedCells | None:
-        """Return a finished build with its cells; None if the index does not have it."""
-        found = self._build(namespace, build_id, "SELECT * FROM cells WHERE build = ? ORDER BY place")
-        return EndedCells(found[0], [CellLine._make(row[2 : 2 + _WIDE]) for row in found[1]]) if found else None
-
-    def ends(self, namespace: str, build_id: str) -> tuple[BuildView, list[CellEnd]] | None:
-        """Return a finished build with how its cells ended; None if the index does not have it."""
-        columns = "SELECT identifier, look, kind, phase, key, latency, shared, device, rules FROM cells"
-        found = self._build(namespace, build_id, columns + " WHERE build = ? ORDER BY place")
-        return (found[0], list(map(CellEnd._make, found[1]))) if found else None
+    def cells(self, namespace: str, build_id: str, kind: type[Line]) -> tuple[BuildView, list[Line]] | None:
+        """Return a finished build with its cells, as lines or only how they ended; None if the index lacks it."""
+        number = (_number(namespace, build_id),)
+        columns = f"SELECT {', '.join(kind._fields)} FROM cells"  # noqa: S608 - only names of fields
+        with self._open() as database:
+            database.row_factory = None
+            found = database.execute("SELECT document FROM builds WHERE number = ? AND kept", number).fetchone()
+            rows = database.execute(f"{columns} WHERE build = ? ORDER BY place", number) if found else ()
+            return (json.loads(found[0]), [kind._make(row) for row in rows]) if found else None
 
     def builds(self, namespace: str) -> dict[str, BuildView]:
         """Return the finished builds of a namespace, by id."""
@@ -326,15 +327,6 @@ class BuildIndex:
         self._unread.get(namespace, set()).discard(build_id)
 
     # --- the file -----------------------------------------------------------------------------------------------
-
-    def _build(self, namespace: str, build_id: str, cells: str) -> tuple[BuildView, list[tuple[Any, ...]]] | None:
-        """Return a build with the rows of its cells, which a statement selects."""
-        number = (_number(namespace, build_id),)
-        with self._open() as database:
-            database.row_factory = None
-            found = database.execute("SELECT document FROM builds WHERE number = ? AND kept", number)
-            document = found.fetchone()
-            return (json.loads(document[0]), database.execute(cells, number).fetchall()) if document else None
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
         with self._open() as database:

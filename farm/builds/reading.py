@@ -353,7 +353,8 @@ class BuildReader:
         row = self._live(namespace, build_id)
         unjudged = self.unjudged_lines(namespace, build_id)
         if row is None or unjudged is None:
-            return self._index.lines(namespace, build_id) or self._indexed(self.report(namespace, build_id))
+            found = self._index.cells(namespace, build_id, CellLine)
+            return EndedCells(*found) if found else self._indexed(self.report(namespace, build_id))
         build, cells = unjudged
         planned, jobs = self._plan(namespace, build_id), self._store.builds.jobs(build_id)
         cells = [cell._replace(job=jobs.get(cell.identifier, "")) for cell in cells]
@@ -370,7 +371,7 @@ class BuildReader:
 
     def ends(self, namespace: str, build_id: str) -> tuple[BuildView, Sequence[CellEnd]]:
         """Return a build with how its cells ended. Raises NotFound."""
-        if found := self._index.ends(namespace, build_id):
+        if found := self._index.cells(namespace, build_id, CellEnd):
             return found
         build, cells = self.lines(namespace, build_id)
         return build, list(map(CellEnd.of, cells))

@@ -76,12 +76,12 @@ def _of_build(farm: Farm, fresh: BuildIndex, namespace: str, build_id: str) -> I
             yield "others are running"
         yield from _of_changes(farm, namespace, build_id, lines)
         return
-    again = fresh.lines(namespace, build_id)
-    if not again or again.cells != list(lines.values()) or _outlined(again.build) != _outlined(build):
+    again = fresh.cells(namespace, build_id, CellLine)
+    if not again or again[1] != list(lines.values()) or _outlined(again[0]) != _outlined(build):
         yield f"a new index has {again}"
-    if not farm.build_index.lines(namespace, build_id):
+    if not farm.build_index.cells(namespace, build_id, CellLine):
         return  # It is read when somebody asks for it.
-    if fresh.ends(namespace, build_id) != farm.build_index.ends(namespace, build_id):
+    if fresh.cells(namespace, build_id, CellEnd) != farm.build_index.cells(namespace, build_id, CellEnd):
         yield "a new index has other ends"
     for name in lines:
         one, other = (

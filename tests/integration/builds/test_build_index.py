@@ -22,6 +22,7 @@ from farm.client.client import FarmClient
 from farm.errors import FarmFault
 from farm.jobs.state import FailureKind, Outcome
 from farm.results.report import JudgedCell, Report
+from farm.results.verdict import CellLine
 from tests.support.api_farm import MANIFEST, finished, freeze_manifest, succeed, work
 
 CELL = "net/onnxruntime-cpu/fp32/b1"
@@ -181,7 +182,7 @@ def test_cells_of_the_newest_builds_are_kept_and_others_read_again(
     many_reports(farm, failed, 3)
     elsewhere.fill()
     assert [each["build"] for each in elsewhere.of("main", CELL)[1:]] == [f"b-{number:016x}" for number in (2, 1)]
-    assert elsewhere.lines("main", f"b-{0:016x}") is None and len(elsewhere.builds("main")) == 4
+    assert elsewhere.cells("main", f"b-{0:016x}", CellLine) is None and len(elsewhere.builds("main")) == 4
     monkeypatch.setattr(elsewhere, "_read", lambda *_: pytest.fail("read again by itself"))
     assert elsewhere.catch_up("main").is_whole
     farm.build_index.fill()
@@ -257,9 +258,11 @@ def test_a_build_that_could_not_be_added_whole_is_not_there_and_is_added_later(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(past_builds, "_more", died)
         elsewhere.add({**failed, "cells": [cell, {**cell, "identifier": "another"}]})
-    assert elsewhere.builds("main") == {} and elsewhere.lines("main", failed["build"]["id"]) is None
+    assert elsewhere.builds("main") == {} and elsewhere.cells("main", failed["build"]["id"], CellLine) is None
     elsewhere.fill()
-    assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
+    assert elsewhere.cells("main", failed["build"]["id"], CellLine) == farm.build_reader.lines(
+        "main", failed["build"]["id"]
+    )
 
 
 def test_a_file_that_is_lost_while_a_build_is_added_is_made_again(
@@ -275,7 +278,9 @@ def test_a_file_that_is_lost_while_a_build_is_added_is_made_again(
         patched.setattr(past_builds, "_more", lost)
         elsewhere.add(failed)
     elsewhere.fill()
-    assert elsewhere.lines("main", failed["build"]["id"]) == farm.build_reader.lines("main", failed["build"]["id"])
+    assert elsewhere.cells("main", failed["build"]["id"], CellLine) == farm.build_reader.lines(
+        "main", failed["build"]["id"]
+    )
 
 
 @pytest.mark.damaged
@@ -345,10 +350,10 @@ def test_a_file_that_cannot_be_used_is_a_fault_and_one_that_is_damaged_inside_is
     content = file.read_bytes()
     file.write_bytes(content[:4096] + b"x" * (len(content) - 4096))  # Its schema is on the first page.
     with pytest.raises(FarmFault, match="was damaged and is made again"):
-        damaged.lines("main", build)
-    assert damaged.lines("main", build) is None
+        damaged.cells("main", build, CellLine)
+    assert damaged.cells("main", build, CellLine) is None
     damaged.fill()
-    assert damaged.lines("main", build) == farm.build_index.lines("main", build)
+    assert damaged.cells("main", build, CellLine) == farm.build_index.cells("main", build, CellLine)
 
 
 GATES = "gates: {baseline: latest, size: 5%, compile-time: 50%}"

@@ -960,7 +960,7 @@ def test_a_build_in_short_says_what_its_report_says(farm: Farm) -> None:
     ended = farm.build_reader.lines("main", build_id)
     assert ended.cells == lines_of(farm, build_id) and ended.build["state"] == "reported"
     (farm.settings.data_dir / "builds.sqlite3").write_bytes(b"damaged" * 1000)
-    assert farm.build_reader.lines("main", build_id) == ended == farm.build_index.lines("main", build_id)
+    assert farm.build_reader.lines("main", build_id) == ended == farm.build_index.cells("main", build_id, CellLine)
 
 
 def test_builds_next_to_each_other_are_read_from_the_index(
