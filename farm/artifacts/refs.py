@@ -252,36 +252,32 @@ class Refs:
                 else:
                     digest, _ = self._artifacts.put_blob_bytes(canonical(after))
                     wanted = {**following(tag, now, digest), "previous": source}
-                moved = self._put(there, RefCommit(namespace, tag, now, wanted, signed))
+                moved = self._write(there, RefCommit(namespace, tag, now, wanted, signed))
             if moved:
                 confirm()
             return moved and unsigned(moved)
 
         return until_moved(ref_key(namespace, tag), attempt)
 
-    def _put(self, there: Object | None, commit: RefCommit) -> RefView | None:
-        """Write a ref; None if another writer was faster."""
-        ref, key = self._commit(commit), ref_key(commit.namespace, commit.tag)
-        if ref is None:
-            return None
-        with suppress(Conflict):
-            data, etag = stored_ref(ref), there.etag if there else ""
-            self._artifacts.put_object(key, data, create=there is None, if_match=etag)
-            self._committed(commit.namespace, ref)
-            _log().info("ref moved", ref=key, generation=ref["generation"], snapshot=ref["snapshot"])
-            return ref
-        return None
-
-    def _commit(self, commit: RefCommit) -> RefView | None:
+    def _write(self, there: Object | None, commit: RefCommit) -> RefView | None:
+        """Write a ref, or delete one that moves to no snapshot; None if another writer was faster."""
         for each in self.on_commit:
             if (after := each(commit)) is None:
                 return None
             commit = replace(commit, after=after)
-        return commit.after
-
-    def _committed(self, namespace: str, ref: RefView) -> None:
-        for each in self.on_committed:
-            each(namespace, ref)
+        ref, key, etag = commit.after, ref_key(commit.namespace, commit.tag), there.etag if there else ""
+        with suppress(Conflict):
+            if ref["snapshot"] == NOWHERE:
+                self._artifacts.delete_object(key, if_match=etag)
+                ref = unsigned(ref)
+            else:
+                self._artifacts.put_object(key, stored_ref(ref), create=there is None, if_match=etag)
+            for tell in self.on_committed:
+                tell(commit.namespace, ref)
+            said = "ref moved" if ref["snapshot"] else "ref deleted"
+            _log().info(said, ref=key, generation=ref["generation"], snapshot=ref["snapshot"])
+            return ref
+        return None
 
     def source(self, namespace: str, tag: str, *, previous: bool = False) -> Cells:
         """Return the entries to which another ref can point: what a tag names, or with `previous` named before.
@@ -306,11 +302,8 @@ class Refs:
             raise NotFound(f"no ref {tag} in namespace {namespace}", hint="`farm ls refs` lists them")
         now = self._readable_ref(tag, found)
         _require_generation(tag, now, generation)
-        gone = following(tag, now, NOWHERE)
-        self._commit(RefCommit(namespace, tag, now, gone, signed))
-        self._artifacts.delete_object(found.key, if_match=found.etag)
-        self._committed(namespace, gone)
-        _log().info("ref deleted", ref=found.key)
+        if not self._write(found, RefCommit(namespace, tag, now, following(tag, now, NOWHERE), signed)):
+            raise Conflict(f"{tag} was changed meanwhile", hint=f"`farm tag {tag}` shows where it points now")
 
 
 def _require_generation(tag: str, now: RefView | None, generation: int | None) -> None:

@@ -69,7 +69,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def view_of(kind: type[T], document: Mapping[str, object]) -> T:
-    """Return the fields of a document that a view of it (a TypedDict) has; those that it need not have, if there."""
-    optional = cast("Any", kind).__optional_keys__
-    there = (name for name in kind.__annotations__ if name in document or name not in optional)
-    return cast("T", {name: document[name] for name in there})
+    """Return the fields of a view (a TypedDict) that a document has: those that may be missing are not made up."""
+    return cast("T", {name: document[name] for name in kind.__annotations__ if name in document})
