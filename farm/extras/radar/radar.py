@@ -19,6 +19,7 @@ from farm.runner.documents import DeviceDocument
 from farm.spec import SpecDocument, cache_key
 from farm.targets.compilers import OFF, compilers
 from farm.targets.pools import Pool, version_of
+from farm.wire.checking import view_of
 
 Effect = Literal["breaks", "worse", "better", "same", "unclear", "open"]
 """What a toolchain does to a cell. `unclear`: a number could not be compared, and nothing else is worse or better."""
@@ -110,13 +111,8 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
     gates: CellGates = {**work.gates, "limits": limits, "baseline": ref, "undecided": "warn"}
     if not defaults:
         gates.pop("budgets", None)
-    return {
-        "identifier": cell["identifier"],
-        "model": cell["model"],
-        "target": cell["target"],
-        "precision": cell["precision"],
-        "shape": cell["shape"],
-        "sizes": cell["sizes"],
+    known = {
+        **cell,
         "key": cache_key(spec),
         "pool": pool.name,
         "emulated": list(order.get("emulated", ())),
@@ -135,6 +131,7 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
         "sweep": None,
         "facts": None,
     }
+    return view_of(CellPlan, known)
 
 
 # --- the radar: what it says about the cells ----------------------------------------------------------------------
@@ -192,20 +189,9 @@ def radar_of(report: Report, notes: ShadowNotes) -> RadarDocument:
         why = build["verdict"]["text"]
     elif refused := [cell for cell in notes["left_out"] if cell["breaks"]]:
         why = f"{refused[0]['identifier']}: {refused[0]['text']}"
-    return {
-        "schema": 1,
-        "build": build["id"],
-        "namespace": build["namespace"],
-        "ref": notes["ref"],
-        "generation": notes["generation"],
-        "toolchain": notes["toolchain"],
-        "state": build["state"],
-        "promotable": not why,
-        "why": why,
-        "counts": {effect: counts[effect] for effect in ("breaks", "worse", "better", "same", "unclear", "open")},
-        "cells": cells,
-        "left_out": notes["left_out"],
-    }
+    effects = {effect: counts[effect] for effect in ("breaks", "worse", "better", "same", "unclear", "open")}
+    said = {"build": build["id"], "promotable": not why, "why": why, "counts": effects, "cells": cells}
+    return view_of(RadarDocument, {**build, **notes, "schema": 1, **said})
 
 
 def _radar_cell(cell: JudgedCell, notes: ShadowNotes) -> RadarCell:
