@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from farm.errors import FarmFault, UsageError
+from farm.errors import UsageError
 from farm.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from farm.builds.service import Admission, BuildService
     from farm.extension import Extension
     from farm.node.executor import Executor
-    from farm.results.report import Report
     from farm.store import Store
 
 P = TypeVar("P")
@@ -102,18 +101,12 @@ class Farm:
         after = [each.on_named(self, namespace, tag, cells) for each in self.extensions if each.on_named]
         return lambda: [each() for each in after if each]
 
-    def notify(self, hook: str, report: Report) -> None:
-        """Call a hook of all extensions that have it. Raises FarmFault; other exceptions are logged."""
-        for each in self.extensions:
-            if (does := getattr(each, hook)) is not None:
-                try:
-                    does(self, report)
-                except FarmFault:
-                    raise
-                except Exception:
-                    from farm.logging import get_logger  # It takes long to import, and most processes never need it.
+    @cached_property
+    def notify(self) -> partial[None]:
+        """Calls a hook of all extensions with a report."""
+        from farm.extension import notify
 
-                    get_logger(__name__).exception("an extension failed, continuing", extension=each.name, hook=hook)
+        return partial(notify, self.extensions, self)
 
     def part(self, make: Callable[[Farm], P]) -> P:
         """Return what `make` returned for this farm when it was first asked for: a part that an extension adds."""

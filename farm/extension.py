@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from farm import entry_points
-from farm.errors import UsageError
+from farm.errors import FarmFault, UsageError
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import RefCommit, RefView, SnapshotCell
@@ -138,3 +138,17 @@ def late(name: str, *needed: str) -> Callable[..., Any]:
         return resolve_name(name)(farm, *args) if wanted else None
 
     return hook
+
+
+def notify(extensions: Sequence[Extension[F]], farm: F, hook: str, report: Report) -> None:
+    """Call a hook of all extensions that have it. Raises FarmFault; other exceptions are logged."""
+    for each in extensions:
+        if (does := getattr(each, hook)) is not None:
+            try:
+                does(farm, report)
+            except FarmFault:
+                raise
+            except Exception:
+                from farm.logging import get_logger  # It takes long to import, and most processes never need it here.
+
+                get_logger(__name__).exception("an extension failed, continuing", extension=each.name, hook=hook)

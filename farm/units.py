@@ -1,11 +1,11 @@
-"""Durations, sizes and shares as people write and read them (`10ms`, `4h`, `1.5d`; `512MiB`; `5%`); lists in parts."""
+"""Durations, sizes, shares as people write and read them (`10ms`, `4h`; `5%`); parts of lists and documents."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -127,3 +127,8 @@ def lots(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while lot := list(islice(iterator, size)):
         yield lot
+
+
+def view_of(kind: type[T], document: Mapping[str, object]) -> T:
+    """Return the fields of a view (a TypedDict) that a document has: those that may be missing are not made up."""
+    return cast("T", {name: document[name] for name in kind.__annotations__ if name in document})

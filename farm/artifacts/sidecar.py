@@ -21,7 +21,7 @@ from farm.jobs.state import Phase
 from farm.runner.documents import Verification
 from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
-from farm.wire.checking import view_of
+from farm.units import view_of
 from farm.wire.program import Blobs, Conditions, Sidecar
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))

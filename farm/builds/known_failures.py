@@ -20,7 +20,7 @@ from farm.matrix.planned import CellPlan, ExpectedFailure
 from farm.results.gates import Rules, joined, left_out, rules_of, written_rule
 from farm.results.ref_rules import has_passed
 from farm.results.report import JudgedCell
-from farm.wire.checking import view_of
+from farm.units import view_of
 
 log = get_logger(__name__)
 

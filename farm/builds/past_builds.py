@@ -36,8 +36,8 @@ from farm.results.ref_rules import LATEST, given
 from farm.results.report import BuildView, JudgedCell, PastCell, Report
 from farm.results.verdict import CellEnd, CellLine
 from farm.store import Store
+from farm.units import view_of
 from farm.wire.asked import ChosenGates
-from farm.wire.checking import view_of
 
 log = get_logger(__name__)
 

@@ -44,9 +44,8 @@ from farm.results.verdict import CellEnd, CellLine, changes_of, judge_cell, verd
 from farm.settings import Settings
 from farm.spec import FileReference, digest_of
 from farm.store import Store
-from farm.units import duration, lots
+from farm.units import duration, lots, view_of
 from farm.wire.asked import BlobSize
-from farm.wire.checking import view_of
 
 
 def troubles(store: Store, settings: Settings) -> list[str]:

@@ -28,7 +28,7 @@ from farm.results.verdict import expected_failure
 from farm.settings import Settings
 from farm.spec import digest_of
 from farm.store import Store
-from farm.wire.checking import view_of
+from farm.units import view_of
 
 log = get_logger(__name__)
 

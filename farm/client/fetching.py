@@ -40,8 +40,8 @@ from farm.spec import (
     program_extension,
     program_name,
 )
-from farm.units import by_number
-from farm.wire.checking import read, view_of
+from farm.units import by_number, view_of
+from farm.wire.checking import read
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from farm.artifacts.storage import sidecar_key
 from farm.jobs.state import State
 from farm.results.tradeoff import error_of
 from farm.targets.pools import begins, version_of
-from farm.units import grouped
-from farm.wire.checking import view_of
+from farm.units import grouped, view_of
 
 if TYPE_CHECKING:
     from farm.artifacts.refs import Cells

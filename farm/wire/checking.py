@@ -1,9 +1,9 @@
-"""Is a document what its type says? pydantic checks it once, where it comes in. And what people see of a stored one."""
+"""Is a document what its type says? pydantic checks it once, where it comes in."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -66,8 +66,3 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
     # A TypedDict takes no configuration from outside; one in a list does.
     return TypeAdapter(list[kind], config=ConfigDict(extra="allow"))
-
-
-def view_of(kind: type[T], document: Mapping[str, object]) -> T:
-    """Return the fields of a view (a TypedDict) that a document has: those that may be missing are not made up."""
-    return cast("T", {name: document[name] for name in kind.__annotations__ if name in document})

@@ -62,6 +62,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.metrics",
         "farm.settings",
         "farm.spec",
+        "farm.units",
         "farm.wire",
     },
     "farm.results": {
@@ -422,6 +423,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.settings",
         "farm.spec",
         "farm.targets",
+        "farm.units",
         "farm.wire",
     },
 }

@@ -19,7 +19,7 @@ from farm.runner.documents import DeviceDocument
 from farm.spec import SpecDocument, cache_key
 from farm.targets.compilers import OFF, compilers
 from farm.targets.pools import Pool, version_of
-from farm.wire.checking import view_of
+from farm.units import view_of
 
 Effect = Literal["breaks", "worse", "better", "same", "unclear", "open"]
 """What a toolchain does to a cell. `unclear`: a number could not be compared, and nothing else is worse or better."""

@@ -32,8 +32,8 @@ from farm.manifest.values import runs_after
 from farm.matrix.planned import FrozenManifest, ShownPlan, SubmissionDocument
 from farm.results.report import BuildView
 from farm.spec import digest_of
+from farm.units import view_of
 from farm.wire.asked import ChosenGates, Labels
-from farm.wire.checking import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm

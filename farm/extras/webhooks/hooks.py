@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from farm.artifacts.storage import Object, rewrite
 from farm.errors import Conflict, NotFound, UsageError
 from farm.logging import get_logger
-from farm.wire.checking import view_of
+from farm.units import view_of
 
 if TYPE_CHECKING:
     from farm.app import Farm
