@@ -34,7 +34,7 @@ from farm.results.gates import (
 from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
 from farm.results.tradeoff import error_of, marks_of, part_of
 from farm.spec import changes
-from farm.wire.checking import view_of
+from farm.units import view_of
 from farm.wire.program import Sidecar
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
