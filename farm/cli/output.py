@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import sys
@@ -139,10 +140,14 @@ def if_interrupted(said: str) -> Iterator[None]:
 
 def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
-    from pydantic_core import to_json
+    from pydantic_core import PydanticSerializationError, to_json
 
     every = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    typer.echo(inert_json(to_json(document, indent=2, ensure_ascii=not every).decode()))
+    try:
+        text = to_json(document, indent=2, ensure_ascii=not every).decode()
+    except PydanticSerializationError:  # It takes no halves of characters, which stand for the bytes of a file's name.
+        text = json.dumps(document, indent=2)
+    typer.echo(inert_json(text))
 
 
 @contextmanager

@@ -162,6 +162,13 @@ def test_text_stays_inert_when_its_colours_are_taken_off(text: str) -> None:
     assert "\n" not in one_line(text)
 
 
+def test_json_names_a_file_whose_name_is_no_text() -> None:
+    with printed() as both:
+        output.emit({"file": "a\udcff.yaml"})
+    assert json.loads(both.getvalue()) == {"file": "a\udcff.yaml"}
+    both.getvalue().encode()
+
+
 @settings(max_examples=300)
 @given(text=HOSTILE)
 def test_json_says_the_same(text: str) -> None:
