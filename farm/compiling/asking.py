@@ -13,45 +13,23 @@ import re
 import types
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    NotRequired,
-    Required,
-    Union,
-    Unpack,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, NotRequired, Required, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
 from typing_extensions import TypedDict
 
 from farm.jobs.state import FailureKind, WorkOrder
 from farm.runner import documents
-from farm.runner.documents import (
-    BenchProgram,
-    ChildRequest,
-    CompileAnswer,
-    DataRecipe,
-    ExpectedToolchain,
-    InputSpec,
-    ModelFile,
-    Request,
-    SessionChoice,
-    SlicedModel,
-    TuningWish,
-)
+from farm.runner.documents import ChildRequest, DataRecipe, ModelFile, Request
 from farm.runner.protocol import Bound, relative
 from farm.spec import KeyedModel, KeyedVerification, OptionValue, PlainSize, SpecDocument
 from farm.targets.compilers import TuningMode, compilers, default_equal_share, default_tolerance, filled
 
 
-class MadeProgram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MadeProgram:
     """A program that can be measured: its file, the names of its outputs, and how it is run best.
 
     One that was published before has a cache key, and a toolchain that made it.
@@ -59,12 +37,12 @@ class MadeProgram(NamedTuple):
 
     path: Path
     outputs: Sequence[str]
-    session: SessionChoice | None
+    session: documents.SessionChoice | None
     key: str = ""
     toolchain: str = ""
 
     @classmethod
-    def of(cls, path: Path, compiled: CompileAnswer) -> MadeProgram:
+    def of(cls, path: Path, compiled: documents.CompileAnswer) -> MadeProgram:
         """Return a program with the answer of the child that compiled it."""
         return cls(path, [output["name"] for output in compiled["outputs"]], compiled.get("session"))
 
@@ -104,7 +82,7 @@ class ReferenceRecipe(TypedDict):
 
     schema: int
     model: KeyedModel
-    inputs: Mapping[str, InputSpec]
+    inputs: Mapping[str, documents.InputSpec]
     batch: PlainSize | None
     verification: KeyedVerification | None
     options: NotRequired[Mapping[str, OptionValue]]
@@ -158,7 +136,7 @@ def slice_request(order: WorkOrder, model: Path, folder: Path) -> Request:
     return {**model_request(order, model, "slice"), "slices": str(folder)}
 
 
-def tune_request(order: WorkOrder, piece: SlicedModel, *, database: Path, key: str) -> Request:
+def tune_request(order: WorkOrder, piece: documents.SlicedModel, *, database: Path, key: str) -> Request:
     """Ask for one slice to be tuned into the databases in a folder; its calibration is made up and thrown away."""
     whole = compile_request(order, Path(piece["path"]), None, database)
     recipe = order["spec"]["calibration"]
@@ -202,11 +180,11 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         cross=order.get("cross"),
         precision=spec["precision"],
         quantization=filled(known, spec["quantization"]),
-        tuning=cast("TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
+        tuning=cast("documents.TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
 
 
-def expected_of(spec: SpecDocument) -> ExpectedToolchain:
+def expected_of(spec: SpecDocument) -> documents.ExpectedToolchain:
     """Return what the cache key says about the toolchain; a child with another one fails as `toolchain_mismatch`."""
     compiler, device = spec["compiler"], spec["device"]
     return {
@@ -226,22 +204,22 @@ def tuning_mode(order: WorkOrder) -> TuningMode:
 
 
 def evaluate_request(
-    order: WorkOrder, program: Path, compiled: CompileAnswer, reference: Path, sample: Path, measure_seconds: float
+    order: WorkOrder, made: MadeProgram, reference: Path, sample: Path, measure_seconds: float
 ) -> Request:
     """Ask for the stored program to be loaded, compared with the reference and measured."""
     precision = order["spec"]["precision"]
     return _request(
         order,
         action="evaluate",
-        program=str(program),
+        program=str(made.path),
         model={"format": order["model"]["format"]},
         reference=str(reference),
-        outputs=[output["name"] for output in compiled["outputs"]],
+        outputs=made.outputs,
         tolerance=default_tolerance(precision),
         equal=default_equal_share(precision),
         measure_seconds=measure_seconds,
         sample=str(sample),
-        session=compiled.get("session"),
+        session=made.session,
         precision=precision,
     )
 
@@ -268,7 +246,7 @@ def bench_request(order: WorkOrder, programs: Sequence[MadeProgram], samples: Pa
             "libraries": {},
             "cpu_family": None,
         }
-    parts: list[BenchProgram] = [
+    parts: list[documents.BenchProgram] = [
         {"program": str(program.path), "outputs": program.outputs, "session": program.session} for program in programs
     ]
     return {**whole, "programs": parts}
@@ -419,7 +397,7 @@ _PLAIN: Mapping[Any, tuple[type | types.UnionType, str]] = {
 
 def read_as(kind: Any, value: Any) -> Any:
     """Return a value of an answer as one of this type. Raises WrongAnswer."""
-    origin, arguments = _parts_of(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Required, NotRequired, Annotated):
         found = read_as(arguments[0], value)
         for bound in arguments[1:]:
@@ -438,11 +416,6 @@ def read_as(kind: Any, value: Any) -> Any:
         items = _require_kind(value, dict, "object").items()
         return {read_as(arguments[0], name): read_as(arguments[1], item) for name, item in items}
     return _require_kind(value, *_PLAIN[kind]) if kind in _PLAIN else _read_document(kind, value)
-
-
-@cache
-def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(kind), get_args(kind)
 
 
 def _require_kind(value: Any, kinds: type | types.UnionType, what: str) -> Any:

@@ -28,15 +28,7 @@ from farm.compiling.failures import ChildLimits, Failure, classify
 from farm.compiling.templates import Templates
 from farm.files import tree_size
 from farm.jobs.state import AttemptLimits, FailureKind, Phase, WorkOrder
-from farm.runner.documents import (
-    BenchAnswer,
-    CompileAnswer,
-    EvaluateAnswer,
-    PhaseMessage,
-    Request,
-    TimedProgram,
-    Verification,
-)
+from farm.runner.documents import CompileAnswer, EvaluateAnswer, PhaseMessage, Request, TimedProgram, Verification
 from farm.runner.protocol import text_of
 from farm.spec import program_name
 from farm.targets.compilers import compilers
@@ -381,8 +373,8 @@ class Steps:
 
     def evaluate(self, compiled: CompileAnswer, reference: Path, databases: Databases = NO_DATABASES) -> EvaluateAnswer:
         """Load the program from its file, compare it with the reference, and measure it."""
-        seconds = self.children.settings.measure_seconds
-        request = asking.evaluate_request(self.order, self.program, compiled, reference, self.sample, seconds)
+        made, seconds = asking.MadeProgram.of(self.program, compiled), self.children.settings.measure_seconds
+        request = asking.evaluate_request(self.order, made, reference, self.sample, seconds)
         before = self.children.look("before measuring")
         write = [self.sample.parent, *databases.folders]
         answer: EvaluateAnswer = self.ask(request, databases.environment, read=[self.program, reference], write=write)
@@ -403,10 +395,10 @@ class Steps:
         """Let programs of this cell take turns in one child; with `toolchain` in one that has it, and no other."""
         request = asking.bench_request(self.order, programs, samples, toolchain)
         read = [*(program.path for program in programs), *([samples] if samples else [])]
-        answer: BenchAnswer = self.ask(
-            {**request, "rounds": rounds, "seconds": seconds}, databases.environment, read=read, write=databases.folders
-        )
-        return answer["programs"]
+        request |= {"rounds": rounds, "seconds": seconds}
+        answer = self.ask(request, databases.environment, read=read, write=databases.folders)
+        timed: Sequence[TimedProgram] = answer["programs"]
+        return timed
 
     def ask(
         self,

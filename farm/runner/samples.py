@@ -22,17 +22,7 @@ import numpy as np
 from .protocol import RequestFailed, blamed_on_compiler, reason_of
 
 if TYPE_CHECKING:
-    from .documents import (
-        Array,
-        Arrays,
-        DataRecipe,
-        DeclaredValues,
-        InputSpec,
-        Request,
-        RunsHeader,
-        SamplePoint,
-        Size,
-    )
+    from .documents import Array, Arrays, DataRecipe, DeclaredValues, InputSpec, Request, RunsHeader, SamplePoint, Size
     from .launcher import Messages
     from .measuring import Program
 

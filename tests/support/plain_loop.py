@@ -17,6 +17,7 @@ from typing import Any
 
 from farm.client.client import FarmClient
 from farm.compiling.asking import (
+    MadeProgram,
     compile_request,
     evaluate_request,
     reference_recipe,
@@ -115,7 +116,8 @@ def _steps(
             compiled = child(compile_request(order, model, data["calibration"], program))
             if compiled:
                 sample = folder / f"{number}.npz"
-                child(evaluate_request(order, program, compiled, references[recipe], sample, measure_seconds))
+                made = MadeProgram.of(program, compiled)
+                child(evaluate_request(order, made, references[recipe], sample, measure_seconds))
     return time.monotonic() - start
 
 
