@@ -18,19 +18,8 @@ from .protocol import CannotRun, RequestFailed
 from .samples import make_samples, points_of
 
 if TYPE_CHECKING:
-    from .documents import (
-        Array,
-        Arrays,
-        EvaluateAnswer,
-        Evidence,
-        Latency,
-        MeasuredPoint,
-        Request,
-        RunsHeader,
-        SamplePoint,
-        TimedProgram,
-        Verification,
-    )
+    from . import documents
+    from .documents import Array, Arrays, Evidence, Request, SamplePoint, TimedProgram, Verification
     from .launcher import Messages
 
 MAX_RUNS = 2_000  # Runs of one program in one round at most.
@@ -64,8 +53,8 @@ def evaluate(
     load: Callable[[Request], Program],
     runs: Sequence[Arrays],
     references: Sequence[Arrays],
-    meta: RunsHeader,
-) -> EvaluateAnswer:
+    meta: documents.RunsHeader,
+) -> documents.EvaluateAnswer:
     """Load the program, compare its outputs with those of a reference's runs (`load_runs`), and measure it.
 
     Its first runs and its loading are figures too.
@@ -108,7 +97,7 @@ def evaluate(
     samples = min(min(point["samples"], len(part) * point["batch"]) for point, part in zip(points, parts, strict=True))
     messages.phase("measuring", 0.0)
     budget = float(request.get("measure_seconds") or 0) / len(points)
-    measured: list[MeasuredPoint] = []
+    measured: list[documents.MeasuredPoint] = []
     for point, part, verifying in zip(points, parts, times, strict=True):
         repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
         verifying.extend(repeats)
@@ -166,7 +155,7 @@ def _measure(
     return seconds, on_device
 
 
-def latency_of(seconds: Sequence[float]) -> Latency:
+def latency_of(seconds: Sequence[float]) -> documents.Latency:
     """Return the percentiles of runs."""
     median, p90, p99 = (float(value) for value in np.quantile(seconds, (0.5, 0.9, 0.99)))
     return {"median": median, "p90": p90, "p99": p99, "minimum": float(min(seconds)), "repeats": len(seconds)}

@@ -42,7 +42,7 @@ LINES = {
     "node": 3539,
     "pages": 3407,
     "results": 2002,
-    "runner": 6386,
+    "runner": 6375,
     "serving": 425,
     "store": 1744,
     "targets": 1112,
