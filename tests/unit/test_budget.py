@@ -24,7 +24,7 @@ LINES = {
     "control": 591,
     "extras/ci": 506,
     "extras/convert": 491,
-    "extras/nvidia": 855,
+    "extras/nvidia": 836,
     "extras/packs": 922,
     "extras/radar": 1208,
     "extras/reproduce": 299,

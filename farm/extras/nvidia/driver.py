@@ -60,46 +60,19 @@ def _closed(machine: Machine, nvml: Nvml, index: int, card: Any) -> Note | None:
 
 
 def _devices(machine: Machine, nvml: Nvml, index: int, card: Any, notes: list[Note]) -> Iterator[Gpu]:
+    """Yield the slices of a card, or the card if it is not cut into any."""
     mode = nvml.ask("DeviceGetMigMode", card)
-    if not mode or mode[0] != 1:
-        cores = nvml.ask("DeviceGetNumGpuCores", card)
-        yield from _device(machine, nvml, index, card, card, None, cores, notes)
-        return
-    slices = [
-        (place, device)
-        for place in range(nvml.ask("DeviceGetMaxMigDeviceCount", card) or 0)
-        if (device := nvml.ask("DeviceGetMigDeviceHandleByIndex", card, place)) is not None
-    ]
-    if not slices:
+    is_cut = bool(mode) and mode[0] == 1
+    devices = [("", card)]
+    if is_cut:
+        places = range(nvml.ask("DeviceGetMaxMigDeviceCount", card) or 0)
+        slices = ((f", slice {place}", nvml.ask("DeviceGetMigDeviceHandleByIndex", card, place)) for place in places)
+        devices = [(name, device) for name, device in slices if device is not None]
+    if not devices:
         text = "MIG is on, and no slice is made: nothing can run on it"
         notes.append(Note(f"NVIDIA GPU {index}", text, f"nvidia-smi mig -i {index} -cgi …, or switch MIG off"))
-    for place, device in slices:
-        yield from _device(machine, nvml, index, card, device, place, None, notes)
-
-
-def _device(
-    machine: Machine,
-    nvml: Nvml,
-    index: int,
-    card: Any,
-    device: Any,
-    place: int | None,
-    cores: int | None,
-    notes: list[Note],
-) -> Iterator[Gpu]:
-    subject = f"NVIDIA GPU {index}" + ("" if place is None else f", slice {place}")
-    model, uuid = str(nvml.ask("DeviceGetName", device) or ""), str(nvml.ask("DeviceGetUUID", device) or "")
-    capability = nvml.ask("DeviceGetCudaComputeCapability", card)
-    units = None
-    if capability and cores:
-        units = cores // _CORES.get(capability[0] * 10 + capability[1], 128)
-    elif place is not None:
-        units = nvml.number("DeviceGetAttributes_v2", device, "multiprocessorCount")
-    missing = {"UUID": uuid, "compute capability": capability, "number of multiprocessors": units, "name": model}
-    if silent := [name for name, value in missing.items() if not value]:
-        text = f"the driver does not tell its {' and '.join(silent)}"
-        notes.append(Note(subject, text, "install a newer driver, or look at nvidia-smi -q"))
-        return
+    capability, cores = nvml.ask("DeviceGetCudaComputeCapability", card), nvml.ask("DeviceGetNumGpuCores", card)
+    whole = cores // _CORES.get(capability[0] * 10 + capability[1], 128) if capability and cores else None
     bus = nvml.ask("DeviceGetPciInfo", card)
     text = bus.busId.decode() if bus and isinstance(bus.busId, bytes) else bus.busId if bus else ""
     domain, _, rest = text.lower().partition(":")
@@ -107,19 +80,27 @@ def _device(
     cpus = machine.text(f"/sys/bus/pci/devices/{bdf}/local_cpulist") if bdf else ""
     if not cpus and (node := nvml.ask("DeviceGetNumaNodeId", card)) is not None:
         cpus = machine.text(f"/sys/devices/system/node/node{node}/cpulist")
-    yield Gpu(
-        index=index,
-        uuid=uuid,
-        arch=f"sm_{capability[0]}{capability[1]}:{model_slug(model)}",
-        compute_units=units or 0,
-        memory=nvml.number("DeviceGetMemoryInfo", device, "total"),
-        model=model,
-        partition=model.partition(" MIG ")[2],
-        bdf=bdf,
-        cpus=cpus,
-        driver=str(nvml.ask("SystemGetDriverVersion") or ""),
-        maker="nvidia",
-    )
+    for name, device in devices:
+        model, uuid = str(nvml.ask("DeviceGetName", device) or ""), str(nvml.ask("DeviceGetUUID", device) or "")
+        units = nvml.number("DeviceGetAttributes_v2", device, "multiprocessorCount") if is_cut else whole
+        missing = {"UUID": uuid, "compute capability": capability, "number of multiprocessors": units, "name": model}
+        if silent := [what for what, value in missing.items() if not value]:
+            text = f"the driver does not tell its {' and '.join(silent)}"
+            notes.append(Note(f"NVIDIA GPU {index}{name}", text, "install a newer driver, or look at nvidia-smi -q"))
+            continue
+        yield Gpu(
+            index=index,
+            uuid=uuid,
+            arch=f"sm_{capability[0]}{capability[1]}:{model_slug(model)}",
+            compute_units=units or 0,
+            memory=nvml.number("DeviceGetMemoryInfo", device, "total"),
+            model=model,
+            partition=model.partition(" MIG ")[2],
+            bdf=bdf,
+            cpus=cpus,
+            driver=str(nvml.ask("SystemGetDriverVersion") or ""),
+            maker="nvidia",
+        )
 
 
 def model_slug(model: str) -> str:
