@@ -178,7 +178,6 @@ def compile_request(order: WorkOrder, model: Path, calibration: Path | None, pro
         calibration={"path": str(calibration)} if calibration else spec["calibration"],
         program=str(program),
         cross=order.get("cross"),
-        precision=spec["precision"],
         quantization=filled(known, spec["quantization"]),
         tuning=cast("documents.TuningWish", {**spec["tuning"], **tuning_mode(order).arguments}),
     )
@@ -220,7 +219,6 @@ def evaluate_request(
         measure_seconds=measure_seconds,
         sample=str(sample),
         session=made.session,
-        precision=precision,
     )
 
 
@@ -233,7 +231,6 @@ def bench_request(order: WorkOrder, programs: Sequence[MadeProgram], samples: Pa
         order,
         action="bench",
         first=2,
-        precision=order["spec"]["precision"],
         model={"format": order["model"]["format"]},
         samples={"path": str(samples)} if samples else _generated(order),
     )
@@ -265,6 +262,7 @@ def _request(order: WorkOrder, /, **fields: Unpack[Request]) -> Request:
         "device": device,
         "inputs": spec["inputs"],
         "batch": spec["batch"],
+        "precision": spec["precision"],
         "options": filled(compilers()[compiler].options_of(device), spec["options"]),
         **fields,
     }

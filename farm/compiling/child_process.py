@@ -126,7 +126,6 @@ def run_child(
                 "files": limits.files,
                 "dying": limits.dying,
             }
-            start = log.tell()
             command = [python or sys.executable, str(script)]
             variables = partial(child_environment, request=whole, extra=environment or {})
             launch = partial(ChildProcess, command, whole, variables, scratch, log.fileno())
@@ -141,11 +140,11 @@ def run_child(
                     place.leave()
                     child.end()
                     if limits.log:  # A process that holds the log can make it long without writing to it.
-                        os.ftruncate(log.fileno(), min(os.fstat(log.fileno()).st_size, start + limits.log))
+                        os.ftruncate(log.fileno(), min(os.fstat(log.fileno()).st_size, child.log_start + limits.log))
                     written = [place for place in (seal.write if seal else ()) if place.is_dir()]
                     left = [entry for place in written if not place.is_symlink() for entry in sweep(place)]
         with log_path.open("rb") as written_log:
-            written_log.seek(max(start, written_log.seek(0, os.SEEK_END) - 16384))
+            written_log.seek(max(child.log_start, written_log.seek(0, os.SEEK_END) - 16384))
             tail = written_log.read().decode(errors="replace")
         return child.outcome(by, left, tail)
     finally:
