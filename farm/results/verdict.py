@@ -108,9 +108,7 @@ class CellLine(NamedTuple):
 
         What its gates will refuse counts as compiled, and nothing has a speed.
         """
-        look = look_of(state, hit=cell["state"] == "hit")
-        place = (cell["identifier"], cell["model"], cell["target"], cell["precision"], cell["shape"])
-        return cls(*place, look, key=cell["key"], reason=cell.get("reason") or "")
+        return cls(**_known(cell, None), look=look_of(state, hit=cell["state"] == "hit"))
 
     @property
     def is_gate(self) -> bool:
@@ -128,7 +126,7 @@ class CellLine(NamedTuple):
         return self.target, self.shape
 
 
-_COPIED = frozenset(CellLine._fields) - {"around", "sweep"}
+_COPIED = frozenset(CellLine._fields) - {"around", "baseline", "sweep"}
 
 
 def _known(cell: Mapping[str, object], facts: ArtifactFacts | None) -> dict[str, Any]:

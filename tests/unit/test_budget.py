@@ -41,7 +41,7 @@ LINES = {
     "models": 745,
     "node": 3539,
     "pages": 3407,
-    "results": 2002,
+    "results": 2000,
     "runner": 6375,
     "serving": 425,
     "store": 1744,
