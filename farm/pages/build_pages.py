@@ -73,15 +73,12 @@ class BuildFilter(NamedTuple):
     def takes(self, build: BuildView) -> bool:
         """Whether a build passes."""
         key, _, value = self.label.partition("=")
-        exit_code = _exit_code(build)
+        state = "open" if build["state"] != "reported" else "failed" if _exit_code(build) else "passed"
         return (
-            (not self.name or self.name in build["name"])
-            and (not self.by or build["created_by"] == self.by)
+            self.name in build["name"]
+            and self.by in ("", build["created_by"])
             and (not key or (key in build["labels"] and value in ("", build["labels"][key])))
-            and (
-                self.state not in ("open", "passed", "failed")
-                or self.state == ("open" if build["state"] != "reported" else "failed" if exit_code else "passed")
-            )
+            and (self.state == state or self.state not in ("open", "passed", "failed"))
         )
 
 

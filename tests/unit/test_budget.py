@@ -40,7 +40,7 @@ LINES = {
     "metrics": 205,
     "models": 745,
     "node": 3539,
-    "pages": 3407,
+    "pages": 3404,
     "results": 2000,
     "runner": 6375,
     "serving": 425,
