@@ -142,10 +142,11 @@ def emit(document: Any) -> None:
     """Print a result for programs on standard output."""
     from pydantic_core import PydanticSerializationError, to_json
 
-    every = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     try:
-        text = to_json(document, indent=2, ensure_ascii=not every).decode()
-    except PydanticSerializationError:  # It takes no halves of characters, which stand for the bytes of a file's name.
+        text = to_json(document, indent=2).decode()
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (PydanticSerializationError, UnicodeEncodeError):
+        # Not each terminal has each character, and halves of characters stand for the bytes of a file's name.
         text = json.dumps(document, indent=2)
     typer.echo(inert_json(text))
 

@@ -18,7 +18,7 @@ LINES = {
     "api": 1679,
     "artifacts": 2182,
     "builds": 3016,
-    "cli": 4674,
+    "cli": 4675,
     "client": 4524,
     "compiling": 2921,
     "control": 591,
