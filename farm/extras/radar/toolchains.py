@@ -136,20 +136,22 @@ class Toolchains:
                 if name in self._tried:
                     continue
                 # Its documents alone say nothing: storage or the store may have gone away in between.
-                if not (self._admission.is_whole(build_id) or self._reader.read_report(namespace, build_id)):
-                    wish = ShadowBuild(
-                        build_id=build_id, ref=ref, toolchain=toolchain, cells=[], gates=None, against="", defaults=True
-                    )
-                    try:
-                        self.shadow(namespace, wish, by="radar")
-                        started.append(build_id)
-                    except FarmFault:
+                known = self._admission.is_whole(build_id) or self._reader.read_report(namespace, build_id)
+                self._tried.add(name)  # Also if a mistake of ours ends it: the next look goes on with the others.
+                if known:
+                    continue
+                wish = ShadowBuild(
+                    build_id=build_id, ref=ref, toolchain=toolchain, cells=[], gates=None, against="", defaults=True
+                )
+                try:
+                    self.shadow(namespace, wish, by="radar")
+                    started.append(build_id)
+                except FarmError as error:
+                    if isinstance(error, FarmFault | QuotaExceeded):  # It may be possible later.
+                        self._tried.discard(name)
+                    if isinstance(error, FarmFault):
                         raise
-                    except FarmError as error:
-                        log.warning("no shadow build", namespace=namespace, toolchain=toolchain, error=error.message)
-                        if isinstance(error, QuotaExceeded):  # There may be room later.
-                            continue
-                self._tried.add(name)
+                    log.warning("no shadow build", namespace=namespace, toolchain=toolchain, error=error.message)
         return started
 
     def _plan(self, namespace: str, wish: ShadowBuild, by: str) -> PlanDocument:

@@ -465,3 +465,18 @@ def test_toolchains_that_cannot_be_judged_are_passed_over(
         bisect(client, [FP32], bad="onnxruntime2")
     with pytest.raises(NotFound, match="prod has no cell net"):
         bisect(client, ["net"])
+
+
+def test_a_toolchain_on_which_the_radar_breaks_is_tried_once(
+    farm: Farm, player: Player, prod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player.join(NEW)
+    toolchains = farm.part(Toolchains)
+
+    def breaks(namespace: str, wish: Mapping[str, Any], **_: object) -> None:
+        raise KeyError(wish["toolchain"])
+
+    monkeypatch.setattr(toolchains, "shadow", breaks)
+    with pytest.raises(KeyError):
+        toolchains.follow("prod")
+    assert toolchains.follow("prod") == [], "the next look goes on with other namespaces and toolchains"
