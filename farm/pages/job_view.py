@@ -22,7 +22,7 @@ from farm.inert import inert
 from farm.jobs.rows import AttemptView, JobView
 from farm.jobs.state import Phase
 from farm.runner.documents import Latency, Verification
-from farm.units import by_number
+from farm.units import by_number, view_of
 from farm.wire.program import Sidecar
 
 _NOTHING: Sequence[object] = (None, "", {}, [], ())
@@ -80,21 +80,10 @@ def attempts_of(job: JobView, now: float) -> list[AttemptLine]:
 
 def attempt_of(made: Sidecar) -> AttemptLine:
     """Return the attempt that made a program."""
-    row: AttemptView = {
-        "number": 1,
-        "worker": made["worker"],
-        "node": made["node"],
-        "started_at": datetime.fromisoformat(made["created"]).timestamp() - made["seconds"],
-        "ended_at": None,
-        "limits": {"time": 0.0, "memory": 0},
-        "end": "succeeded",
-        "kind": None,
-        "message": "",
-        "detail": "",
-        "log": None,
-        "phases": made["phases"],
-    }
-    return AttemptLine(row, made["seconds"])
+    begun = datetime.fromisoformat(made["created"]).timestamp() - made["seconds"]
+    known = {**made, "number": made["attempt"], "started_at": begun, "ended_at": None, "end": "succeeded", "kind": None}
+    known |= {"message": "", "detail": "", "log": None, "limits": {"time": 0.0, "memory": 0}}
+    return AttemptLine(view_of(AttemptView, known), made["seconds"])
 
 
 def ingredients_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:

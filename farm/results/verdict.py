@@ -332,11 +332,15 @@ def judge_instead(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
 
 def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Return a cell that is not judged yet; without a row it waits for its build to be accepted."""
+    texts = ("message", "detail", "waiting", "warning", "held", "advice", "expected_reason", "expected_link")
+    unknown = (
+        "kind", "phase", "progress", "job", "worker", "elapsed", "log", "estimate", "before", "fault",
+    )  # fmt: skip
     known = {
-        **dict.fromkeys(("waiting", "warning", "held", "advice", "expected_reason", "expected_link"), ""),
-        **dict.fromkeys(("estimate", "before", "fault")),
+        **dict.fromkeys(texts, ""),
+        **dict.fromkeys(unknown),
         **planned,
-        **(row or _WAITING),
+        **(row or {"state": State.QUEUED, "hit": False, "attempt": 0, "spent": 0.0, "facts": None}),
         "identifier": planned["identifier"],
         "gate": planned["gates"],
         "expected": False,
@@ -346,25 +350,6 @@ def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
         "around": [],
     }
     return view_of(JudgedCell, known)
-
-
-_WAITING: CellRow = {
-    "identifier": "",
-    "state": State.QUEUED,
-    "hit": False,
-    "kind": None,
-    "message": "",
-    "detail": "",
-    "phase": None,
-    "progress": None,
-    "job": None,
-    "attempt": 0,
-    "worker": None,
-    "elapsed": None,
-    "spent": 0.0,
-    "facts": None,
-    "log": None,
-}
 
 
 def verdict_of(cells: Sequence[JudgedCell]) -> VerdictDocument:
