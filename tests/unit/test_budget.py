@@ -34,7 +34,7 @@ LINES = {
     "extras/webhooks": 879,
     "jobs": 888,
     "local": 1642,
-    "loose": 1775,
+    "loose": 1777,
     "manifest": 1941,
     "matrix": 1512,
     "metrics": 205,
