@@ -56,7 +56,7 @@ def compile(request: documents.Request, messages: Messages) -> documents.Compile
         raise RequestFailed("nothing_quantized", said)
     messages.phase("compiling", None, "saving")
     with blamed_on_compiler("MIGraphX cannot save the program"):
-        migraphx.save(program, request["program"], format=_format(request))
+        migraphx.save(program, request["program"], format=options.get("format", "msgpack"))
     _refuse_broken(request)
     inputs, outputs = program.get_parameter_shapes(), program.get_output_shapes()
     names = _output_names(request, len(outputs))
@@ -76,10 +76,6 @@ def compile(request: documents.Request, messages: Messages) -> documents.Compile
     del program
     gc.collect()
     return result
-
-
-def _format(request: documents.Request) -> str:
-    return str(request["options"].get("format", "msgpack"))
 
 
 def _text(program: Any) -> str:
@@ -476,7 +472,8 @@ def load(request: documents.Request) -> _MigraphxProgram:
     migraphx = migraphx_module()
     _target(migraphx, request["device"])
     with blamed_on_compiler("the program does not load"):
-        return _MigraphxProgram(migraphx, migraphx.load(request["program"], format=_format(request)), request)
+        program = migraphx.load(request["program"], format=request["options"].get("format", "msgpack"))
+        return _MigraphxProgram(migraphx, program, request)
 
 
 def load_reference(request: documents.Request) -> _MigraphxProgram:

@@ -3,14 +3,12 @@
 Messages, one JSON object a line, on the file descriptor MESSAGES_FD
     {"phase": "compiling", "progress": 0.5 or null, "detail": "text"}
     {"result": {…}}
-    {"error": {"kind": failure kind or "", "message": sentence, "detail": text}}
+    {"error": {…}}                          a `ChildError`
     {"alone": true}                         it waits for `GO`, and then measures; false: it has measured
 and from its guard and its launcher, on GUARD_FD
     {"usage": {"cpu": seconds, "memory": bytes}}            of the child and its descendants, once a second
     {"paused": true}                        after `PAUSE`, when all of the child's processes stand still
-    {"ended": {"code": of exit, or -signal, or null, "memory": peak in bytes, "stuck": [pids],
-               "killed": "memory", "disk", "files", "processes", "awake", "guard" or ""}}
-                                            when nothing of the child is left but what cannot be killed
+    {"ended": {…}}                          a `GuardEnd`, when nothing of the child is left but what cannot be killed
 
 The worker sends the guard `PAUSE`, `CONTINUE` and `GO`, of one byte, on its standard input.
 

@@ -42,7 +42,7 @@ LINES = {
     "node": 3539,
     "pages": 3393,
     "results": 1985,
-    "runner": 6375,
+    "runner": 6370,
     "serving": 425,
     "store": 1744,
     "targets": 1112,
