@@ -33,7 +33,7 @@ from farm.pages import build_view
 from farm.pages.drawing import PlotAxis, PlotPoint, Tradeoff, plot, sweeps, tradeoffs
 from farm.pages.job_pages import cell_page, sidecar_of
 from farm.pages.page_answers import BASE, BuildName, Here, Keys, Table, Text, Visit, same_page
-from farm.pages.page_reading import PATIENCE, EventHub, StillReading
+from farm.pages.page_reading import PATIENCE, RUNNING, EventHub, StillReading
 from farm.pages.quantities import duration, moment, part
 from farm.results.gates import Movement, between, moved_latency
 from farm.results.report import BuildView
@@ -47,7 +47,6 @@ router = APIRouter()
 
 BUILDS = 50  # Builds on one page.
 FAILURES = 10
-RUNNING = 50
 EXPLAINED = 20  # Differences for which both sidecars are read, to say what changed.
 GROUPED = 300  # More cells are also shown by model.
 MODELS = 100  # Models on one page.
@@ -251,17 +250,17 @@ def _exit_code(build: BuildView) -> int:
 
 _BUILD_KEYS: Keys[BuildView] = {
     "State": lambda build: f"{build['state']} {_exit_code(build)}",
-    "Name": lambda build: build["name"],
+    "Name": "name",
     "Cells": lambda build: sum(count for _, count in _parts(build)),
     "Hits": lambda build: build["counts"].get("hits", 0),
-    "Failed": lambda build: build["counts"]["failed"],
+    "Failed": "counts.failed",
     "Took": lambda build: build["ended_at"] - build["created_at"] if build["ended_at"] else None,
-    "Submitted": lambda build: build["created_at"],
+    "Submitted": "created_at",
 }
 _PAIR_KEYS: Keys[build_view.Pair] = {
-    "Cell": lambda pair: pair.after.identifier,
-    "Change (99 %)": lambda pair: pair.change,
-    "Before (fastest to p90)": lambda pair: pair.before.latency,
+    "Cell": "after.identifier",
+    "Change (99 %)": "change",
+    "Before (fastest to p90)": "before.latency",
     "Before": lambda pair: f"{pair.before.look} {pair.before.kind}",
     "Now": lambda pair: pair.after.latency or f"{pair.after.look} {pair.after.kind}",
 }
@@ -475,7 +474,7 @@ def models(visit: Here, model: str = "", ref: Text = "latest", text: Text = "") 
         keys: Keys[SnapshotCell] = {
             "Program": "identifier",
             "Median": lambda each: facts[each["key"]]["latency"] if each["key"] in facts else None,
-            "Size": lambda each: each["program"]["size"],
+            "Size": "program.size",
             "Device": "device",
             "Toolchain": "toolchain",
         }

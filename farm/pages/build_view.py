@@ -58,11 +58,6 @@ WEAK = {
 PAGE = 1000  # Cells on one page.
 
 
-def sign(cell: CellLine | CellEnd) -> str:
-    """Return the sign of a cell's look."""
-    return SIGNS[cell.look][0]
-
-
 def said(cell: CellLine | CellEnd) -> str:
     """Return what a cell's place in the matrix says: its sign, and its failure, phase or latency in ms."""
     match cell.look:
@@ -72,7 +67,7 @@ def said(cell: CellLine | CellEnd) -> str:
             words = cell.phase
         case _:
             words = WEAK["shared"][0] * cell.shared + milliseconds(cell.latency) if cell.latency else ""
-    return f"{sign(cell)} {words}".rstrip()
+    return f"{SIGNS[cell.look][0]} {words}".rstrip()
 
 
 def figures(cells: Sequence[CellLine], metric: str) -> dict[str, str]:
@@ -87,7 +82,9 @@ def figures(cells: Sequence[CellLine], metric: str) -> dict[str, str]:
         text = _figure(cell, gained.get(cell.identifier), metric) if cell.succeeded else ""
         marks = {*cell.marks.split(), *rough.get((cell.model, cell.target, cell.shape), ())}
         weak = dict.fromkeys(WEAK[each][0] for each in METRICS[metric][1].split() if each in marks)
-        texts[cell.identifier] = f"{sign(cell)} {''.join(weak)}{text}" if text else said(cell._replace(latency=None))
+        texts[cell.identifier] = (
+            f"{SIGNS[cell.look][0]} {''.join(weak)}{text}" if text else said(cell._replace(latency=None))
+        )
     return texts
 
 

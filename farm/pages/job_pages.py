@@ -30,7 +30,7 @@ from farm.pages import build_view, drawing, job_view
 from farm.pages.build_view import CellFilter, ShownBuild
 from farm.pages.drawing import steps
 from farm.pages.job_view import AttemptLine, BuildTimeline, LogPage, timeline, trace_events
-from farm.pages.page_answers import BASE, BuildName, Form, Here, Keys, OwnForm, Table, Text, Visit, same_page
+from farm.pages.page_answers import BASE, BuildName, Form, Here, OwnForm, Table, Text, Visit, same_page
 from farm.pages.page_reading import PATIENCE
 from farm.pages.quantities import duration
 from farm.results.verdict import CellLine, look_of
@@ -214,13 +214,7 @@ def past(
     )
 
 
-_POINT_KEYS: Keys[build_view.PastPoint] = {
-    "Ended, UTC": "ended",
-    "Median": "latency",
-    "State": "look",
-    "Error": lambda point: point.row["error"],
-    "Node": lambda point: point.row["node"],
-}
+_POINT_KEYS = {"Ended, UTC": "ended", "Median": "latency", "State": "look", "Error": "row.error", "Node": "row.node"}
 _MARK_KEYS = {"Since, UTC": "ended", "Change": "change", "Before": "before", "After": "after"}
 
 

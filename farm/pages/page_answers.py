@@ -44,7 +44,8 @@ Text = Annotated[str, Query(max_length=300)]
 
 Row = TypeVar("Row")
 Keys = Mapping[str, str | Callable[[Row], str | float | None]]
-"""What rows are sorted by, by column: numbers, or texts by the numbers in them; rows with None come last."""
+"""What rows are sorted by, by column: numbers, or texts by the numbers in them; rows with None come last. A text names
+a field of a row, or of what is in it: `row.error`."""
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -161,8 +162,11 @@ class Table(Generic[Row]):
         return same_page(self._request, **changed) + self.end.replace(".", "#")
 
 
-def _field(row: object, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+def _field(row: object, path: str) -> Any:
+    found: Any = row
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else getattr(found, name)
+    return found
 
 
 # --- browsers: a cookie that holds the token, and no form that another site sends -------------------------------------

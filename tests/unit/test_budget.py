@@ -40,7 +40,7 @@ LINES = {
     "metrics": 205,
     "models": 745,
     "node": 3539,
-    "pages": 3393,
+    "pages": 3387,
     "results": 1985,
     "runner": 6370,
     "serving": 425,
