@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated
@@ -20,6 +20,7 @@ from farm.targets.pools import Pool
 from farm.tuning import exchange, records
 from farm.tuning.database import Head, TuningDatabase, databases, device_name
 from farm.tuning.exchange import fitting, read_offered
+from farm.units import view_of
 
 router = APIRouter(tags=["tuning"])
 
@@ -177,16 +178,6 @@ def described(database: TuningDatabase) -> records.TuningDatabaseView:
 
 
 def _view(database: TuningDatabase, head: Head | None = None, waiting: int = 0) -> records.TuningDatabaseView:
-    return {
-        "name": database.name,
-        "namespace": database.namespace,
-        "pool": database.pool,
-        "device": database.device,
-        "mode": database.mode,
-        "generation": head.generation if head else 0,
-        "records": dict(head.records) if head else {},
-        "size": head.size if head else 0,
-        "moved": head.moved if head else "",
-        "waiting": waiting,
-        "damaged": "",
-    }
+    known = {"generation": 0, "records": {}, "size": 0, "moved": "", **(asdict(head) if head else {})}
+    found = {**vars(database), **known, "name": database.name, "waiting": waiting, "damaged": ""}
+    return view_of(records.TuningDatabaseView, found)

@@ -191,11 +191,6 @@ class Probes:
         # A daemon: it may take minutes, and nobody waits for it when the worker ends.
         threading.Thread(target=self._run, name="health-probe", daemon=True).start()
 
-    def reported(self) -> None:
-        """The store knows the answer."""
-        self.answer = None
-        self.proven = True
-
     def _run(self) -> None:
         try:
             wrong = self._probe()

@@ -375,7 +375,7 @@ class Worker:
                 return
             if fenced is None:
                 return  # The store lost it since this heartbeat: the next one registers it, with its fence.
-            self._probes.reported()
+            self._probes.answer, self._probes.proven = None, True
         else:
             fenced = beat.fenced
         if fenced and not self._fenced:
@@ -495,7 +495,7 @@ class Worker:
         elif self._stage is Stage.DRAINING and (hurry > 1 or late):
             log.info("giving attempts back", worker=self._id)
             self._stage, self._deadline = Stage.RELEASING, time.monotonic() + RELEASE_SECONDS
-            process.release()
+            process.say(RELEASE)
         elif self._stage is Stage.RELEASING and (hurry > 2 or late):
             process.kill()
             self._stage = Stage.DONE
@@ -561,23 +561,20 @@ class CeleryProcess:
         """Let it take messages; its age counts from now. Repeatable."""
         if not self.may_consume:
             self.may_consume, self._started = True, time.monotonic()
-            self._say(CONSUME)
+            self.say(CONSUME)
 
     def pause(self) -> None:
         """Let it take no messages until `consume` is called again. Running attempts continue. Repeatable."""
         if self.may_consume:
             self.may_consume = False
-            self._say(PAUSE)
+            self.say(PAUSE)
 
     def stop_consuming(self) -> None:
         """Take no more messages, and end when the running ones have."""
         self._popen.send_signal(signal.SIGTERM)
 
-    def release(self) -> None:
-        """End the attempts that run, and give them back."""
-        self._say(RELEASE)
-
-    def _say(self, word: bytes) -> None:
+    def say(self, word: bytes) -> None:
+        """Send a message to it (RELEASE: end the attempts that run, and give them back), unless it is gone."""
         with suppress(BrokenPipeError):
             self._lifeline.send(word)
 

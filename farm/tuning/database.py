@@ -94,6 +94,9 @@ class Head:
     etag: str
 
 
+_STORED = ("generation", "snapshot", "size", "previous", "moved", "records")  # The fields that the object has.
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What was read, merged or not."""
@@ -139,11 +142,8 @@ class TuningDatabase:
             document = json.loads(found.data)
             if document["schema"] != HEAD_SCHEMA:
                 raise ValueError(f"its schema is {document['schema']}, this farm reads {HEAD_SCHEMA}")
-            fields = {
-                name: document[name] for name in ("generation", "snapshot", "size", "previous", "moved", "records")
-            }
-            blob_key(fields["snapshot"])
-            return Head(**fields, etag=found.etag)
+            blob_key(document["snapshot"])
+            return Head(**{name: document[name] for name in _STORED}, etag=found.etag)
         except (ValueError, KeyError, TypeError) as error:
             raise self._unreadable(f"head {found.key}", exchange.cause_of(error)) from None
 
@@ -298,15 +298,8 @@ class TuningDatabase:
             return 0
         self._artifacts.put_blob_bytes(data)
         generation = head.generation + 1 if head else 1
-        document = {
-            "schema": HEAD_SCHEMA,
-            "generation": generation,
-            "snapshot": digest,
-            "size": len(data),
-            "previous": head.snapshot if head else None,
-            "moved": _now(),
-            "records": snapshot.counts(),
-        }
+        new = Head(generation, digest, len(data), head.snapshot if head else None, _now(), snapshot.counts(), etag="")
+        document = {"schema": HEAD_SCHEMA, **{name: getattr(new, name) for name in _STORED}}
         self._artifacts.put_object(
             f"{self._prefix}head.json",
             json.dumps(document, indent=1).encode(),
@@ -372,7 +365,7 @@ class Collector:
         """
         self._database = database
         restored = (patient or database).since(frozenset())
-        self._known, self.seen = restored.snapshot, restored.seen
+        self.known, self.seen = restored.snapshot, restored.seen  # All records that are known, and where they were.
         self._folders: dict[Path, Snapshot] = {}  # What each folder is known to hold.
         self._write(folder)
         self._pending = Snapshot()  # Records that are not committed yet.
@@ -381,12 +374,12 @@ class Collector:
         self._learnt = self._learnt_size = 0  # Records, and their characters, that children have written so far.
         self._session = Session(session, "", TuningWork())
         self._seconds = 0.0
-        self.others = len(self._known) > 0  # Whether others have left a record.
+        self.others = len(self.known) > 0  # Whether others have left a record.
 
     @property
     def slices(self) -> Table:
         """The slices that are known to be tuned, by any job."""
-        return self._known.tables.get((RecordStore.SLICES, ""), {})
+        return self.known.tables.get((RecordStore.SLICES, ""), {})
 
     def seconds(self, operations: int) -> float:
         """Return the time that this number of operations took to tune, by the average of the known slices."""
@@ -400,12 +393,12 @@ class Collector:
         self.seen = news.seen
         if news.snapshot:
             # What a head brings may be our own.
-            self.others = self.others or len(news.snapshot.minus(self._known)) > 0
-            self._known = self._known.join(Snapshot(news.snapshot.tables))
+            self.others = self.others or len(news.snapshot.minus(self.known)) > 0
+            self.known = self.known.join(Snapshot(news.snapshot.tables))
 
     def prepare(self, folder: Path) -> None:
         """Write everything that is known into a folder that no child uses; make the folder if it is missing."""
-        if folder not in self._folders or self._known.minus(self._folders[folder]):
+        if folder not in self._folders or self.known.minus(self._folders[folder]):
             self._write(folder)
 
     def tidy(self, folder: Path) -> None:
@@ -421,13 +414,9 @@ class Collector:
                 path.unlink()
             self._write(folder)
 
-    def copy(self, folder: Path) -> None:
-        """Write all known records into a folder; new records there are not collected."""
-        write_folder(self._known, folder)
-
     def _write(self, folder: Path) -> None:
-        write_folder(self._known, folder)
-        self._folders[folder] = self._known
+        write_folder(self.known, folder)
+        self._folders[folder] = self.known
 
     def look(self, folder: Path, work: TuningWork, finished: Mapping[str, Any] | None = None) -> Snapshot:
         """Find the records that are new in a folder since the last look, and return them.
@@ -448,13 +437,13 @@ class Collector:
             spent, self._seconds = max(work.seconds - self._seconds, 0.0), work.seconds
             source = replace(source, seconds=round(spent / len(new), 3))
             new = Snapshot.of(replace(record, source=source) for record in new)
-            self._known, self._pending = self._known.join(new), self._pending.join(new)
+            self.known, self._pending = self.known.join(new), self._pending.join(new)
         return found
 
     def _bounded(self, found: Snapshot, folder: Path) -> Snapshot:
         """Return what was found; nothing if it is too much, since a child can write other records each time."""
         size = sum(len(record.key) + len(record.value) for record in found)
-        full = bool(found) and self._known.size + found.size > LARGEST_DATABASE
+        full = bool(found) and self.known.size + found.size > LARGEST_DATABASE
         if full or self._learnt + len(found) > CHILD_RECORDS or self._learnt_size + size > CHILD_LIMIT:
             self._dropped[folder].files["all files"] = "they have more records than tuning writes"
             return Snapshot()

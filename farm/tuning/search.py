@@ -28,6 +28,7 @@ from farm.runner.documents import CompileAnswer, Request, SliceAnswer, SlicedMod
 from farm.spec import SpecDocument, digest_of
 from farm.targets.compilers import compilers
 from farm.tuning.database import Collector, Learning
+from farm.tuning.formats import write_folder
 from farm.tuning.records import RecordSource, RecordStore, Snapshot, TuningWork
 
 log = get_logger(__name__)
@@ -299,7 +300,7 @@ class Search:
     def copy(self, folder: Path) -> None:
         """Write all that is known into another folder, whatever a child that was ended left of ours."""
         with self._lock:
-            self._collector.copy(folder)
+            write_folder(self._collector.known, folder)
 
     def save(self) -> None:
         """Commit what is unsaved. Call it when the attempt is done.

@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1679,
+    "api": 1670,
     "artifacts": 2182,
     "builds": 3016,
     "cli": 4675,
@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 205,
     "models": 745,
-    "node": 3539,
+    "node": 3531,
     "pages": 3387,
     "results": 1985,
     "runner": 6370,
@@ -47,7 +47,7 @@ LINES = {
     "store": 1744,
     "targets": 1112,
     "tasks": 177,
-    "tuning": 2379,
+    "tuning": 2369,
     "wire": 385,
 }
 """Lines of each room of `farm/`, of `tasks`, and of the modules that lie in `farm/` itself."""

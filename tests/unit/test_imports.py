@@ -215,6 +215,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.settings",
         "farm.targets",
         "farm.tuning",
+        "farm.units",
         "farm.wire",
     },
     "farm.pages": {
