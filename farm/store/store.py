@@ -54,19 +54,10 @@ class WorkerRecords(Records):
         It counts as live for `ttl` seconds after each heartbeat; `resting` says why it takes no jobs yet; `fenced` is
         the fence of its node that the worker knows, for a store that lost its data.
         """
-        pools = [[pool["name"], json.dumps(pool)] for pool in worker["pools"]]
-        document = {**worker, "pools": [pool["name"] for pool in worker["pools"]]}
+        pools = json.dumps([[pool["name"], json.dumps(pool)] for pool in worker["pools"]])
+        document = json.dumps({**worker, "pools": [pool["name"] for pool in worker["pools"]]})
         self._link.run(
-            "register",
-            worker=worker["id"],
-            node=worker["node"],
-            slots=worker["slots"],
-            ttl=round(ttl * 1000),
-            document=json.dumps(document),
-            pools=json.dumps(pools),
-            resting=resting,
-            fenced=fenced,
-            locks=worker.get("locks", ""),
+            "register", ttl=round(ttl * 1000), document=document, pools=pools, resting=resting, fenced=fenced
         )
 
     def heartbeat(self, worker_id: str, *, draining: bool = False, resting: str = "", warning: str = "") -> Beat:

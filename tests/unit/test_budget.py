@@ -44,7 +44,7 @@ LINES = {
     "results": 1985,
     "runner": 6370,
     "serving": 425,
-    "store": 1744,
+    "store": 1735,
     "targets": 1112,
     "tasks": 177,
     "tuning": 2369,

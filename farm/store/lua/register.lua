@@ -1,12 +1,13 @@
 -- Register a worker, again or for the first time; its pools are kept for good.
 -- keys: worker:<worker> with :last, workers, pools, pool:<pool>:workers, wake:pools, node:<node> with :passed,
 --   worker:locks:<kernel>
--- arguments: worker, node, slots, ttl, document, pools, resting, fenced, locks
---   ttl: milliseconds for which it counts as live without a heartbeat; document: JSON; pools: JSON list of [name,
---   JSON];
---   resting: why it takes no jobs yet, "" = it takes jobs; fenced: why its node is fenced as far as the worker knows,
---   or ""; locks: its kernel and where its lock files are there, or ""
+-- arguments: ttl, document, pools, resting, fenced
+--   ttl: milliseconds for which it counts as live without a heartbeat; document: JSON, kept unchanged;
+--   pools: JSON list of [name, JSON]; resting: why it takes no jobs yet, "" = it takes jobs;
+--   fenced: why its node is fenced as far as the worker knows, or ""
 -- answer: none
+local about = cjson.decode(document)
+local worker, node, locks = about.id, about.node, about.locks or ""
 local names = {}
 for _, pool in ipairs(cjson.decode(pools)) do
   names[#names + 1] = pool[1]
@@ -14,7 +15,7 @@ for _, pool in ipairs(cjson.decode(pools)) do
   call("ZADD", POOL .. pool[1] .. ":workers", NOW + ttl, worker)
   wake(pool[1])
 end
-call("HSET", WORKER .. worker, "node", node, "slots", slots, "ttl", ttl, "document", document,
+call("HSET", WORKER .. worker, "node", node, "slots", about.slots, "ttl", ttl, "document", document,
      "pools", cjson.encode(names), "registered_at", NOW, "resting", resting, "locks", locks)
 call("PEXPIRE", WORKER .. worker, ttl)
 note_heard(worker, node)
