@@ -17,7 +17,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from farm.errors import FarmFault
@@ -266,11 +265,9 @@ class EmbeddedFarm:
     def __enter__(self) -> Settings:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Ctrl-C means that the farm has to end.
-        self.stop(wait_for_others=not isinstance(error, KeyboardInterrupt))
+        self.stop(wait_for_others=kind is not KeyboardInterrupt)
 
     def _take(self, name: str, mode: int) -> bool:
         """Lock a file of the folder until `stop`; the kernel lets go of it when this process dies."""

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from enum import Enum, auto
 from functools import partial
@@ -193,12 +193,10 @@ class Supervisor:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Count SIGTERM and SIGINT, and wake up at them."""
-        before = [(number, signal.signal(number, self._count)) for number in (signal.SIGTERM, signal.SIGINT)]
-        try:
+        with ExitStack() as before:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before.callback(signal.signal, number, signal.signal(number, self._count))
             yield
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1
