@@ -88,31 +88,26 @@ class FanOut(Generic[Piece]):
             return (self._returned.pop(),) if self._returned else None
 
     def _help(self, slot: Slot, ended: threading.Event) -> None:
-        works = True
-        while works:
+        """Do pieces in a slot that is borrowed for each, until none waits or one fails."""
+        failed: list[Piece] = []
+        while not failed:
             with self._free.borrow(slot, ended) as borrowed:
-                works = borrowed and self._help_once(slot)
-
-    def _help_once(self, slot: Slot) -> bool:
-        """Do one piece; return whether there was one and it was done."""
-        with self._change:
-            if not self._waiting:
-                return False
-            piece = self._waiting.popleft()
-            self._borrowed += 1
-        failed = [piece]
-        try:
-            self._work(slot, piece)
-            failed.clear()
-        except Exception as error:
-            if not self._cancelled.is_set():
-                log.warning("a borrowed slot failed", slot=slot.gpu or slot.cpus, reason=repr(error))
-        finally:
-            with self._change:
-                self._returned += failed
-                self._borrowed -= 1
-                self._change.notify_all()
-        return not failed
+                with self._change:
+                    if not borrowed or not self._waiting:
+                        return
+                    failed = [self._waiting.popleft()]
+                    self._borrowed += 1
+                try:
+                    self._work(slot, failed[0])
+                    failed = []
+                except Exception as error:
+                    if not self._cancelled.is_set():
+                        log.warning("a borrowed slot failed", slot=slot.gpu or slot.cpus, reason=repr(error))
+                finally:
+                    with self._change:
+                        self._returned += failed
+                        self._borrowed -= 1
+                        self._change.notify_all()
 
 
 COLLECT_SECONDS = 60.0  # Seconds between two looks for new records of a running child.
