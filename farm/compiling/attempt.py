@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import farm
 from farm.compiling.alone import Clock, lock_folder, open_lock
@@ -310,18 +310,7 @@ class Attempt:
         self, *, reference: FileReference | None, ended: FailureDocument | None = None
     ) -> ReproductionDocument:
         """Return everything that decides an attempt, as JSON. `farm reproduce` writes a folder from it."""
-        return {
-            "schema": 1,
-            "farm": farm.__version__,
-            "job": self.job_id,
-            "attempt": self.number,
-            "namespace": self.namespace,
-            "build": self.build,
-            "worker": self.worker,
-            "key": self.key,
-            "limits": self.limits,
-            "previous": list(self.previous),
-            "ended": ended,
-            "reference": reference,
-            "order": self.order,
-        }
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        known |= {"schema": 1, "farm": farm.__version__, "job": self.job_id, "attempt": self.number}
+        known |= {"ended": ended, "reference": reference}
+        return cast("ReproductionDocument", {name: known[name] for name in ReproductionDocument.__annotations__})

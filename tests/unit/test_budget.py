@@ -20,7 +20,7 @@ LINES = {
     "builds": 3016,
     "cli": 4675,
     "client": 4524,
-    "compiling": 2921,
+    "compiling": 2910,
     "control": 591,
     "extras/ci": 506,
     "extras/convert": 491,
