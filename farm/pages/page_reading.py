@@ -270,7 +270,7 @@ READ_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.
 PAUSE = 0.5  # Seconds at least between two messages about one build: people do not read faster.
 SPARED = 4.0  # Reading a build takes at most this part (1 / n) of the time between two messages.
 KEEP_ALIVE = 15.0  # Seconds after which a connection without news gets a comment, so that no proxy closes it.
-REMEMBERED = 256  # Messages that are kept for those who come back.
+REMEMBERED = 64  # Messages, of all builds, that are kept for those who come back.
 RUNNING = 50  # Running cells that a page lists.
 
 READING = "reading"  # The place of those who wait until a build has been read for the first time.

@@ -32,7 +32,7 @@ from farm.builds.known_failures import today
 from farm.builds.reading import JobLog
 from farm.client.client import FarmClient
 from farm.client.freezing import Frozen
-from farm.errors import NotFound
+from farm.errors import NotFound, StoreUnavailable
 from farm.extras.webhooks.hooks import Webhooks
 from farm.jobs.state import FailureKind, Outcome
 from farm.pages import build_pages, job_pages, job_view, page_reading
@@ -1415,6 +1415,29 @@ def test_all_who_missed_the_same_wait_for_one_reading(farm: Farm, browser: httpx
 
     assert all(text.startswith("event: news") for text in asyncio.run(all_of_them()))
     assert reads.count(after) < 5
+
+
+def test_news_go_on_when_the_store_was_away(farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    (after,) = re.findall(r'data-position="([^"]+)"', build_page(browser, build_id))
+    play(farm, everything_passes(farm))
+    events, asked = farm.build_reader.events, list[str]()
+
+    def away_at_first(*which: Any) -> Any:
+        asked.append(which[2])
+        if len(asked) == 1:
+            raise StoreUnavailable("it is away")
+        return events(*which)
+
+    monkeypatch.setattr(farm.build_reader, "events", away_at_first)
+    monkeypatch.setattr(page_reading, "READ_WAIT", 0.1)
+
+    async def follow() -> list[str]:
+        stream = EventHub(anyio.CapacityLimiter(4)).follow(BuildPages(farm), "main", build_id, after)
+        return [await anext(stream) for _ in range(3)]
+
+    _, silence, text = asyncio.run(follow())
+    assert silence == ":\n\n" and text.startswith("event: news")
 
 
 def test_as_many_wait_for_events_as_there_are_threads_for(farm: Farm) -> None:
