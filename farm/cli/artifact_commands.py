@@ -433,8 +433,13 @@ def _show_inspected(sidecar: Sidecar | None, file: Path | None) -> None:
 
 def describe(sidecar: Sidecar) -> list[str]:
     """Return a sidecar for people."""
-    spec, blobs, measured = sidecar["spec"], sidecar["blobs"], sidecar["measurements"]
-    checked = sidecar["verification"]
+    spec, blobs, measured, tuning = sidecar["spec"], sidecar["blobs"], sidecar["measurements"], sidecar["tuning"]
+    checked, latency = sidecar["verification"], measured["latency"]
+    tail = f", p99 {render.duration(latency['p99'])}" if latency and latency["p99"] else ""
+    shared = ", not measured alone" if measured["shared"] else ""
+    firsts = {"cold": measured["first_run_cold"], "warm": measured["first_run_warm"]}
+    texts = {"before": blobs["before"], "after": blobs["after"]}
+    build = f", build {sidecar['build']}" if sidecar["build"] else ""
     rows = [
         ("program", f"{blobs['program']['path']}, {render.size(blobs['program']['size'])}"),
         ("sha256", blobs["program"]["digest"]),
@@ -445,49 +450,39 @@ def describe(sidecar: Sidecar) -> list[str]:
         ("precision", spec["precision"]),
         *[("input", _port(port)) for port in sidecar["inputs"]],
         *[("output", _port(port)) for port in sidecar["outputs"]],
+        ("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar["quantized"].items()))),
+        ("latency", f"{render.duration(latency['median'])}{tail}{shared}" if latency else ""),
+        *(_tuning_rows(tuning, measured) if tuning["operations"] is not None else ()),
+        *render.not_alone(tuning["conditions"], "tuning"),
+        *render.not_alone(measured["conditions"], "measuring"),
+        ("load", render.duration(measured["load"])),
+        ("first run", ", ".join(f"{render.duration(each)} {how}" for how, each in firsts.items() if each is not None)),
+        *(_checked_rows(checked) if checked else [("verified", "no")]),
+        ("memory", f"{render.size(sidecar['peak_memory'])} to compile" if sidecar["peak_memory"] else ""),
+        *[("pass", f"{render.duration(took)}  {name}") for name, took in list(sidecar["passes"].items())[:PASS_ROWS]],
+        *[
+            (f"text {when}", f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it")
+            for when, blob in texts.items()
+            if blob
+        ],
+        ("made", f"{sidecar['created']} in {render.duration(sidecar['seconds'])}{build}"),
     ]
-    if sidecar["quantized"]:
-        rows.append(("quantized", ", ".join(f"{count} {name}" for name, count in sorted(sidecar["quantized"].items()))))
-    if measured["latency"]:
-        tail = f", p99 {render.duration(measured['latency']['p99'])}" if measured["latency"]["p99"] else ""
-        shared = ", not measured alone" if measured["shared"] else ""
-        rows.append(("latency", f"{render.duration(measured['latency']['median'])}{tail}{shared}"))
-    if sidecar["tuning"]["operations"] is not None:
-        rows += _tuning_rows(sidecar["tuning"], measured)
-    rows += render.not_alone(sidecar["tuning"]["conditions"], "tuning")
-    rows += render.not_alone(measured["conditions"], "measuring")
-    if measured["load"] is not None:
-        rows.append(("load", render.duration(measured["load"])))
-    firsts = {"cold": measured["first_run_cold"], "warm": measured["first_run_warm"]}
-    if runs := [f"{render.duration(seconds)} {how}" for how, seconds in firsts.items() if seconds is not None]:
-        rows.append(("first run", ", ".join(runs)))
-    rows += _checked_rows(checked) if checked else [("verified", "no")]
-    if sidecar["peak_memory"]:
-        rows.append(("memory", f"{render.size(sidecar['peak_memory'])} to compile"))
-    for name, seconds in list(sidecar["passes"].items())[:PASS_ROWS]:
-        rows.append(("pass", f"{render.duration(seconds)}  {name}"))
-    for when, blob in (("before", blobs["before"]), ("after", blobs["after"])):
-        if blob:
-            how = f"{blob['path']}, {render.size(blob['size'])}; `farm fetch --log` downloads it"
-            rows.append((f"text {when}", how))
-    build = f", build {sidecar['build']}" if sidecar["build"] else ""
-    rows.append(("made", f"{sidecar['created']} in {render.duration(sidecar['seconds'])}{build}"))
-    return [sidecar["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
+    return [sidecar["identifier"], *output.facts(rows)]
 
 
 def _checked_rows(checked: Verification) -> list[tuple[str, str]]:
     """Return what the program was compared with, and how it compares."""
     weak = ", weak evidence" if checked["weak"] else ""
     who = ", ".join(dict.fromkeys(checked["origin"].values())) or checked["reference"] or "a reference"
-    rows = []
-    if checked["errors"] or checked["equal"] or not checked["unverified"]:
-        rows.append(("checked", f"against {who}, {render.plural(checked['samples'], 'sample')}{weak}"))
-    rows += [("refused", f"{name}: {why}") for name, why in checked["refused"].items()]
-    rows += [("unverified", f"{name}: {why}") for name, why in checked["unverified"].items()]
-    rows += [("doubted", f"{name}: {why}") for name, why in checked.get("doubted", {}).items()]
-    rows += [("error", f"{name}: {error:.2e}") for name, error in checked["errors"].items()]
-    rows += [("equal", f"{name}: {share:.2%}") for name, share in checked["equal"].items()]
-    return rows
+    is_checked = checked["errors"] or checked["equal"] or not checked["unverified"]
+    return [
+        ("checked", f"against {who}, {render.plural(checked['samples'], 'sample')}{weak}" if is_checked else ""),
+        *[("refused", f"{name}: {why}") for name, why in checked["refused"].items()],
+        *[("unverified", f"{name}: {why}") for name, why in checked["unverified"].items()],
+        *[("doubted", f"{name}: {why}") for name, why in checked.get("doubted", {}).items()],
+        *[("error", f"{name}: {error:.2e}") for name, error in checked["errors"].items()],
+        *[("equal", f"{name}: {share:.2%}") for name, share in checked["equal"].items()],
+    ]
 
 
 def _device(device: FoundDevice) -> str:
@@ -553,14 +548,13 @@ def describe_program(name: str, program: ProgramContent) -> list[str]:
         rows.append(("kernels", f"{kernels}{waves and f', wave{waves}'}, {render.size(code['size'])}"))
     for solution in program.get("solutions", ()):
         rows.append(("library", f"{solution['operator']} solution {solution['solution']}, {solution['count']} times"))
-    if program.get("trailing"):
-        rows.append(("behind it", f"{program['trailing']} bytes after the program"))
+    rows.append(("behind it", f"{program['trailing']} bytes after the program" if program.get("trailing") else ""))
     for module, content in program["modules"].items():
         counts = sorted(content["operators"].items(), key=lambda item: (-item[1], item[0]))
         rows += [(f"in {module}", f"{count} {operator}") for operator, count in counts[:OPERATOR_ROWS]]
         if len(counts) > OPERATOR_ROWS:
             rows.append((f"in {module}", f"and {len(counts) - OPERATOR_ROWS} more: --json lists all"))
-    return [name, *render.align([(one_line(what, 40), one_line(text)) for what, text in rows], "  ")]
+    return [name, *output.facts(rows)]
 
 
 def _port(port: Port | StoredPort) -> str:

@@ -252,42 +252,33 @@ def _size(option: str, text: str) -> int:
 
 def _report_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the result of `farm optimize` for people."""
-
     size, after, accuracy = found["size"], found["after"], found["accuracy"]
+    before, firsts, gpu = found["before"], after["first_runs"], found["gpu"]
+    samples, passed = render.plural(accuracy["samples"], "sample"), "ok" if accuracy["passed"] else "FAIL"
+    unverified = f"{accuracy['unverified']}; use --samples with expected outputs" if accuracy["unverified"] else ""
+    is_compared = accuracy["outputs"] or not unverified
+    weak = "weak: outputs hardly differ between samples, a constant would pass; vary the --samples"
     rows = [
         ("target", f"{found['target']}, {found['toolchain']}"),
         ("size", f"{render.size(size['after'])}, the model has {render.size(size['before'])}"),
+        ("quantized", ", ".join(f"{count} {name}" for name, count in sorted(found["quantized"].items()))),
+        ("accuracy", unverified),
+        ("accuracy", f"{passed}, {samples} against {accuracy['reference']}" if is_compared else ""),
+        *[("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()],
+        ("", weak if accuracy["weak"] else ""),
+        ("latency", latency(after)),
+        ("", f"the model before ({before['target']}): {latency(before)}" if before else ""),
+        ("", compared(before["comparison"]) if before else ""),
+        ("tuning", _tuned(found["tuning"]) if found["tuning"] else ""),
+        ("load", render.duration(after["load"])),
+        ("first run", render.duration(firsts[0])),
+        (f"first {len(firsts)}", ", ".join(render.duration(seconds) for seconds in firsts)),
+        ("memory", f"{render.size(found['peak_memory'])} to compile, {render.size(after['peak_memory'])} to run"),
+        ("", f"{render.size(gpu['memory'])} of the GPU" if gpu["memory"] is not None else ""),
+        *render.not_alone(gpu["conditions"], "measuring"),
+        ("took", render.duration(found["seconds"])),
     ]
-    if found["quantized"]:
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(found["quantized"].items()))
-        rows.append(("quantized", counts))
-    samples = render.plural(accuracy["samples"], "sample")
-    if accuracy["unverified"]:
-        rows.append(("accuracy", f"{accuracy['unverified']}; use --samples with expected outputs"))
-    if accuracy["outputs"] or not accuracy["unverified"]:
-        passed = "ok" if accuracy["passed"] else "FAIL"
-        rows.append(("accuracy", f"{passed}, {samples} against {accuracy['reference']}"))
-    rows += [("", f"{name}: {_output(value)}") for name, value in accuracy["outputs"].items()]
-    if accuracy["weak"]:
-        rows.append(("", "weak: outputs hardly differ between samples, a constant would pass; vary the --samples"))
-    rows.append(("latency", latency(after)))
-    if before := found["before"]:
-        rows.append(("", f"the model before ({before['target']}): {latency(before)}"))
-        rows.append(("", compared(before["comparison"])))
-    if tuning := found["tuning"]:
-        rows.append(("tuning", _tuned(tuning)))
-    firsts = after["first_runs"]
-    rows.append(("load", render.duration(after["load"])))
-    rows.append(("first run", render.duration(firsts[0])))
-    rows.append((f"first {len(firsts)}", ", ".join(render.duration(seconds) for seconds in firsts)))
-    memory = f"{render.size(found['peak_memory'])} to compile, {render.size(after['peak_memory'])} to run"
-    rows.append(("memory", memory))
-    if found["gpu"]["memory"] is not None:
-        rows.append(("", f"{render.size(found['gpu']['memory'])} of the GPU"))
-    looks = found["gpu"]["conditions"]
-    rows += render.not_alone(looks, "measuring")
-    rows.append(("took", render.duration(found["seconds"])))
-    return [found["identifier"], *render.align([(name, one_line(text)) for name, text in rows], "  ")]
+    return [found["identifier"], *output.facts(rows)]
 
 
 def _output(value: Mapping[str, float]) -> str:
@@ -539,10 +530,9 @@ def _measure(
 
 
 def _lines(document: Any) -> list[str]:
+    busy = document["gpu"]["busy"]
     rows = [("target", f"{document['target']}, {document['toolchain']}"), *_figures(document)]
-    if document["gpu"]["busy"] is not None:
-        rows.append(("GPU", f"{document['gpu']['busy']:.0%} busy"))
-    lines = [document["identifier"], *render.align(rows, "  ")]
+    lines = [document["identifier"], *output.facts([*rows, ("GPU", "" if busy is None else f"{busy:.0%} busy")])]
     if other := document["against"]:
         lines += [f"  against {other['name']}", *render.align(_figures(other), "    ")]
         lines.append(f"  {compared(other['comparison'])}")

@@ -111,6 +111,11 @@ def table(rows: Sequence[Sequence[str]], nothing: str, document: Any) -> None:
         result(document, render.align(rows, columns=width()))
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return what is known of something, a line each of what and how it is; what has no text is left out."""
+    return render.align([(one_line(what, 40), one_line(text)) for what, text in rows if text], "  ")
+
+
 def width(stream: TextIO | None = None) -> int:
     """Return how many characters a line of a terminal has; 0 if the stream (standard output) is not a terminal."""
     stream = stream or sys.stdout
