@@ -6,7 +6,7 @@ import difflib
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
@@ -15,7 +15,7 @@ import typer
 from typer import Option
 
 from farm.cli import connection, output, render
-from farm.cli.connection import connect_or_start, connect_to_storage, offering
+from farm.cli.connection import connect_or_start, offering
 from farm.client.inspection import TooLarge, disagreements, faults, inspect_program
 from farm.client.packs import SIDECAR, Layout
 from farm.errors import ArtifactGone, ExitCode, NotFound, UsageError
@@ -104,7 +104,7 @@ def fetch(
     if family and (shape or with_kernels or sample):
         raise UsageError("--family fetches every shape: leave out --shape, --with-kernels and --sample")
     if family:
-        with connected(source) as client:
+        with connect_or_start(source) as client:
             client.artifacts.any_name, ref = any_name, _ref(client, named)
             made = client.fetch_family(
                 model, target, precision, ref=ref, folder=folder, toolchain=toolchain, log=log, force=force
@@ -115,7 +115,7 @@ def fetch(
         document = {"index": str(made.index), **made.document, "left_out": made.left_out}
         output.result(document, [*render.family(made.document), checked])
         return
-    with output.if_interrupted(KEPT), connected(source) as client:
+    with output.if_interrupted(KEPT), connect_or_start(source) as client:
         client.artifacts.on_download, client.artifacts.any_name = output.progress("fetching"), any_name
         ref = _ref(client, named)
         if target == AUTO:
@@ -155,11 +155,6 @@ def _best_here(
     if next_best := said(fits):
         output.note(f"next best: {next_best}")
     return fits[0].cell
-
-
-def connected(source: str) -> AbstractContextManager[FarmClient]:
-    """Return a client of the farm's API, or of the object storage that `--from` names."""
-    return connect_to_storage(source) if source else connect_or_start()
 
 
 KEPT = "no file is half written; what was downloaded is kept, and the next fetch goes on from there"
@@ -204,7 +199,7 @@ def ls(
     Any other word lists the artifacts with it in their names. Without the API there are artifacts only.
     """
     listing: Listing = cast("Listing", what) if what in get_args(Listing) else "artifacts"
-    with connected(source) as client:
+    with connect_or_start(source) as client:
         ref = _ref(client, ref) if listing == "artifacts" else ref
         items = _SOURCES[listing](client, ref)
         for line in client.workers.troubles() if listing == "workers" else ():
@@ -337,7 +332,7 @@ def inspect(
         return
     if path.suffix in (".mxr", ".json", ".onnx"):
         raise NotFound(f"no file {what}", hint="name a program or an artifact.json")
-    with connected(source) as client:
+    with connect_or_start(source) as client:
         sidecar = client.artifacts.get(key_of(client, what))
         if not program:
             _show_inspected(sidecar, None)

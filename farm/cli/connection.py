@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument
@@ -26,7 +26,7 @@ def connect(settings: Settings | None = None) -> FarmClient:
     return _speaking(FarmClient.from_settings(settings or load_settings()))
 
 
-def connect_to_storage(address: str) -> FarmClient:
+def _connect_to_storage(address: str, settings: Settings) -> FarmClient:
     """Return a client of `s3://BUCKET`, with the settings' endpoint and keys, or of what a URL shows to all.
 
     Raises UsageError for another address, or if boto3 is not installed for S3.
@@ -34,9 +34,7 @@ def connect_to_storage(address: str) -> FarmClient:
     from farm.client.client import trust_of
     from farm.client.storage_client import StorageClient
     from farm.client.transfers import default_cache
-    from farm.settings import load_settings
 
-    settings = load_settings()
     options: dict[str, Any] = {"namespace": settings.namespace, "cache": default_cache(), "trust": trust_of(settings)}
     bucket = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,62})/?", address)
     if not bucket:
@@ -57,27 +55,26 @@ def _speaking(client: FarmClient) -> FarmClient:
 
 
 @contextmanager
-def connect_or_start() -> Iterator[FarmClient]:
+def connect_or_start(storage: str = "") -> Iterator[FarmClient]:
     """Yield a client, for a command that reads: if no farm runs here, one without a worker runs while it reads.
 
-    So what `farm run` has built can be fetched after it. Raises NotFound if nothing was ever built here.
+    So what `farm run` has built can be fetched after it. A `storage` that `--from` names is read without any farm.
+    Raises NotFound if nothing was ever built here.
     """
     from farm.settings import load_settings
 
     settings = load_settings()
-    try:
-        found = connect(settings)
-    except NotFound:
-        from farm.local.embedded import EmbeddedFarm, has_data
+    with ExitStack() as running:
+        try:
+            client = _connect_to_storage(storage, settings) if storage else connect(settings)
+        except NotFound:
+            from farm.local.embedded import EmbeddedFarm, has_data
 
-        if not has_data(settings):
-            raise
-        output.quiet_logs(settings)
-        with EmbeddedFarm(settings, say=output.note, works=False) as started, connect(started) as client:
-            yield client
-    else:
-        with found as client:
-            yield client
+            if not has_data(settings):
+                raise
+            output.quiet_logs(settings)
+            client = connect(running.enter_context(EmbeddedFarm(settings, say=output.note, works=False)))
+        yield running.enter_context(client)
 
 
 # --- completion: the farm has a moment to say what there is -----------------------------------------------------------

@@ -18,7 +18,7 @@ LINES = {
     "api": 1670,
     "artifacts": 2182,
     "builds": 3016,
-    "cli": 4664,
+    "cli": 4656,
     "client": 4524,
     "compiling": 2910,
     "control": 591,
