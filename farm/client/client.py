@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm import entry_points, errors
 from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
-from farm.client.transport import BUILD, Api, Transport, build_named, topic
+from farm.client.transport import BUILD, Api, Transport, build_named, events, topic
 from farm.files import read_private
 from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.matrix.planned import ShownCell, ShownPlan
@@ -393,16 +393,16 @@ def _follow(client: FarmClient, build_id: str, after: str | None, **params: bool
         build_id = client.build(build_id)["id"]  # One build to its end, whatever is submitted meanwhile.
     position, failures = after, 0
     while True:
-        silence = POLL if failures else SILENCE
+        silence, path = POLL if failures else SILENCE, f"{_path(build_id)}/events"
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": position} if position else {})}
         try:
-            for name, identifier, data in client.transport.events(
-                f"{_path(build_id)}/events", position, silence, **params
-            ):
-                failures = 0
-                if name == "end":
-                    return
-                position = identifier or position
-                yield data
+            with client.transport.lines(path, timeout=silence, headers=headers, params=params) as lines:
+                for name, identifier, data in events(lines):
+                    failures = 0
+                    if name == "end":
+                        return
+                    position = identifier or position
+                    yield data
         except errors.FarmFault:
             failures += 1
             if failures > len(FOLLOW_DELAYS):

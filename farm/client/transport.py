@@ -219,15 +219,6 @@ class Transport:
             message = f"cannot reach the farm at {self.url}: {error or type(error).__name__}"
             raise FarmFault(message, hint=hint) from None
 
-    def events(self, path: str, after: str | None, silence: float, **params: Any) -> Iterator[tuple[str, str, str]]:
-        """Yield name, id and data of server-sent events until the server ends the stream.
-
-        Raises UsageError for an event that is too long.
-        """
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
-        with self.lines(path, timeout=silence, headers=headers, params=params) as lines:
-            yield from _events(lines)
-
     @contextlib.contextmanager
     def lines(self, path: str, *, timeout: float, **options: Any) -> Iterator[Iterator[str]]:
         """Open an answer that comes line by line, with at most `timeout` seconds of silence.
@@ -422,8 +413,11 @@ _KINDS = _tree(FarmError)
 _BY_STATUS = {401: errors.NotAllowed, 403: errors.NotAllowed, 404: NotFound, 409: errors.Conflict, 410: ArtifactGone}
 
 
-def _events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
-    """Parse server-sent events: fields until an empty line make one event; comments keep the line alive."""
+def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, id and data of server-sent events: fields until an empty line make one; comments are left out.
+
+    Raises UsageError for an event that is too long.
+    """
     name, identifier = "message", ""
     data: list[str] = []
     size = 0

@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2182,
     "builds": 3016,
     "cli": 4656,
-    "client": 4524,
+    "client": 4518,
     "compiling": 2910,
     "control": 591,
     "extras/ci": 506,

@@ -10,11 +10,10 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import jsonschema
@@ -711,13 +710,12 @@ def test_events_without_a_server_that_streams_fall_back_to_reading(
     build_id = finished(farm, client, frozen)
     monkeypatch.setattr("farm.client.client.FOLLOW_DELAYS", (0.0,) * 8)
     with FarmClient(url, farm.settings.api_token.get_secret_value(), transport=Cutting(events=0)) as cut:
-        monkeypatch.setattr(cut.transport, "events", _silent)
+        monkeypatch.setattr(cut.transport, "lines", _silent)
         assert list(cut.watch(build_id)) == []
 
 
-def _silent(*_: object) -> Iterator[tuple[str, str, str]]:
+def _silent(*_: object, **__: object) -> NoReturn:
     raise FarmFault("nothing comes through")
-    yield
 
 
 # --- refs -----------------------------------------------------------------------------------------------------------

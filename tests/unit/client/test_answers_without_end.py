@@ -65,8 +65,9 @@ def repeated(taken: list[int], piece: bytes) -> Iterator[bytes]:
 def test_an_event_is_read_to_its_limit(piece: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "LONGEST_LINE", 4 << 20)
     taken: list[int] = []
-    with pytest.raises(UsageError, match=said):
-        next(channel(repeated(taken, piece)).events("/v1/builds/b/events", None, 5))
+    answer = channel(repeated(taken, piece)).lines("/v1/builds/b/events", timeout=5)
+    with pytest.raises(UsageError, match=said), answer as lines:
+        next(transport.events(lines))
     assert len(taken) <= 6
 
 
