@@ -314,7 +314,9 @@ class EventHub:
                 return
             position = message.position
             if not is_kept:
-                await asyncio.sleep(max(PAUSE, SPARED * pages.cost(namespace, build_id)))
+                # All readers of a build go on at the same moments: soon they are at the same place.
+                pause = max(PAUSE, SPARED * pages.cost(namespace, build_id))
+                await asyncio.sleep(pause - time.monotonic() % pause)
 
     def _reading(self, pages: BuildPages, place: tuple[str, str, str]) -> asyncio.Task[Message | None]:
         """Return the reading of what comes after a place, which is begun unless it is under way or remembered."""
@@ -327,6 +329,9 @@ class EventHub:
                 del self._readings[next(iter(self._readings))]
 
         if place not in self._readings:
+            for other, reading in self._readings.items():  # What comes after an earlier place is more.
+                if other[:2] == place[:2] and _is_before(other[2], place[2]) and not reading.done():
+                    return reading
             self._readings[place] = asyncio.ensure_future(self._in_thread(partial(pages.message, *place)))
             self._readings[place].add_done_callback(forget)
         return self._readings[place]

@@ -40,7 +40,7 @@ LINES = {
     "metrics": 205,
     "models": 745,
     "node": 3529,
-    "pages": 3387,
+    "pages": 3392,
     "results": 1985,
     "runner": 6370,
     "serving": 425,
