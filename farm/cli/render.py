@@ -201,9 +201,9 @@ def plan_changes(shown: Sequence[ShownCell | CellPlan], accepted: Sequence[Judge
     return [f"the farm changed after it showed the plan: {plural(len(rows), 'cell')} now differ", *_first(rows)]
 
 
-def _first(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _first(rows: Sequence[tuple[str, ...]], head: Sequence[tuple[str, ...]] = (), columns: int = 0) -> list[str]:
     more = [f"  and {len(rows) - ROWS} more (--json has all)"] if len(rows) > ROWS else []
-    return [*align(rows[:ROWS], "  "), *more]
+    return [*align([*head, *rows[:ROWS]], "  ", columns), *more]
 
 
 def _why(cell: ShownCell | CellPlan) -> str:
@@ -592,11 +592,9 @@ def moved(cells: Sequence[JudgedCell], columns: int = 0) -> list[str]:
     """Return the numbers that are worse or better than a baseline's, or too close to tell, worst first."""
     from farm.results.gates import movements
 
-    if not (rows := movements(cells)):
-        return []
+    rows = [(name, *said[:5]) for name, said in movements(cells)]
     head = ("cell", "", "before (fastest to p90)", "after", "change (99 %)", "")
-    more = [f"  and {len(rows) - ROWS} more (--json has all)"] if len(rows) > ROWS else []
-    return [*align([head, *((name, *said[:5]) for name, said in rows[:ROWS])], "  ", columns), *more]
+    return _first(rows, [head], columns) if rows else []
 
 
 def remarks(cells: Sequence[JudgedCell], found: Changes | None) -> list[str]:

@@ -18,7 +18,7 @@ LINES = {
     "api": 1670,
     "artifacts": 2182,
     "builds": 3016,
-    "cli": 4653,
+    "cli": 4651,
     "client": 4518,
     "compiling": 2910,
     "control": 591,
