@@ -26,7 +26,7 @@ LINES = {
     "extras/convert": 491,
     "extras/nvidia": 836,
     "extras/packs": 922,
-    "extras/radar": 1210,
+    "extras/radar": 1204,
     "extras/reproduce": 299,
     "extras/signing": 1992,
     "extras/telemetry": 150,

@@ -113,23 +113,17 @@ def shadow_cell(cell: SnapshotCell, work: KnownWork, pool: Pool, ref: str, *, de
         gates.pop("budgets", None)
     known = {
         **cell,
+        **work._asdict(),
+        **dict.fromkeys(("expected_seconds", "estimate", "expected", "sweep", "facts")),
         "key": cache_key(spec),
         "pool": pool.name,
-        "emulated": list(order.get("emulated", ())),
+        "emulated": order.get("emulated", []),
         "state": "miss",
         "reason": f"toolchain: {cell['toolchain']} -> {pool.toolchain}",
         "live_workers": 0,
-        "expected_seconds": None,
-        "estimate": None,
-        "line": work.line,
         "warnings": [],
         "order": order,
-        "limits": work.limits,
-        "priority": work.priority,
         "gates": gates,
-        "expected": None,
-        "sweep": None,
-        "facts": None,
     }
     return view_of(CellPlan, known)
 
