@@ -353,17 +353,8 @@ class BuildIndex:
             raise FarmFault("the index of builds was damaged and is made again", hint="try again") from None
 
     def _connected(self) -> sqlite3.Connection:
+        """Connect to the file, which is made again if it is damaged, or of something else."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            return self._connect()
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:
-            log.warning("the index of builds cannot be read, it is made again", error=str(error))
-            self._forget()
-            return self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
         with suppress(OSError):  # SQLite says what is wrong.
             # It has builds of all namespaces; one of an older farm was open to others.
             self._path.touch(0o600)
@@ -376,10 +367,14 @@ class BuildIndex:
             if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
                 _make_tables(database)
                 self._unread.clear()
-        except sqlite3.Error:
+            return database
+        except sqlite3.DatabaseError as error:
             database.close()
-            raise
-        return database
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            log.warning("the index of builds cannot be read, it is made again", error=str(error))
+            self._forget()
+            return self._connected()
 
     def _forget(self) -> None:
         for suffix in ("", "-wal", "-shm"):
