@@ -343,7 +343,7 @@ def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int
 
 
 def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    compiler = next((compiler for compiler in compilers().values() if compiler.has_env(name)), None)
+    compiler = next((compiler for compiler in compilers().values() if compiler.variable(name)), None)
     if compiler is None:
         hint = suggestion(name, {known for compiler in compilers().values() for known in compiler.env})
         yield document.problem(f"`{name}` is not an environment variable that may be set", path, hint=hint, key=True)

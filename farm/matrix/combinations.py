@@ -590,7 +590,7 @@ class Lookup:
 
         Values were checked with the manifest; files that were not brought are a problem.
         """
-        own = {name: value for name, value in given.items() if compiler.has_env(name)}
+        own = {name: value for name, value in given.items() if compiler.variable(name)}
         files: dict[str, FileReference] = {}
         for name, value in own.items():
             if isinstance(value, EnvFile) and value.path in self.files:

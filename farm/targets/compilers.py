@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from farm import entry_points
 from farm.errors import UsageError
 from farm.spec import SUFFIXES, OptionValue
-from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable, find_variable
+from farm.targets.environment import MIGRAPHX_ENV, MIGRAPHX_REFUSED_ENV, Variable
 
 if TYPE_CHECKING:
     from farm.jobs.state import DebugWish
@@ -284,9 +284,12 @@ class Compiler:
         spelt = {name: self._spelt(name, value) for name, value in given.items()}
         return {name: value for name, value in sorted(spelt.items()) if value}
 
-    def has_env(self, name: str) -> bool:
-        """Whether a variable is this compiler's, be it refused or not."""
-        return find_variable(self.env, name) is not None or self._refused(name) != ""
+    def variable(self, name: str) -> Variable | None:
+        """Return what is known of an environment variable, be it refused or not; None if it is not this compiler's."""
+        refused = ((pattern, Variable(refused=why)) for pattern, why in self.refused_env.items())
+        if not re.fullmatch("[A-Z0-9_]+", name):  # A pattern's star takes any text.
+            return None
+        return next((found for pattern, found in (*refused, *self.env.items()) if fnmatchcase(name, pattern)), None)
 
     def env_problem(self, name: str, value: Any) -> str:
         """Return what is wrong with a variable and its value, or an empty string."""
@@ -297,18 +300,13 @@ class Compiler:
         return ""
 
     def _spelt(self, name: str, value: Any) -> str:
-        if reason := self._refused(name):
-            raise ValueError(f"is refused: {reason}")
-        if (found := find_variable(self.env, name)) is None:
+        if (found := self.variable(name)) is None:
             raise ValueError(f"is not a variable of {self.name} that may be set")
         return found.spelt(value)
 
-    def _refused(self, name: str) -> str:
-        return next((reason for pattern, reason in self.refused_env.items() if fnmatchcase(name, pattern)), "")
-
     def is_file(self, name: str) -> bool:
         """Whether a variable's value is a file."""
-        found = find_variable(self.env, name)
+        found = self.variable(name)
         return found is not None and found.kind == "file"
 
     def lacks(self, features: Iterable[str], precision: str, options: Mapping[str, OptionValue]) -> dict[str, str]:

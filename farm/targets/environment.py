@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 FILE = "sha256:"  # How the value of a variable that names a file begins in a spec; the file's SHA-256 follows.
@@ -26,12 +25,15 @@ class Variable(NamedTuple):
     kind: Literal["flag", "switch", "number", "text", "file"] = "flag"
     low: int = 0
     pattern: str = _TEXT
+    refused: str = ""  # Why no value may be set, if so.
 
     def spelt(self, value: Any) -> str:
         """Return the one spelling of a value, or an empty string if it means the same as no variable.
 
         Raises ValueError that says what the value should be.
         """
+        if self.refused:
+            raise ValueError(f"is refused: {self.refused}")
         text = {True: "1", False: "0"}.get(value, "") if isinstance(value, bool) else str(value)
         if self.kind == "file":
             if not re.fullmatch(rf"{FILE}[0-9a-f]{{64}}", text):
@@ -50,13 +52,6 @@ class Variable(NamedTuple):
         if not re.fullmatch(self.pattern, text):
             raise ValueError(f"cannot be {value!r}: it has to match {self.pattern}")
         return text
-
-
-def find_variable(variables: Mapping[str, Variable], name: str) -> Variable | None:
-    """Return the first entry that matches a variable in a table of names and patterns."""
-    if not re.fullmatch("[A-Z0-9_]+", name):  # A pattern's star takes any text.
-        return None
-    return next((found for pattern, found in variables.items() if fnmatchcase(name, pattern)), None)
 
 
 _FLAGS = """

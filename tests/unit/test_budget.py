@@ -45,7 +45,7 @@ LINES = {
     "runner": 6370,
     "serving": 425,
     "store": 1735,
-    "targets": 1112,
+    "targets": 1105,
     "tasks": 177,
     "tuning": 2364,
     "wire": 385,
