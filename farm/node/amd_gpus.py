@@ -39,7 +39,7 @@ def find_amd_gpus(machine: Machine, programs: Sequence[str]) -> tuple[list[Gpu],
     found: list[Gpu] = []
     for index, report in enumerate(base):
         whole, said = _completed(report, others)
-        gpu, report_notes = _usable(machine, index, whole, said, alone=uuids[report.uuid] == 1)
+        gpu, report_notes = _usable(machine, replace(whole, index=index, alone=uuids[report.uuid] == 1), said)
         notes += report_notes
         found += [gpu] if gpu else []
     found, left_out = visible(machine, CHOICE, found, "GPUs", lambda gpu, name: name in (str(gpu.index), gpu.uuid))
@@ -59,7 +59,7 @@ def _ask(machine: Machine, name: str, folders: Sequence[str], *commands: Sequenc
 
 def _unseen(machine: Machine, base: Sequence[Gpu]) -> list[Note]:
     notes = []
-    # A container sees so the GPUs that it was not given.
+    # So a container sees the GPUs that it was not given.
     if nodes := [node for node in machine.numbered(NODES) if not machine.numbers(f"{NODES}/{node}/properties")]:
         text = f"the kernel hides node {', '.join(map(str, nodes))} from this process, or its description is empty"
         fix = "give the container the device (--device /dev/dri/renderD…), if it should use it"
@@ -85,10 +85,8 @@ def _completed(report: Gpu, others: dict[str, list[Gpu]]) -> tuple[Gpu, dict[str
     return whole, said
 
 
-def _usable(
-    machine: Machine, index: int, report: Gpu, said: dict[str, Gpu], *, alone: bool
-) -> tuple[Gpu | None, list[Note]]:
-    subject = f"GPU {index}" + (f" ({report.bdf})" if report.bdf else "")
+def _usable(machine: Machine, report: Gpu, said: dict[str, Gpu]) -> tuple[Gpu | None, list[Note]]:
+    subject = report.name + (f" ({report.bdf})" if report.bdf else "")
     notes = []
     for source, one in said.items():
         short = one.arch.partition(":")[0]
@@ -116,12 +114,10 @@ def _usable(
     partitions = (machine.text(f"{folder}/current_compute_partition") for folder in folders)
     gpu = replace(
         report,
-        index=index,
         partition=next(filter(None, partitions), report.partition),
         cpus=_cpus(machine, report),
         # The kernel's own driver has the kernel's version.
         driver=machine.text("/sys/module/amdgpu/version") or (f"Linux {kernel}" if kernel else ""),
-        alone=alone,
     )
     return gpu, notes
 

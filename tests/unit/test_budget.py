@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 205,
     "models": 745,
-    "node": 3529,
+    "node": 3525,
     "pages": 3392,
     "results": 1985,
     "runner": 6370,
