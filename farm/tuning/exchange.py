@@ -30,7 +30,7 @@ from typing import Any
 from farm.errors import UsageError
 from farm.spec import Device
 from farm.targets.pools import bare, same_arch
-from farm.tuning.formats import OBJECTS, MIOpenName, check_place, check_record, miopen_name
+from farm.tuning.formats import OBJECTS, check_place, check_record, miopen_name
 from farm.tuning.records import Log, Measured, Place, RecordSource, RecordStore, Session, Snapshot, Table, TuningWork
 
 SCHEMA = 1
@@ -301,11 +301,7 @@ def _chosen(offered: set[str], imported: set[str], miopen: str) -> set[str]:
 
 def _versions(places: Iterable[Place], arch: str) -> set[str]:
     names = (miopen_name(file) for _, file in places)
-    return {named.version for named in names if named and named.version and _is_of(named, arch)}
-
-
-def _is_of(named: MIOpenName, arch: str) -> bool:
-    return named.base.removeprefix("batchnorm_").startswith(arch)
+    return {named.version for named in names if named and named.version and named.base.startswith(arch)}
 
 
 def _other_miopen(file: str, versions: set[str]) -> str:
@@ -321,9 +317,9 @@ def _other_miopen_device(place: Place, device: Device) -> str:
     named, arch = miopen_name(place[1]), bare(device.arch)
     if named is None:
         return ""
-    if not _is_of(named, arch):
+    if not named.base.startswith(arch):
         return f"it is not of {arch}"
-    said = _UNITS.fullmatch(named.base.removeprefix("batchnorm_").removeprefix(arch))
+    said = _UNITS.fullmatch(named.base.removeprefix(arch))
     if said is None or device.compute_units is None:
         return ""
     units = int(said["decimal"]) if said["decimal"] else int(said["hexadecimal"], 16)

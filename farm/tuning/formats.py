@@ -47,7 +47,8 @@ CHILD_RECORDS = 1_000_000  # Lines, and solutions in them, of all these files.
 CHILD_VALUES = 8_000_000  # JSON values in all these files: an empty one takes three bytes there, a hundred in memory.
 
 _MIOPEN_NAME = re.compile(
-    r"(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt", re.ASCII
+    r"(?:batchnorm_)?(?P<base>\w[\w.+-]*?)(?:\.(?P<version>(?:HIP|OpenCL)\.[\w-]+))?(?:\.\w+)?\.(?P<kind>ufdb|udb)\.txt",
+    re.ASCII,
 )
 _TIMINGS_NAME = re.compile(r"TensorrtExecutionProvider_cache_sm[0-9]{2,3}\.timing", re.ASCII)
 _KINDS = {"ufdb": RecordStore.FIND_DB, "udb": RecordStore.PERF_DB}
@@ -100,7 +101,7 @@ class MIOpenName:
     """What the name of a MIOpen database says: `gfx942130.HIP.3_5_1_4dddc24.ufdb.txt`."""
 
     store: RecordStore
-    base: str  # Device and number of compute units, in MIOpen's own spelling.
+    base: str  # Device and number of compute units, in MIOpen's own spelling, without the `batchnorm_` before some.
     version: str  # `HIP.3_5_1_4dddc24`; MIOpen ignores the files of every other version.
 
 

@@ -309,7 +309,7 @@ def test_a_hostile_depth_is_no_error(tmp_path: Path) -> None:
     ("name", "base", "version"),
     [
         (FIND, "gfx942130", "HIP.3_5_1_4dddc24"),
-        (PERF, "batchnorm_gfx906_60", "HIP.3_5_1_4dddc24-dirty"),
+        (PERF, "gfx906_60", "HIP.3_5_1_4dddc24-dirty"),
         ("gfx90a68.HIP.2_16_0_.ufdb.txt", "gfx90a68", "HIP.2_16_0_"),
         ("gfx90a_sramecc_noxnack68.HIP.3_0_0_abc.udb.txt", "gfx90a_sramecc_noxnack68", "HIP.3_0_0_abc"),
     ],
