@@ -231,11 +231,10 @@ def _to_ship(cells: Sequence[CellLine], link: Callable[[str], str]) -> tuple[lis
 def _parts(build: BuildView) -> list[tuple[str, int]]:
     """Return how many cells of a build look how."""
     counts = build["counts"]
-    hits = min(counts.get("hits", 0), counts["succeeded"])
-    expected = counts.get("expected", 0)
-    looks: dict[str, int] = {look: counts[look] for look in ("failed", "running", "queued", "cancelled")}
-    looks["failed"] -= expected
-    return [*looks.items(), ("expected", expected), ("compiled", counts["succeeded"] - hits), ("hit", hits)]
+    hits, expected = min(counts.get("hits", 0), counts["succeeded"]), counts.get("expected", 0)
+    passed = {"compiled": counts["succeeded"] - hits, "hit": hits}
+    looks = {**counts, **passed, "failed": counts["failed"] - expected, "expected": expected}
+    return [(look, looks[look]) for look in build_view.ORDER]
 
 
 def _verdict_look(view: build_view.ShownBuild) -> str:

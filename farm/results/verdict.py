@@ -333,9 +333,7 @@ def judge_instead(planned: CellPlan, cell: JudgedCell, facts: ArtifactFacts) -> 
 def _join(planned: CellPlan, row: CellRow | None) -> JudgedCell:
     """Return a cell that is not judged yet; without a row it waits for its build to be accepted."""
     texts = ("message", "detail", "waiting", "warning", "held", "advice", "expected_reason", "expected_link")
-    unknown = (
-        "kind", "phase", "progress", "job", "worker", "elapsed", "log", "estimate", "before", "fault",
-    )  # fmt: skip
+    unknown = ("kind", "phase", "progress", "job", "worker", "elapsed", "log", "estimate", "before", "fault")
     known = {
         **dict.fromkeys(texts, ""),
         **dict.fromkeys(unknown),
