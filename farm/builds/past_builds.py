@@ -352,8 +352,8 @@ class BuildIndex:
             self._forget()
             raise FarmFault("the index of builds was damaged and is made again", hint="try again") from None
 
-    def _connected(self) -> sqlite3.Connection:
-        """Connect to the file, which is made again if it is damaged, or of something else."""
+    def _connected(self, *, again: bool = False) -> sqlite3.Connection:
+        """Connect to the file, which is made `again`, once, if it is damaged, or of something else."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(OSError):  # SQLite says what is wrong.
             # It has builds of all namespaces; one of an older farm was open to others.
@@ -370,11 +370,11 @@ class BuildIndex:
             return database
         except sqlite3.DatabaseError as error:
             database.close()
-            if isinstance(error, sqlite3.OperationalError):
+            if again or isinstance(error, sqlite3.OperationalError):
                 raise
             log.warning("the index of builds cannot be read, it is made again", error=str(error))
             self._forget()
-            return self._connected()
+            return self._connected(again=True)
 
     def _forget(self) -> None:
         for suffix in ("", "-wal", "-shm"):

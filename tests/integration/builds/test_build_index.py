@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,18 @@ def test_the_file_may_be_lost_or_damaged_at_any_time(
                 database.execute("PRAGMA user_version = 99")
     assert client.history(CELL) == past
     assert [each["id"] for each in client.builds()] == [failed["build"]["id"]]
+
+
+def test_a_disk_that_damages_the_file_each_time_is_named(
+    elsewhere: BuildIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Damaged(sqlite3.Connection):
+        def executescript(self, _: str) -> sqlite3.Cursor:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Damaged))
+    with pytest.raises(FarmFault, match="was damaged"):
+        elsewhere.builds("main")
 
 
 def test_cells_of_the_newest_builds_are_kept_and_others_read_again(
