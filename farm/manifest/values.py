@@ -473,10 +473,9 @@ class OneOf(Entry):
         if len(given) != 1:
             words = ", ".join(f"`{name}`" for name in self.KINDS)
             raise ValueError(f"write exactly one of {words}" + (f", not {' and '.join(given)}" if given else ""))
-        for name in self.NEEDS.get(given[0], ()):
-            if name not in self.model_fields_set:
-                why = ": what a URL gives can change" if name == "sha256" else ""
-                raise ValueError(f"`{given[0]}` needs `{name}`{why}")
+        if lacking := [f"`{name}`" for name in self.NEEDS.get(given[0], ()) if name not in self.model_fields_set]:
+            why = ": what a URL gives can change" if lacking == ["`sha256`"] else ""
+            raise ValueError(f"`{given[0]}` needs {' and '.join(lacking)}{why}")
         for name, kinds in self.BELONGS.items():
             if name in self.model_fields_set and given[0] not in kinds:
                 raise ValueError(f"`{name}` belongs to {' or '.join(f'`{kind}`' for kind in kinds)}")

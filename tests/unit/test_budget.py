@@ -35,7 +35,7 @@ LINES = {
     "jobs": 888,
     "local": 1639,
     "loose": 1777,
-    "manifest": 1941,
+    "manifest": 1940,
     "matrix": 1512,
     "metrics": 205,
     "models": 745,

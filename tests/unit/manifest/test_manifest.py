@@ -323,6 +323,7 @@ def test_a_wrong_field_of_a_model_is_found_on_its_line(entry: str) -> None:
         ("{path: a, sha256: " + "0" * 64 + "}", "`sha256` belongs to"),
         ("{s3: 'bucket/key'}", "does not look right"),
         ("{hf: owner/name, file: net.onnx}", "`hf` needs `revision`"),
+        ("{hf: owner/name}", "`hf` needs `revision` and `file`"),
         ("{path: a, file: net.onnx}", "`file` belongs to `hf`"),
         ("{package: ../../etc/passwd}", "does not look right"),
     ],
