@@ -1,7 +1,6 @@
 """The product's record types, and which of them look alike: `python -m tests.support.record_types`.
 
 A record type is a class that is a TypedDict, a pydantic model, a dataclass or a NamedTuple, also through its bases.
-A dataclass with `eq=False` is none: that is how a service says what it is made of.
 """
 
 import ast
@@ -59,10 +58,7 @@ def _name(base: ast.expr) -> str:
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any(
-        _name(decorator) == "dataclass" and "eq=False" not in ast.unparse(decorator)
-        for decorator in node.decorator_list
-    )
+    return any(_name(decorator) == "dataclass" for decorator in node.decorator_list)
 
 
 def _ancestors(name: str, classes: dict[str, tuple[Path, ast.ClassDef]]) -> set[str]:

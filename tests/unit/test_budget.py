@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.places import ROOT
 from tests.support.record_types import record_types
 
-RECORD_TYPES = 402
+RECORD_TYPES = 409
 
 
 def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
