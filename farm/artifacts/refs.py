@@ -3,7 +3,7 @@
 A ref is a small document that one conditional put moves; a snapshot is a blob, so an old one never changes.
 """
 
-from __future__ import annotations
+# Without annotations from `__future__`: the fields of documents would be compiled from text at every start.
 
 import json
 import re
@@ -132,7 +132,7 @@ read. Raises FarmError to refuse the move."""
 class Refs:
     """The refs of all namespaces in one store. Who moves some has `Farm.refs`: their moves are seen by extensions."""
 
-    _artifacts: S3Store
+    _artifacts: "S3Store"
     on_commit: Sequence[Commit] = ()
     on_committed: Sequence[Callable[[str, RefView], object]] = ()
     """They are called with each ref that was written, or deleted, and its namespace."""
@@ -362,7 +362,7 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, indent=1).encode()
 
 
-def _log() -> Logger:
+def _log() -> "Logger":
     """Return the logger; clients import this module for its types, and need none."""
     from farm.logging import get_logger
 

@@ -1,4 +1,4 @@
-"""What a client asks about artifacts: `client.refs` and `client.artifacts`, from a farm or from its storage alone."""
+"""What a client asks about artifacts: `client.artifacts`, from a farm or from its storage alone; and downloads."""
 
 from __future__ import annotations
 
@@ -15,99 +15,22 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from farm.artifacts.refs import ListedRefs, RefView, ShownRef, SnapshotCell
+from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.storage import SignedSidecar
+from farm.client.fetching import FamilyMember, SignedArtifact, file_name, read_work_order, require_same
 from farm.client.transfers import LIMIT, note_use, trim
-from farm.client.transport import DOWNLOADS_AT_ONCE, Api, NoRanges, gone, named, retry
-from farm.errors import ArtifactGone, Conflict, FarmFault, NotFound, Untrusted, UsageError
+from farm.client.transport import DOWNLOADS_AT_ONCE, Api, NoRanges, gone, retry
+from farm.errors import ArtifactGone, FarmFault, NotFound, Untrusted, UsageError
 from farm.files import SHOWN_LOG, left_out, replacing
 from farm.jobs.rows import ReproductionDocument
 from farm.spec import FileReference
-from farm.units import by_number
 from farm.wire.checking import checked
 from farm.wire.program import Sidecar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from farm.client.fetching import FamilyMember, SignedArtifact
-
-
-class RefsApi(Api):
-    """The refs of a namespace: names that point to artifacts, one for each cell."""
-
-    def all(self) -> list[str]:
-        """Return the tags of the refs."""
-        return self._transport.items("/v1/refs", str)
-
-    def moves(self) -> list[RefView]:
-        """Return where each ref points, since when, and which namespace has it."""
-        found = self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
-        return sorted(found, key=lambda ref: by_number(ref["tag"]))
-
-    def get(self, tag: str) -> ShownRef:
-        """Return a ref and the cells that it names. Raises NotFound."""
-        return self._trusted(tag, lambda: self.unchecked(tag))
-
-    def unchecked(self, tag: str) -> ShownRef:
-        """Return a ref as the farm answers it, whatever this client trusts. Raises NotFound."""
-        return self._transport.ref(tag)
-
-    def _trusted(self, tag: str, ask: Callable[[], ShownRef]) -> ShownRef:
-        trust = self._client.trust
-        return trust.ref(tag, ask) if trust else ask()
-
-    def cells(self, tag: str = "latest") -> list[SnapshotCell]:
-        """Return the cells that a ref names, each with cache key and program. Raises NotFound.
-
-        If the farm is away, what it answered last counts (`FarmClient.kept`).
-        """
-        kept = self._client.kept
-        found = self._trusted(tag, lambda: cast("ShownRef", kept.ask(f"ref {tag}", lambda: self.unchecked(tag))))
-        return sorted(found["cells"].values(), key=lambda cell: by_number(cell["identifier"]))
-
-    def move(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
-        """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
-
-        `generation` makes it conditional: only if the ref has that one (0: if there is none).
-
-        Raises NotFound without such a source, Conflict if the condition does not hold.
-        """
-        rolls_back = previous and source == tag
-        before = self.get(tag) if rolls_back else None
-        if before and generation is None:
-            # Else a request that is repeated, because its answer was lost, would roll forward again.
-            generation = before["generation"]
-        signed, generation = self._promised(tag, source, generation, previous=previous)
-        body, path = {"source": source, "previous": previous, **signed}, f"/v1/refs/{named('ref', tag)}"
-        try:
-            return self._transport.ask("PUT", path, RefView, json=body, params=_condition(generation))
-        except Conflict:
-            now = self.get(tag) if rolls_back else None
-            if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
-                raise
-            return now  # It was us: the answer to the first request was lost.
-
-    def remove(self, tag: str, *, generation: int | None = None) -> None:
-        """Forget a ref; the artifacts that it names stay. Raises as `move`."""
-        with suppress(ArtifactGone):  # What cannot be read can be deleted.
-            self.unchecked(tag)
-        signed, generation = self._promised(tag, "", generation)
-        path, condition = f"/v1/refs/{named('ref', tag)}", _condition(generation)
-        with suppress(NotFound):  # Deleted meanwhile, perhaps by our first request, whose answer was lost.
-            self._transport.request("DELETE", path, params=condition, json=signed or None)
-
-    def _promised(
-        self, tag: str, source: str, generation: int | None, *, previous: bool = False
-    ) -> tuple[dict[str, str], int | None]:
-        """Return what a promoter sends with a move, and the generation from which the ref moves."""
-        trust = self._client.trust
-        promise = trust.promise(self._client, tag, source, previous=previous) if trust else None
-        if promise is None:
-            return {}, generation
-        return {"signed": promise[0]}, promise[1] if generation is None else generation
 
 
 class ArtifactsApi(Api):
@@ -143,8 +66,6 @@ class ArtifactsApi(Api):
 
     def work_order(self, sidecar: Sidecar) -> ReproductionDocument:
         """Return what reruns the attempt that made an artifact. Raises NotFound if that was not kept, ArtifactGone."""
-        from farm.client.fetching import read_work_order
-
         blob = sidecar["blobs"].get("reproduction")
         if not blob:
             raise NotFound(f"the artifact {sidecar['key']} was published without its work order")
@@ -160,8 +81,6 @@ class ArtifactsApi(Api):
 
         Raises Untrusted with the reasons if this client has a trust policy that refuses it.
         """
-        from farm.client.fetching import SignedArtifact
-
         trust = self._client.trust
         asks = trust is not None and trust.asks
         try:
@@ -188,8 +107,6 @@ class ArtifactsApi(Api):
         Raises ArtifactGone if it describes other bytes or another compile than the ref names, Untrusted if another
         cell's name is signed.
         """
-        from farm.client.fetching import require_same
-
         cell, sidecar = member
         try:
             signed = self.signed(cell["key"], tag=ref)
@@ -204,8 +121,6 @@ class ArtifactsApi(Api):
 
     def download(self, blob: FileReference, folder: Path) -> Path:
         """Write a sidecar's blob into a folder, under its own name, and return its path. Raises as `bring`."""
-        from farm.client.fetching import file_name
-
         place = folder / file_name(blob["path"])
         self.bring(blob, place)
         return place
@@ -228,10 +143,6 @@ class ArtifactsApi(Api):
                 raise
 
         Downloads(self._client.cache).bring({**blob, "path": place.name}, place, reads, self.on_download)
-
-
-def _condition(generation: int | None) -> dict[str, int]:
-    return {} if generation is None else {"generation": generation}
 
 
 # --- downloads --------------------------------------------------------------------------------------------------------

@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm import entry_points, errors
+from farm.artifacts.refs import ListedRefs, RefView, ShownRef, SnapshotCell
 from farm.client.transfers import KeptAnswers, OnUpload, default_cache, upload
-from farm.client.transport import BUILD, Api, Transport, build_named, events, topic
+from farm.client.transport import BUILD, Api, Transport, build_named, events, named, topic
 from farm.files import read_private
 from farm.jobs.rows import BuildEvent, CancelledCells
 from farm.matrix.planned import ShownCell, ShownPlan
 from farm.results.report import BuildChange, BuildView, Differences, JudgedCell, PastCell, Report
-from farm.units import counted
+from farm.units import by_number, counted
 from farm.wire.checking import read, unexpected
 
 if TYPE_CHECKING:
     import httpx
 
-    from farm.artifacts.refs import SnapshotCell
     from farm.client.apis import JobsApi, PoolsApi, TokensApi, TuningApi, UpkeepApi, WorkersApi
-    from farm.client.artifact_apis import ArtifactsApi, RefsApi
+    from farm.client.artifact_apis import ArtifactsApi
     from farm.client.fetching import Fetched, FetchedFamily, ReaderTrust
     from farm.client.freezing import Frozen
     from farm.settings import Settings
@@ -57,7 +57,7 @@ class FarmClient:
     `jobs`, `workers`, `pools`, `tokens`, `tuning` and `upkeep`. Extensions add topics, such as `webhooks`.
     """
 
-    refs: cached_property[RefsApi] = topic("artifact_apis", "RefsApi")
+    refs: cached_property[RefsApi] = topic("client", "RefsApi")
     artifacts: cached_property[ArtifactsApi] = topic("artifact_apis", "ArtifactsApi")
     jobs: cached_property[JobsApi] = topic("apis", "JobsApi")
     workers: cached_property[WorkersApi] = topic("apis", "WorkersApi")
@@ -415,6 +415,86 @@ def _follow(client: FarmClient, build_id: str, after: str | None, **params: bool
                 # The farm answers and only its events do not come through: go on asking, for as long as it takes.
                 failures = 1
                 yield json.dumps({"type": "reset", "id": position or "", "at": time.time(), "build": build_id})
+
+
+class RefsApi(Api):
+    """The refs of a namespace: names that point to artifacts, one for each cell."""
+
+    def all(self) -> list[str]:
+        """Return the tags of the refs."""
+        return self._transport.items("/v1/refs", str)
+
+    def moves(self) -> list[RefView]:
+        """Return where each ref points, since when, and which namespace has it."""
+        found = self._transport.get("/v1/refs", ListedRefs, moves=True)["refs"] or []
+        return sorted(found, key=lambda ref: by_number(ref["tag"]))
+
+    def get(self, tag: str) -> ShownRef:
+        """Return a ref and the cells that it names. Raises NotFound."""
+        return self._trusted(tag, lambda: self.unchecked(tag))
+
+    def unchecked(self, tag: str) -> ShownRef:
+        """Return a ref as the farm answers it, whatever this client trusts. Raises NotFound."""
+        return self._transport.ref(tag)
+
+    def _trusted(self, tag: str, ask: Callable[[], ShownRef]) -> ShownRef:
+        trust = self._client.trust
+        return trust.ref(tag, ask) if trust else ask()
+
+    def cells(self, tag: str = "latest") -> list[SnapshotCell]:
+        """Return the cells that a ref names, each with cache key and program. Raises NotFound.
+
+        If the farm is away, what it answered last counts (`FarmClient.kept`).
+        """
+        kept = self._client.kept
+        found = self._trusted(tag, lambda: cast(ShownRef, kept.ask(f"ref {tag}", lambda: self.unchecked(tag))))
+        return sorted(found["cells"].values(), key=lambda cell: by_number(cell["identifier"]))
+
+    def move(self, tag: str, source: str, *, previous: bool = False, generation: int | None = None) -> RefView:
+        """Let a ref point to what `source` names, or with `previous` named before its last move; return it.
+
+        `generation` makes it conditional: only if the ref has that one (0: if there is none).
+
+        Raises NotFound without such a source, Conflict if the condition does not hold.
+        """
+        rolls_back = previous and source == tag
+        before = self.get(tag) if rolls_back else None
+        if before and generation is None:
+            # Else a request that is repeated, because its answer was lost, would roll forward again.
+            generation = before["generation"]
+        signed, generation = self._promised(tag, source, generation, previous=previous)
+        body, path = {"source": source, "previous": previous, **signed}, f"/v1/refs/{named('ref', tag)}"
+        try:
+            return self._transport.ask("PUT", path, RefView, json=body, params=_condition(generation))
+        except errors.Conflict:
+            now = self.get(tag) if rolls_back else None
+            if not before or not now or (now["generation"] - 1, now["snapshot"]) != (generation, before["previous"]):
+                raise
+            return now  # It was us: the answer to the first request was lost.
+
+    def remove(self, tag: str, *, generation: int | None = None) -> None:
+        """Forget a ref; the artifacts that it names stay. Raises as `move`."""
+        with contextlib.suppress(errors.ArtifactGone):  # What cannot be read can be deleted.
+            self.unchecked(tag)
+        signed, generation = self._promised(tag, "", generation)
+        path, condition = f"/v1/refs/{named('ref', tag)}", _condition(generation)
+        # It may be deleted meanwhile, perhaps by our first request, whose answer was lost.
+        with contextlib.suppress(errors.NotFound):
+            self._transport.request("DELETE", path, params=condition, json=signed or None)
+
+    def _promised(
+        self, tag: str, source: str, generation: int | None, *, previous: bool = False
+    ) -> tuple[dict[str, str], int | None]:
+        """Return what a promoter sends with a move, and the generation from which the ref moves."""
+        trust = self._client.trust
+        promise = trust.promise(self._client, tag, source, previous=previous) if trust else None
+        if promise is None:
+            return {}, generation
+        return {"signed": promise[0]}, promise[1] if generation is None else generation
+
+
+def _condition(generation: int | None) -> dict[str, int]:
+    return {} if generation is None else {"generation": generation}
 
 
 def trust_of(settings: Settings) -> ReaderTrust | None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.request import getproxies
 
 from farm import __version__, errors
+from farm.artifacts.refs import ShownRef
+from farm.artifacts.storage import Put, SignedSidecar
 from farm.client.http_library import httpx
 from farm.errors import ArtifactGone, FarmError, FarmFault, NotFound, Problem, StorageUnavailable, UsageError
 from farm.jobs.rows import Listed
@@ -26,8 +28,6 @@ from farm.wire.checking import checked, read, unexpected
 if TYPE_CHECKING:
     import ssl
 
-    from farm.artifacts.refs import ShownRef
-    from farm.artifacts.storage import Put, SignedSidecar
     from farm.client.client import FarmClient
     from farm.wire.program import Sidecar
 
@@ -262,12 +262,10 @@ class Transport:
 
     def ref(self, tag: str) -> ShownRef:
         """Return a ref and the cells that it names. Raises NotFound."""
-        from farm.artifacts.refs import ShownRef
-
         # As it came, not as the type reads it: its digest is signed.
         found = self.get(f"/v1/refs/{named('ref', tag)}", dict[str, Any])
         checked(found, ShownRef, self.url, strict=True)
-        return cast("ShownRef", found)
+        return cast(ShownRef, found)
 
     def sidecar(self, key: str) -> Sidecar:
         """Return the sidecar of a cache key. Raises NotFound, or ArtifactGone if it is damaged."""
@@ -281,8 +279,6 @@ class Transport:
 
     def statements(self, key: str) -> SignedSidecar:
         """Return the sidecar of a cache key as it is stored, and what is signed about it. Raises NotFound."""
-        from farm.artifacts.storage import SignedSidecar
-
         return self.get(f"/v1/artifacts/{named('artifact', key)}/statements", SignedSidecar)
 
     def location(self, digest: str, name: str) -> str:

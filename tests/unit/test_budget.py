@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2182,
     "builds": 3011,
     "cli": 4651,
-    "client": 4518,
+    "client": 4505,
     "compiling": 2910,
     "control": 591,
     "extras/ci": 506,

@@ -38,7 +38,7 @@ TALKING = {
 TALKING |= {"runner", "units", "wire"}
 CHECKING = (TALKING - {"artifacts", "results", "settings"}) | {"manifest", "targets"}
 CHECKING |= {"entry_points", "extras"}  # Extensions add targets.
-ROOMS = {"status": TALKING, "ls": TALKING, "lint": CHECKING, "plan": CHECKING | {"settings", "extension", "results"}}
+ROOMS = {"status": TALKING, "ls": TALKING, "lint": CHECKING, "plan": CHECKING | TALKING | {"extension"}}
 """The first word of commands, and the rooms that each may import."""
 
 LIBRARIES = {
