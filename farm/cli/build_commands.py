@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -564,7 +564,7 @@ def reports_to(junit: Path | None, summary: Path | None, manifest: Path | None =
 
     def publish(report: Report, link: str) -> None:
         steps: list[Callable[[], None]] = [partial(_write, path, form, report, link) for form, path in files.items()]
-        for _, each in entry_points.load(entry_points.PIPELINES):
+        for each in _pipelines():
             if hasattr(each, "publish"):
                 steps.append(partial(each.publish, report, manifest=manifest, link=link, quiet=output.as_json()))
         for step in steps:
@@ -578,8 +578,11 @@ def reports_to(junit: Path | None, summary: Path | None, manifest: Path | None =
 
 def pipeline_labels() -> dict[str, str]:
     """Return the labels that a build gets by itself, such as the commit of the pipeline."""
-    pipelines: Iterable[PipelineHooks] = (each for _, each in entry_points.load(entry_points.PIPELINES))
-    return {name: value for each in pipelines for name, value in each.labels(os.environ).items()}
+    return {name: value for each in _pipelines() for name, value in each.labels(os.environ).items()}
+
+
+def _pipelines() -> list[PipelineHooks]:
+    return [each for _, each in entry_points.load(entry_points.PIPELINES)]
 
 
 def _write(path: Path, form: str, report: Report, link: str) -> None:

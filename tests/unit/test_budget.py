@@ -18,7 +18,7 @@ LINES = {
     "api": 1670,
     "artifacts": 2182,
     "builds": 3011,
-    "cli": 4651,
+    "cli": 4654,
     "client": 4505,
     "compiling": 2910,
     "control": 591,
