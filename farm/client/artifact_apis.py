@@ -11,11 +11,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING
 
 from farm.artifacts.refs import SnapshotCell
 from farm.artifacts.storage import SignedSidecar
@@ -28,9 +27,6 @@ from farm.jobs.rows import ReproductionDocument
 from farm.spec import FileReference
 from farm.wire.checking import checked
 from farm.wire.program import Sidecar
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 class ArtifactsApi(Api):
@@ -130,7 +126,7 @@ class ArtifactsApi(Api):
 
         Raises ArtifactGone if it is not in object storage, or damaged there.
         """
-        location, lock = "", Lock()
+        location, lock = "", threading.Lock()
 
         def reads(start: int, end: int, write: Callable[[bytes], None]) -> None:
             nonlocal location
@@ -324,8 +320,6 @@ def _empty(part: int, wanted: FileReference) -> None:
 
 def _fetch_pieces(part: int, wanted: FileReference, reads: Reads, progress: OnDownload, piece: int) -> bool:
     """Bring the pieces that are not there, and hash all in their order; return whether they are the blob."""
-    from concurrent.futures import ThreadPoolExecutor
-
     stop = threading.Event()
     starts = range(0, wanted["size"], piece)
     there = os.pread(part, len(starts), wanted["size"])
