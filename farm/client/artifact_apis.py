@@ -186,7 +186,7 @@ class Downloads:
 
         Raises ArtifactGone if the bytes are not those of the digest, and what `reads` raises; OSError for `place`.
         """
-        said = progress or _silent
+        said = progress or (lambda done, total: None)
         whole = self._place(wanted["digest"])
         if self._cache and whole:
             note_use(self._cache, [whole])  # First: another process may trim the cache while this one hashes.
@@ -218,7 +218,8 @@ class Downloads:
     def find(self, digest: str, size: int) -> Path | None:
         """Return the file of a blob that is in the cache, every byte hashed; None if it is not there."""
         whole = self._place(digest)
-        return whole if whole and _is_whole(whole, {"path": digest, "digest": digest, "size": size}, _silent) else None
+        wanted: FileReference = {"path": digest, "digest": digest, "size": size}
+        return whole if whole and _is_whole(whole, wanted, lambda done, total: None) else None
 
     def _place(self, digest: str) -> Path | None:
         """Return where a blob is kept. Raises ArtifactGone for what is not a digest: a work order may say anything."""
@@ -386,7 +387,3 @@ class _Stopped(Exception):
 
 def _damaged(wanted: FileReference) -> ArtifactGone:
     return gone(wanted["path"], "is damaged in object storage: its bytes are not the published ones")
-
-
-def _silent(done: int, total: int) -> None:
-    pass

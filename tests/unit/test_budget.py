@@ -19,7 +19,7 @@ LINES = {
     "artifacts": 2182,
     "builds": 3011,
     "cli": 4654,
-    "client": 4499,
+    "client": 4496,
     "compiling": 2910,
     "control": 591,
     "extras/ci": 506,
