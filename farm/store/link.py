@@ -327,6 +327,11 @@ class Link:
             self.ask("SCRIPT LOAD", found.text)
             return self.ask_many(commands, operation=script)
 
+    def names(self, pattern: str) -> Iterator[str]:
+        """Yield the names of the keys that match a pattern, each at least once."""
+        with self._reaching(""):
+            yield from self._redis.scan_iter(pattern, count=1000)
+
     def config(self, *names: str) -> dict[str, str]:
         """Return settings of the server, without those that a hosted server hides."""
         with self._reaching("command"):

@@ -344,27 +344,19 @@ class AuditRecords(Records):
         """Return the numbers of builds and jobs in the store."""
         namespaces = self._link.ask("SMEMBERS", ("namespaces",))
         builds = self._link.ask_many([["ZCARD", ("builds", namespace)] for namespace in namespaces])
-        return {"builds": sum(builds), "jobs": sum(1 for _ in self._job_ids())}
+        return {"builds": sum(builds), "jobs": len(self._job_ids())}
 
-    def _asked(self, record: str, ids: Iterator[str] | list[str]) -> Iterator[tuple[str, str]]:
+    def _asked(self, record: str, ids: Iterable[str]) -> Iterator[tuple[str, str]]:
         for lot in lots(ids, AUDITED):
             answers = self._link.run_many(f"audit_{record}", [{record: one} for one in lot])
             for one, problems in zip(lot, answers, strict=True):
                 for problem in problems:
                     yield one, problem
 
-    def _job_ids(self) -> Iterator[str]:
-        cursor, prefix, seen = "0", key("job", ""), set[str]()
-        while True:
-            cursor, names = self._link.ask("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 1000)
-            for name in names:
-                job_id = name.removeprefix(prefix)
-                # A scan may return a key twice.
-                if ":" not in job_id and job_id not in seen:
-                    seen.add(job_id)
-                    yield job_id
-            if str(cursor) == "0":
-                return
+    def _job_ids(self) -> set[str]:
+        prefix = key("job", "")
+        found = (name.removeprefix(prefix) for name in self._link.names(f"{prefix}*"))
+        return {job_id for job_id in found if ":" not in job_id}
 
 
 EVENTS_KEPT = 50_000  # About the number of events that the stream of a build keeps.

@@ -44,7 +44,7 @@ LINES = {
     "results": 1983,
     "runner": 6370,
     "serving": 425,
-    "store": 1735,
+    "store": 1732,
     "targets": 1105,
     "tasks": 177,
     "tuning": 2361,
