@@ -24,6 +24,7 @@ from farm.settings import Settings
 from farm.spec import Device
 from farm.targets.compilers import compilers
 from farm.targets.pools import Pool, Target, bare, understand_target
+from farm.units import grouped
 
 PROBE_SECONDS = 120.0
 
@@ -231,31 +232,25 @@ def share_out(pools: Sequence[Pool], gpus: Sequence[Gpu], settings: Settings, ma
     near = [cpu_list(machine.text(f"{nodes}/{name}/cpulist")) & usable for name in names]
     numa = [cpus for cpus in near if cpus]
     numa = numa if len(numa) > 1 else []
-    models = {gpu.device: [other for other in gpus if other.device == gpu.device] for gpu in gpus}
-    on_gpu = {device: tuple(pool for pool in pools if pool.device == device and not pool.untuned) for device in models}
-    on_cpu = tuple(pool for pool in pools if not any(pool in served for served in on_gpu.values()))
-    cpu_slots = settings.cpu_slots or (max(1, len(numa)) if any(on_gpu.values()) else len(usable)) if on_cpu else 0
-    total = cpu_slots + sum(len(models[device]) for device, served in on_gpu.items() if served)
+    models = grouped(gpus, lambda gpu: gpu.device)
+    on_cpu = tuple(pool for pool in pools if pool.untuned or pool.device not in models)
+    on_gpu = grouped((pool for pool in pools if pool not in on_cpu), lambda pool: pool.device)
+    cpu_slots = settings.cpu_slots or (max(1, len(numa)) if on_gpu else len(usable)) if on_cpu else 0
+    total = cpu_slots + sum(len(models[device]) for device in on_gpu)
     threads = settings.threads or max(1, len(usable) // max(1, total))
+    bound = usable if numa else set[int]()
     kinds = [
         SlotKind(
-            name=_kind_name(device),
-            pools=served,
-            slots=tuple(
-                Slot(
-                    gpu=gpu.pin,
-                    lock=gpu.lock,
-                    cpus=tuple(sorted(cpu_list(gpu.cpus) & usable)) if numa else (),
-                    bdf=gpu.bdf,
-                    maker=gpu.maker,
-                    device=gpu.described,
-                )
-                for gpu in models[device]
+            _kind_name(device),
+            tuple(on_gpu[device]),
+            tuple(
+                Slot(gpu.pin, gpu.lock, tuple(sorted(cpu_list(gpu.cpus) & bound)), gpu.bdf, gpu.maker, gpu.described)
+                for gpu in alike
             ),
-            threads=threads,
+            threads,
         )
-        for device, served in on_gpu.items()
-        if served
+        for device, alike in models.items()
+        if device in on_gpu
     ]
     if on_cpu:
         kinds.append(SlotKind("cpu", on_cpu, tuple(_cpu_slots(cpu_slots, numa)), threads))

@@ -39,7 +39,7 @@ LINES = {
     "matrix": 1512,
     "metrics": 205,
     "models": 745,
-    "node": 3525,
+    "node": 3520,
     "pages": 3391,
     "results": 1983,
     "runner": 6370,

@@ -134,6 +134,7 @@ FLOORS: dict[str, set[str]] = {
         "farm.store",
         "farm.targets",
         "farm.tuning",
+        "farm.units",
         "farm.entry_points",
         "farm.wire",
     },
