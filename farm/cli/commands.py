@@ -253,16 +253,14 @@ def _run(arguments: Sequence[str]) -> int:
             raise UsageError("an argument is empty", hint="is a variable of your script unset?")
         code = app(list(arguments), prog_name="farm", standalone_mode=False)
     except FarmError as error:
-        output.complain(error)
-        code = error.exit_code
+        code = output.complain(error)
     except TyperException as error:
         code = _wrong_usage(error, arguments)
     except ModuleNotFoundError as error:
         of_command = {"serve": "server", "worker": "worker"}.get(next(iter(arguments), ""), "embedded")
         extra = "signing" if error.name in _SIGNING else of_command
-        missing = UsageError(f"{error.name} is not installed", hint=f"pip install 'migraphx-farm[{extra}]'")
-        output.complain(missing)
-        code = missing.exit_code
+        hint = f"pip install 'migraphx-farm[{extra}]'"
+        code = output.complain(UsageError(f"{error.name} is not installed", hint=hint))
     except (typer.Abort, KeyboardInterrupt) as interrupt:
         code = _interrupted([str(said) for said in interrupt.args])
     except SystemExit as end:
@@ -272,10 +270,8 @@ def _run(arguments: Sequence[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             return _own_fault()
         place = f" {error.filename}" if isinstance(error.filename, str) else ""
-        full = UsageError(f"cannot write{place}: {error.strerror}", hint="is the disk full?")
         output.AS_JSON.set(False)  # There may be no room for a document.
-        output.complain(full)
-        code = full.exit_code
+        code = output.complain(UsageError(f"cannot write{place}: {error.strerror}", hint="is the disk full?"))
     except Exception:
         return _own_fault()
     if code == 130:  # The framework was interrupted before the command began.

@@ -152,9 +152,8 @@ def worker(
         output.emit({"kinds": [kind.as_dict() for kind in kinds], **found.as_dict()})
     else:
         for kind in kinds:
-            count = f"{len(kind.slots)} slots" if len(kind.slots) > 1 else "1 slot"
             pools = ", ".join(pool.name for pool in kind.pools)
-            output.note(f"{kind.name}: {count} of {kind.threads} threads serve {pools}")
+            output.note(f"{kind.name}: {plural(len(kind.slots), 'slot')} of {kind.threads} threads serve {pools}")
     settings = settings.model_copy(update={"migraphx_path": found.migraphx_path})
     environment = {"ROCM_PATH": found.rocm.root} if found.rocm else {}
     idle = math.inf if exit_when_idle is None else exit_when_idle

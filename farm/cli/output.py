@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Union
 import typer
 
 from farm.cli import render
-from farm.errors import FarmError, ManifestError, UsageError
+from farm.errors import ExitCode, FarmError, ManifestError, UsageError
 from farm.inert import inert, inert_json, one_line
 
 if TYPE_CHECKING:
@@ -195,8 +195,8 @@ def lively() -> bool:
     return sys.stderr.isatty() and not quiet and os.environ.get("TERM") != "dumb"
 
 
-def complain(error: FarmError) -> None:
-    """Print an error: for people on standard error, and with --json as a document on standard output."""
+def complain(error: FarmError) -> ExitCode:
+    """Print an error on standard error, with --json also as a document on standard output; return its exit code."""
     word = typer.style("error:", fg="red", bold=True)
     if isinstance(error, ManifestError):
         for problem in error.problems:
@@ -209,6 +209,7 @@ def complain(error: FarmError) -> None:
             note(f"  {line}")
     if as_json():
         emit({"error": document(error)})
+    return error.exit_code
 
 
 def document(error: FarmError) -> dict[str, Any]:

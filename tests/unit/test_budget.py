@@ -18,7 +18,7 @@ LINES = {
     "api": 1670,
     "artifacts": 2182,
     "builds": 3011,
-    "cli": 4654,
+    "cli": 4650,
     "client": 4496,
     "compiling": 2910,
     "control": 591,
