@@ -27,6 +27,7 @@ from farm.models.shapes import BATCH, Extent, Input
 from farm.runner.documents import CheckAnswer, TensorInfo
 from farm.runner.protocol import Bound, Digest, Size, reason_of
 from farm.spec import FileReference, model_digest
+from farm.units import view_of
 from farm.wire.program import ConversionRecord
 
 if TYPE_CHECKING:
@@ -130,21 +131,14 @@ def read_model(
         raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=hint) from None
     except OSError as error:
         raise UnreadableModel(f"{path}: {error.strerror or error}") from None
-    model: FrozenModel = {
+    return {
+        **view_of(FrozenModel, found),
         "digest": model_digest({file["path"]: file["digest"] for file in files}),
         "format": format,
         "files": files,
-        "inputs": found["inputs"],
-        "outputs": found["outputs"],
-        "opset": found["opset"],
-        "operators": found["operators"],
-        "weight_dtypes": found["weight_dtypes"],
         "size": sum(file["size"] for file in files),
         "conversion": None,
     }
-    if doubts := found.get("doubts"):
-        model["doubts"] = doubts
-    return model
 
 
 _WAYS_OUT = {

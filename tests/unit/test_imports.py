@@ -30,7 +30,7 @@ FLOORS: dict[str, set[str]] = {
     "farm.wire": {"farm.errors", "farm.runner", "farm.spec"},
     # what is asked
     "farm.jobs": {"farm.runner", "farm.spec", "farm.wire"},
-    "farm.models": {"farm.errors", "farm.files", "farm.runner", "farm.spec", "farm.wire"},
+    "farm.models": {"farm.errors", "farm.files", "farm.runner", "farm.spec", "farm.units", "farm.wire"},
     "farm.targets": {"farm.errors", "farm.files", "farm.jobs", "farm.spec", "farm.units", "farm.entry_points"},
     "farm.manifest": {
         "farm.errors",
