@@ -87,7 +87,6 @@ def _read(artifacts: S3Store, key: str) -> Known | None:
 def _blob_sizes(
     artifacts: S3Store, wanted: Collection[tuple[str, int]], requests: int = storage.AT_ONCE
 ) -> dict[str, int]:
-    """Return the sizes of the wanted blobs that exist."""
     if len(wanted) <= FEW:
         there = storage.at_once(lambda blob: artifacts.has_blob(*blob), wanted, requests)
         return {digest: size for (digest, size), is_there in zip(wanted, there, strict=True) if is_there}

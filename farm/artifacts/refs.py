@@ -207,7 +207,6 @@ class Refs:
             return None
 
     def _readable_snapshot(self, ref: RefView) -> tuple[str, SnapshotDocument] | tuple[None, None]:
-        """Return digest and content of the newest readable snapshot of a ref."""
         for digest in filter(None, (ref["snapshot"], ref["previous"])):
             try:
                 return digest, self.snapshot(digest)

@@ -108,7 +108,6 @@ class LargeUploads(Bucket):
         return self.ask("list uploads in", prefix, lambda: pages.build_full_result().get("Uploads", []))
 
     def _parts(self, key: str, upload: str) -> list[type_defs.PartTypeDef]:
-        """Return the parts of an upload that are there, in order."""
         pages = self.s3.get_paginator("list_parts").paginate(Bucket=self.name, Key=key, UploadId=upload)
         return self.ask("list parts of", key, lambda: pages.build_full_result().get("Parts", []))
 

@@ -601,7 +601,6 @@ def _status(error: ClientError) -> int:
 
 
 def _may_pass(error: ClientError) -> bool:
-    """Whether the same request may succeed later."""
     return _status(error) in RETRY_STATUS or error.response["Error"].get("Code") in RETRY_CODES
 
 

@@ -173,7 +173,6 @@ class BuildFinisher:
             self._refs.move(namespace, LATEST, lambda there: ref_rules.replaced(there, new, slower))
 
     def _draw(self, namespace: str, report: Report) -> None:
-        """Store a picture of the build's sweeps next to its report."""
         if report["sweeps"]:
             try:
                 picture = draw(report["sweeps"], report["build"]["name"])

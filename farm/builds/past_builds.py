@@ -303,7 +303,6 @@ class BuildIndex:
         return set(unread)
 
     def _known(self, namespace: str) -> dict[str, float]:
-        """Return when the builds that were read ended, by id."""
         found = self._rows("SELECT id, ended FROM builds WHERE namespace = ?", (namespace,))
         return {row["id"]: row["ended"] for row in found}
 

@@ -489,7 +489,6 @@ def _on_gpu(pool: str) -> bool:
 
 
 def _seconds(cell: EstimatedCell, name: Literal["elapsed", "spent"]) -> float:
-    """Return seconds of a cell that was submitted; a planned one has none."""
     seconds = cell.get(name)
     return seconds if isinstance(seconds, float | int) else 0.0
 

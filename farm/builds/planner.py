@@ -333,7 +333,6 @@ class Planner:
         return [pool for pool in pools if chosen.get((pool.target, pool.device), pool.toolchain) == pool.toolchain]
 
     def _given(self, namespace: str, tag: str) -> Mapping[str, SnapshotCell]:
-        """Return what readers get of a tag, by identifier."""
         return given(self._refs.read_through(namespace, tag)["cells"].values())
 
     def _in_buckets(self, matrix: Combinations) -> dict[str, FrozenModel]:

@@ -446,7 +446,6 @@ def digest_of_request(submission: SubmissionDocument) -> str:
 
 
 def _shown(cell: CellPlan) -> ShownCell:
-    """Return a planned cell as people and scripts see it."""
     return view_of(ShownCell, {**cell, "expected": cell["expected"] is not None})
 
 

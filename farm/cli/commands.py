@@ -152,7 +152,6 @@ def _first_sentence(text: str | None) -> str:
 
 
 def _added() -> list[str]:
-    """Return the names of the commands that extensions add."""
     return list(entry_points.modules(entry_points.COMMANDS))
 
 

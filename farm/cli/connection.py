@@ -107,14 +107,12 @@ def _offer(ask: Ask, *known: str) -> Callable[[Any, str], Names]:
 
 
 def _builds(client: FarmClient, *_: object) -> Names:
-    """Return ids, names and labels of the newest builds."""
     found = client.builds(50)
     labels = [f"{name}={value}" for build in found for name, value in build["labels"].items()]
     return [*(build[name] for build in found for name in ("id", "name")), *labels]
 
 
 def _cells(client: FarmClient, ctx: Any, _: str) -> Names:
-    """Return the cells of the build that is named before."""
     build = str(ctx.params.get("what") or "@latest")
     return [cell["identifier"] for cell in client.cells(client.find_build(build))]
 

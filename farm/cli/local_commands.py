@@ -213,7 +213,6 @@ def _make(wanted: Wanted) -> tuple[Path, Path, dict[str, Any]]:
 
 
 def _what_it_is(place: Path) -> str:
-    """Return what a program is, as its sidecar says."""
     try:
         sidecar, _ = sidecar_and_program(place)
     except FarmError:

@@ -336,7 +336,6 @@ def _api(settings: Settings) -> Check:
 
 
 def _workers(settings: Settings) -> Check:
-    """Return which nodes of the farm take no jobs, and why."""
     with connect(settings) as client:
         workers, troubles = client.workers.all(), client.workers.troubles()
     idle = {(worker["node"], reason) for worker in workers if (reason := worker["fenced"] or worker["resting"])}
@@ -403,7 +402,6 @@ def _bucket(settings: Settings) -> Check:
 
 
 def _embedded(name: str, server: Literal["Valkey", "SeaweedFS"], setting: str) -> Check:
-    """Check that a server without an address can be embedded."""
     from farm.local.servers import valkey_binary, weed_binary
 
     find = {"Valkey": valkey_binary, "SeaweedFS": weed_binary}[server]

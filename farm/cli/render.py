@@ -412,7 +412,6 @@ def _sibling(cell: JudgedCell) -> tuple[str, str, str]:
 
 
 def _baselines(cells: Sequence[JudgedCell]) -> dict[tuple[str, str, str], ArtifactFacts]:
-    """Facts of the fp32 cell for every model, target and shape."""
     return {_sibling(cell): facts for cell in cells if cell["precision"] == "fp32" and (facts := cell.get("facts"))}
 
 

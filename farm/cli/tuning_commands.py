@@ -264,7 +264,6 @@ def choose(items: Sequence[TuningDatabaseView], text: str) -> str:
 
 
 def _sound(items: Sequence[TuningDatabaseView]) -> list[TuningDatabaseView]:
-    """Return the databases that can be read, and report the others."""
     for item in items:
         if item.get("damaged"):
             output.note(f"left out: {item['name']} is damaged: {item['damaged']}")

@@ -215,7 +215,6 @@ def _of_one_sample(data: FrozenData, tensor: TensorInfo) -> InputSpec:
 
 
 def _join(samples: Path, runs: Path, joined: Path) -> None:
-    """Write the arrays of the samples with the outputs of all runs, one sample after the other."""
     inputs, outputs, _ = load_runs(str(runs))
     with np.load(samples, allow_pickle=False) as archive:
         arrays: dict[str, np.ndarray[Any, Any]] = {name: archive[name] for name in archive.files}

@@ -148,7 +148,6 @@ def hand_on(root: Path = ROOT) -> None:
 
 
 def _family(root: Path) -> set[int]:
-    """Return the ids of this process and its ancestors."""
     family, process = set[int](), os.getpid()
     while process and process not in family:
         family.add(process)

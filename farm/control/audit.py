@@ -159,7 +159,6 @@ class Auditor:
                 yield _finding(f"build {build_id}", "it was recorded, but the store does not have it", remedy)
 
     def _ended_since(self, namespace: str, build_id: str) -> bool:
-        """Whether a build was reported during the audit."""
         return self._artifacts.get_object(build_key(namespace, build_id, "report.json")) is not None
 
     def _report(self, namespace: str, build_id: str) -> Iterator[AuditLine]:

@@ -218,7 +218,6 @@ def valid_name(text: str) -> str:
 
 
 def _fields_at(path: Iterable[str | int]) -> list[str]:
-    """Return the field names of the entry at `path`."""
     kind: Any = Manifest
     fields: dict[str, Any] = {}
     for part in (*path, ""):

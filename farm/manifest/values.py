@@ -341,7 +341,6 @@ def off_or(value: Any) -> Any:
 
 
 def _array(items: JsonSchema, **bounds: int) -> JsonSchema:
-    """Return the schema of a list that has items."""
     return {"type": "array", "items": items, "minItems": 1, **bounds}
 
 

@@ -606,7 +606,6 @@ class Lookup:
     def _calibration(
         self, combination: Combination, compiler: Compiler, ranges: Mapping[str, DeclaredValues]
     ) -> FoundData:
-        """Return the calibration data of a combination that needs some."""
         if not compiler.needs_calibration(combination.precision):
             return None, None
         entry, override = combination.model, combination.calibrated_by

@@ -386,8 +386,6 @@ def _lines(visit: Visit, known: Sequence[BuildView]) -> Iterator[NameLine]:
 
 
 def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
-    """Return the hit rate, and what hits saved, by day."""
-
     def drawn(name: str, unit: Callable[[float], str], values: Iterable[float]) -> Markup:
         first = days[0].day
         points = []

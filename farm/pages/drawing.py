@@ -245,7 +245,6 @@ def _limit(cells: Iterable[CellLine], rule: str, unit: Callable[[float], str]) -
 
 
 def _why(cell: CellLine) -> str:
-    """Return why a program is not in the drawing."""
     if not cell.published:
         how = "is" if cell.look in ("running", "queued") else "failed:" if cell.kind else "was"
         return f"{how} {cell.kind or cell.look}"
@@ -277,7 +276,6 @@ def _found(sweep: SweepResult) -> str:
 
 
 def _curve(sweep: SweepResult, link: Callable[[str], str], measure: Literal["throughput", "latency"]) -> Markup:
-    """Return a sweep's throughput or latency by batch."""
     points = []
     for each in sweep["points"]:
         if each["latency"] and each["throughput"]:

@@ -201,7 +201,6 @@ class BuildPages:
         return age < (UNCHANGED if kept.view.position == self.position(*key) else STALE * kept.cost)
 
     def _begin(self, key: tuple[str, str]) -> tuple[Future[ShownBuild], Future[ShownBuild]]:
-        """Return the reading of a build that is under way, else begin one."""
         with self._lock:
             if key not in self._under_way:
                 first = Future[ShownBuild]()

@@ -321,7 +321,6 @@ def _in_turns(row: GateRow, facts: ArtifactFacts, baseline: Baseline, *, hit: bo
 
 
 def _turned(row: GateRow, against: Against) -> GateRow:
-    """Return a row with the change of a speed that two programs showed in turns."""
     low, high = against["interval"]
     if MEASURES[row["measure"]].more_is_better:
         return {**row, "change": against["ratio"] - 1, "interval": (low - 1, high - 1)}
@@ -495,7 +494,6 @@ def judge_unverified(
 
 
 def _only(facts: Evidence, wanted: Callable[[str], bool]) -> Evidence:
-    """Return how some of the outputs compare."""
     return {
         **facts,
         "errors": {name: error for name, error in (facts.get("errors") or {}).items() if wanted(name)},

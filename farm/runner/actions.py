@@ -204,7 +204,6 @@ def _bench(request: documents.Request, messages: Messages) -> documents.BenchAns
 
 
 def _load_any(request: documents.Request) -> Program:
-    """Load a compiled program, or the original model if there is none."""
     module = compiler_module(request)
     if request["program"]:
         return module.load(request)

@@ -101,7 +101,6 @@ def _refuse_broken(request: documents.Request) -> None:
 
 
 def _refuse_foreign(found: mxr.ProgramContent, device: str) -> None:
-    """Refuse a program with kernels that a device does not run."""
     if foreign := mxr.foreign_arches(found["code_objects"], device):
         raise RequestFailed("toolchain_mismatch", f"the program has kernels for {', '.join(foreign)}, not for {device}")
 
@@ -292,7 +291,6 @@ def _calibration(
 
 
 def _bounds(shape: Any) -> tuple[list[int], list[int]]:
-    """Return the smallest and the largest dimensions of a MIGraphX shape."""
     if not shape.dynamic():
         return list(shape.lens()), list(shape.lens())
     return [dimension.min for dimension in shape.dyn_dims()], [dimension.max for dimension in shape.dyn_dims()]
@@ -360,7 +358,6 @@ def _quantized_operators(program: Any) -> dict[str, int]:
 
 
 def _weight_dtypes(instructions: list[_Instruction]) -> dict[str, int]:
-    """Return the bytes of the literals by dtype, most first."""
     sizes: Counter[str] = Counter()
     for instruction in instructions:
         if instruction.operator.endswith("literal"):
@@ -501,7 +498,6 @@ def _argument(migraphx: Any, array: Any, shape: Any) -> Any:
 
 
 def _array(result: Any) -> Any:
-    """Return an argument's content as an array of its own."""
     dtype = numpy_dtype(_dtype(result.get_shape()))
     if dtype.isbuiltin == 1:
         return np.array(result)

@@ -444,7 +444,6 @@ def _domain(domain: str) -> str:
 
 
 def _node(node: Any) -> str:
-    """Return how a message names a node: its name, or what it makes."""
     return _name(node.name or next(iter(node.output), "") or node.op_type)
 
 

@@ -419,7 +419,6 @@ def _quantized_operators(model: Any) -> dict[str, int]:
 
 
 def _weight_dtypes(model: Any) -> dict[str, int]:
-    """Return the bytes of constants by dtype, most first."""
     sizes: Counter[str] = Counter()
     for graph in onnx_models.graphs_of(model.graph):
         tensors = [*graph.initializer]

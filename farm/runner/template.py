@@ -85,7 +85,6 @@ def serve(control: int, wish: ChildRequest, work: launcher.RequestWork | None) -
 
 
 def _named(wish: ChildRequest) -> list[str]:
-    """Return the modules to import that are installed, by their whole names."""
     names = [resolve_name(name, __package__) for name in _IMPORTED.get(wish["compiler"], ())]
     return [name for name in names if find_spec(name)]
 
