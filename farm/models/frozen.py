@@ -131,8 +131,10 @@ def read_model(
         raise UnreadableModel(f"{path}: {error.message}", error.kind, hint=hint) from None
     except OSError as error:
         raise UnreadableModel(f"{path}: {error.strerror or error}") from None
+    # An empty list of doubts would make of a stored manifest, which older farms wrote without, another version.
+    said = {name: value for name, value in found.items() if value or name != "doubts"}
     return {
-        **view_of(FrozenModel, found),
+        **view_of(FrozenModel, said),
         "digest": model_digest({file["path"]: file["digest"] for file in files}),
         "format": format,
         "files": files,

@@ -38,7 +38,7 @@ LINES = {
     "manifest": 1938,
     "matrix": 1511,
     "metrics": 205,
-    "models": 739,
+    "models": 741,
     "node": 3520,
     "pages": 3386,
     "results": 1981,

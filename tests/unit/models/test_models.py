@@ -52,6 +52,11 @@ def test_a_model_survives_json(tmp_path: Path) -> None:
     assert TypeAdapter(FrozenModel).validate_python({**document, "new": "field of a newer client"}) == document
 
 
+def test_a_model_without_doubts_is_frozen_as_by_older_farms(tmp_path: Path) -> None:
+    """Else what is pushed unchanged makes another version of a stored manifest."""
+    assert "doubts" not in read_model(save_net(tmp_path / "net.onnx"))
+
+
 def test_external_data_is_part_of_the_model(tmp_path: Path) -> None:
     path = save_net(tmp_path / "net.onnx", external="net.bin")
     (tmp_path / "net.bin").write_bytes(bytes(32))
