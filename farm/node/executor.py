@@ -406,12 +406,10 @@ class _AttemptRun:
         attempt = self.attempt
         sidecar = {
             **record,
+            **{name: getattr(attempt, name) for name in ("namespace", "build", "worker")},
             "key": self.key,
-            "namespace": attempt.namespace,
-            "build": attempt.build,
             "job": attempt.job_id,
             "attempt": attempt.number,
-            "worker": attempt.worker,
         }
         if self.children.cancelled.is_set():
             raise StepEnded(None)

@@ -108,13 +108,10 @@ class TuningMode:
     search: Mapping[str, str] = field(default_factory=dict)  # Environment for a search for entries that they lack.
     arguments: Mapping[str, OptionValue] = field(default_factory=dict)  # Arguments of the compile that do the same.
 
-    def reading(self, database: str) -> dict[str, str]:
-        """Return the environment of a child that reads the databases in this folder."""
-        return {name: value.format(database=database) for name, value in self.stores.items()}
-
-    def searching(self, database: str) -> dict[str, str]:
-        """Return the environment of a child that tunes into the databases in this folder."""
-        return {name: value.format(database=database) for name, value in {**self.stores, **self.search}.items()}
+    def reading(self, database: str, *, searching: bool = False) -> dict[str, str]:
+        """Return the environment of a child that reads the databases in this folder, or also tunes into them."""
+        variables = {**self.stores, **self.search} if searching else self.stores
+        return {name: value.format(database=database) for name, value in variables.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,7 +415,7 @@ class Search:
         try:
             return lane.steps.ask(
                 request,
-                {**self.mode.searching(str(lane.folder)), **self._overrides},
+                {**self.mode.reading(str(lane.folder), searching=True), **self._overrides},
                 read=read,
                 write=[*write, lane.folder],
                 seconds=max(self._deadline - began, 0.001) if self._deadline else 0.0,
