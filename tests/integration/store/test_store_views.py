@@ -8,6 +8,7 @@ import pytest
 
 from farm.jobs.state import FailureKind, Outcome
 from farm.store import Store
+from tests.support.helpers import wait_until
 from tests.support.jobs import join_pool, new_cell, submit
 from tests.support.scripted_pool import POOL
 
@@ -48,6 +49,8 @@ def story(store: Store) -> tuple[str, list[dict[str, Any]], list[str]]:
     handed = store.jobs.hand_out(POOL.name, 1)
     claims = [(job, store.jobs.claim(job, attempt, nonce=f"n{job}", worker="w1", node="n1")) for job, attempt in handed]
     (made, one), (wrong, two), (runs, three) = claims
+    claimed = store.now()
+    wait_until(lambda: store.now() > claimed + 0.002)  # What ends in the same millisecond has run for no time.
     store.jobs.renew(one.token, made, phase="compiling", log_tail=b"a log")
     success = Outcome.success({"latency": 0.01, "turns": {"key": "x"}}, log="d" * 64, phases={"compiling": 2.0})
     assert store.jobs.finish(made, one.token, success) == "ok"
