@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from farm.artifacts.sidecar import of_cell, read, serving_of
 from farm.artifacts.storage import Object
 from farm.cli import connection
 from farm.client.authoring import init_manifest
+from farm.client.client import FarmClient
 from farm.client.fetching import RESERVED, write_artifact
 from farm.client.packs import Layout
 from farm.compiling.asking import WrongAnswer, read_as
@@ -385,8 +386,8 @@ def test_a_work_order_with_another_text_is_not_planned(place: tuple[str | int, .
 @given(text=HOSTILE)
 def test_what_completion_offers_is_a_word_of_a_shell(text: str) -> None:
     """A label is anybody's text, and a shell puts what is offered on its command line as it is."""
-    with patch.object(connection, "_asked", lambda ask: [text, "prod", "branch=a/b"]):
-        offered = connection.refs("")
+    with patch.object(FarmClient, "from_settings", lambda *_, **__: nullcontext()):
+        offered = connection._offer(lambda *_: [text, "prod", "branch=a/b"])(None, "")
     assert set(offered) >= {"prod", "branch=a/b"}
     assert [each for each in offered if shlex.quote(each) != each or each.startswith("-")] == []
 
