@@ -50,7 +50,7 @@ def profiles() -> Mapping[str, Profile]:
 
 def same_arch(one: str, other: str) -> bool:
     """Whether two names of an architecture can be of one GPU: no feature bit that both name differs."""
-    named, wanted = ({bit[:-1]: bit[-1] for bit in arch.split(":")[1:]} for arch in (one, other))
+    named, wanted = ({bit[:-1]: bit[-1:] for bit in arch.split(":")[1:]} for arch in (one, other))
     return bare(one) == bare(other) and all(named[name] == wanted[name] for name in named.keys() & wanted.keys())
 
 

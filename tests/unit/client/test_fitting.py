@@ -74,6 +74,7 @@ def sidecar(latency: float | None = None, **device: Any) -> Sidecar:
     [
         (entry(), ""),
         (entry(device="gfx942"), ""),
+        (entry(device="gfx942:"), ""),
         (entry(device="gfx942:sramecc+:xnack+"), "it is for gfx942:sramecc+:xnack+, here is gfx942:sramecc+:xnack-"),
         (entry("migraphx/gfx942:any", device="gfx942:sramecc-:xnack+"), ""),
         (entry("migraphx/gfx1100", device="gfx1100"), "it is for gfx1100, here is gfx942:sramecc+:xnack-"),
