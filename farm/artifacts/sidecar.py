@@ -18,14 +18,15 @@ from farm.artifacts.storage import sidecar_key
 from farm.errors import UsageError
 from farm.jobs.facts import ArtifactFacts, ComparableWork, TuningSummary
 from farm.jobs.state import Phase
-from farm.runner.documents import Verification
+from farm.runner.documents import Evidence, Verification
 from farm.runner.onnxruntime_sessions import device_of, environment_of, providers_of
 from farm.spec import FileReference, JsonSchema, comparable, digest_of, program_extension, program_name
 from farm.units import view_of
-from farm.wire.program import Blobs, Conditions, Sidecar
+from farm.wire.program import Blobs, Conditions, Measurements, Sidecar
 
 _READER = TypeAdapter(list[Sidecar], config=ConfigDict(extra="allow", allow_inf_nan=False))
 """In a list, since a TypedDict takes no configuration from outside."""
+_NONE = TypeAdapter(Verification).validate_python({})  # Of a sidecar without one: every field has its default.
 
 
 def of_cell(sidecar: Sidecar, identifier: str) -> Sidecar:
@@ -115,55 +116,41 @@ def _runs_as(sidecar: Sidecar) -> str:
 
 def facts(sidecar: Sidecar) -> ArtifactFacts:
     """Return the small extract of a checked sidecar that the store, the index and reports keep; builds judge by it."""
-    verification: Verification = sidecar["verification"] or {}
+    verification = sidecar["verification"] or _NONE
     unverified = unverified_of(verification)
-    measured, program = sidecar["measurements"], sidecar["blobs"]["program"]
+    measured = sidecar["measurements"]
     last: Conditions = measured["conditions"][-1] if measured["conditions"] else {}
     looks = [*sidecar["tuning"]["conditions"], *measured["conditions"]]
     others = [processes for look in looks if (processes := look["processes"])]
     fallback = sidecar["placement"]["fallback"] if sidecar["placement"] else {}
-    return {
-        "key": sidecar["key"],
-        "namespace": sidecar["namespace"],
+    latency, baseline = measured["latency"], measured["baseline"]
+    known = {
+        # Views: what somebody has added to a sidecar becomes no fact, whatever its name is.
+        **view_of(Sidecar, sidecar),
+        **view_of(Measurements, measured),
+        **view_of(Evidence, verification),
         "sidecar": sidecar_key(sidecar["namespace"], sidecar["key"]),
-        "program": {"path": program["path"], "digest": program["digest"], "size": program["size"]},
-        "toolchain": sidecar["toolchain"],
+        "program": view_of(FileReference, sidecar["blobs"]["program"]),
         "device": sidecar["device"]["arch"],
         "driver": sidecar["device"]["driver"] or "",
         "verified": sidecar["verification"] is not None
         and bool(not unverified or verification["errors"] or verification["equal"]),
         "unverified": unverified,
-        "errors": verification.get("errors", {}),
-        "rms": verification.get("rms", {}),
-        "equal": verification.get("equal", {}),
-        "nonfinite": verification.get("nonfinite", []),
-        "spread": verification.get("spread", {}),
-        "weak": verification.get("weak", False),
-        "doubted": verification.get("doubted", {}),
-        "latency": measured["latency"]["median"] if measured["latency"] else None,
-        "p99": measured["latency"]["p99"] if measured["latency"] else None,
-        "range": [measured["latency"]["minimum"], measured["latency"]["p90"]] if measured["latency"] else [],
+        "latency": latency["median"] if latency else None,
+        "p99": latency["p99"] if latency else None,
+        "range": [latency["minimum"], latency["p90"]] if latency else [],
         "card": sidecar["device"]["model"] or sidecar["device"]["arch"],
         "cpu": last.get("cpu", ""),
         "clocks": last.get("clocks", {}),
-        "baseline_latency": measured["baseline"]["median"] if measured["baseline"] else None,
-        "ratio": measured["ratio"],
-        "against": measured["against"],
+        "baseline_latency": baseline["median"] if baseline else None,
         "runs_as": _runs_as(sidecar),
         "tuning": view_of(TuningSummary, sidecar["tuning"]) if sidecar["tuning"]["mode"] != "off" else None,
-        "load": measured["load"],
-        "throughput": measured["throughput"],
         "compile_seconds": sidecar["phases"].get(Phase.COMPILING),
-        "node": sidecar["node"],
-        "shared": measured["shared"],
         "processes": max(others, key=lambda each: (each["count"], each["memory"]), default=None),
-        "peak_memory": sidecar["peak_memory"],
-        "quantized": sidecar["quantized"],
         "fallback": {operator: [*names[:3]] for operator, names in fallback.items()},
-        "seconds": sidecar["seconds"],
         "work": _work(sidecar),
-        "created": sidecar["created"],
     }
+    return view_of(ArtifactFacts, known)
 
 
 class Serving(NamedTuple):
