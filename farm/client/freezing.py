@@ -112,7 +112,7 @@ def freeze(
     submission: SubmissionDocument = {
         "build_id": new_build_id(),
         "manifest": read.text,
-        "file": read.file,
+        "file": read.file.encode(errors="replace").decode(),  # Its name may be no text.
         "labels": dict(labels or {}),
         "models": found.models,
         "data": found.data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def refused(act: Callable[[], object]) -> str:
 
 
 SHAPE = "inputs: {x: {shape: [batch, 4]}}\nbatches: [2]"
+
+
+def test_a_manifest_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    save_net(tmp_path / "net.onnx")
+    write_text(tmp_path, f"source: {{path: net.onnx}}\n{SHAPE}")
+    file = (tmp_path / "farm.yaml").rename(tmp_path / os.fsdecode(b"\xff.yaml"))
+    assert submission_of(file).submission["file"].encode().endswith(b"?.yaml")
 
 
 def test_a_manifest_and_its_files_become_models_data_and_blobs(tmp_path: Path) -> None:
