@@ -24,7 +24,7 @@ from farm.results.gates import judge_fallback
 from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell, Report
 from farm.spec import FileReference, SpecDocument, cache_key, changes
-from farm.units import grouped, named, plural, together
+from farm.units import grouped, named, plural, together, view_of
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50  # Number of misses in one plan for which the last artifact's spec is read, to say what changed.
@@ -71,35 +71,20 @@ def make_plan(
             explained += 1
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None
             reason = "; ".join(changes(spec, cell.spec)) if spec else "the cache key changed"
-        planned.append(
-            {
-                "identifier": cell.identifier,
-                "model": cell.model,
-                "target": cell.target,
-                "precision": cell.precision,
-                "shape": cell.shape,
-                "sizes": cell.sizes,
-                "key": cell.key,
-                "pool": cell.pool,
-                "emulated": list(cell.emulated),
-                "state": state,
-                "reason": reason,
-                "live_workers": live_workers.get(cell.pool, 0),
-                "expected_seconds": estimate["expected"] if estimate else None,
-                "estimate": estimate,
-                "line": cell.line,
-                "warnings": list(cell.warnings),
-                "order": cell.order,
-                "limits": cell.limits,
-                "priority": cell.priority,
-                "gates": cell.gates,
-                "expected": cell.expected,
-                "sweep": cell.sweep,
-                "facts": facts,
-                "before": None,
-                "baseline": None,
-            }
-        )
+        found = {
+            **cell._asdict(),
+            "emulated": list(cell.emulated),
+            "warnings": list(cell.warnings),
+            "state": state,
+            "reason": reason,
+            "live_workers": live_workers.get(cell.pool, 0),
+            "expected_seconds": estimate["expected"] if estimate else None,
+            "estimate": estimate,
+            "facts": facts,
+            "before": None,
+            "baseline": None,
+        }
+        planned.append(view_of(CellPlan, found))
     models = {cell.model: cell.order["model"] for cell in cells}
     conversions = {name: record for name, model in models.items() if (record := model.get("conversion"))}
     warnings = (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -366,4 +366,4 @@ def _bounded(cell: Cell, most: AttemptLimits) -> Cell:
     if cell.priority <= 0 and limits == cell.limits:
         return cell
     why = f"only builds of {MAIN} go ahead of others, and have more than the farm's own limits"
-    return replace(cell, priority=min(cell.priority, 0), limits=limits, warnings=(*cell.warnings, why))
+    return cell._replace(priority=min(cell.priority, 0), limits=limits, warnings=(*cell.warnings, why))

@@ -227,8 +227,7 @@ DEFAULT_LIMITS = AttemptLimits(time=14_400.0, memory=0)
 """Limits of an attempt if the manifest sets none: seconds, bytes (0 = no limit)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One compile that a build asks for.
 
     `target` is spelt as the user chose it (`migraphx/mi300x`), `shape` is the shape label and `sizes` are those of the

@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1670,
     "artifacts": 2165,
-    "builds": 3006,
+    "builds": 2991,
     "cli": 4642,
     "client": 4495,
     "compiling": 2909,
@@ -36,7 +36,7 @@ LINES = {
     "local": 1639,
     "loose": 1777,
     "manifest": 1938,
-    "matrix": 1511,
+    "matrix": 1510,
     "metrics": 205,
     "models": 741,
     "node": 3518,
