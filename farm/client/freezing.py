@@ -111,8 +111,8 @@ def freeze(
         raise ManifestError(problems)
     submission: SubmissionDocument = {
         "build_id": new_build_id(),
-        "manifest": read.text,
-        "file": read.file.encode(errors="replace").decode(),  # Its name may be no text.
+        "manifest": read.written.text,
+        "file": read.written.file.encode(errors="replace").decode(),  # Its name may be no text.
         "labels": dict(labels or {}),
         "models": found.models,
         "data": found.data,

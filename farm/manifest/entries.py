@@ -483,16 +483,6 @@ class Manifest(CellSettings):
         """Where its entries are written, for messages."""
         return self._written
 
-    @property
-    def text(self) -> str:
-        """The manifest as it was read, with the files of its globs."""
-        return self._written.text
-
-    @property
-    def file(self) -> str:
-        """The manifest's name in messages."""
-        return self._written.file
-
 
 @cache
 def manifest_schema(*, draft7: bool = False) -> JsonSchema:

@@ -111,7 +111,7 @@ def test_a_quick_look_runs_nothing(made: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_choice_of_cells_reads_the_files_of_their_models_and_what_these_refer_to(made: Path, tmp_path: Path) -> None:
     for name in ("qdq.onnx", "float.onnx", "samples.npz"):
         (tmp_path / name).write_bytes((made / name).read_bytes())
-    text = manifest().text
+    text = manifest().written.text
     (tmp_path / "farm.yaml").write_text(text)
     chosen = freezing.freeze(tmp_path / "farm.yaml", cache=tmp_path / "cache", only=["quark/*"])
     assert set(chosen.submission["models"]) == {"quark", "float"}, "its samples' outputs are those of its reference"
