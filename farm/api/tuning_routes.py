@@ -161,11 +161,13 @@ def _pools(farm: Farm) -> list[Pool]:
 def _possible(pool: Pool) -> list[tuple[str, str]]:
     """Return the databases that a pool's jobs can tune into: device and mode of each."""
     compiler = compilers()[pool.target.compiler]
-    kind = compiler.device(pool.target.device)
-    if kind is None or pool.untuned:
+    if pool.untuned:
         return []
     family = pool.cpu_family if compiler.tuning_binds else None
-    return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in kind.tuning]
+    return [
+        (device_name(replace(pool.device, cpu_family=family)), mode)
+        for mode in compiler.device(pool.target.device).tuning
+    ]
 
 
 def described(database: TuningDatabase) -> records.TuningDatabaseView:

@@ -21,7 +21,6 @@ from farm.client.transport import split_ref
 from farm.errors import ArtifactGone, NotFound, UsageError
 from farm.results.ref_rules import last, readers_order
 from farm.settings import load_settings
-from farm.targets.compilers import compilers
 from farm.targets.pools import Pool, bare, same_arch, version_of
 from farm.units import grouped
 from farm.wire.program import Sidecar
@@ -223,7 +222,7 @@ def nothing_fits(reasons: dict[str, str]) -> NotFound:
 
 
 def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
-    if compilers()[pool.target.compiler].maker(pool.target.device) is None:
+    if pool.target.maker is None:
         return pool.target.device == device
     return same_arch(pool.device.arch, bare(cell["device"]) if device.endswith(":any") else cell["device"])
 

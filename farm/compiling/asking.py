@@ -198,8 +198,7 @@ def expected_of(spec: SpecDocument) -> documents.ExpectedToolchain:
 def tuning_mode(order: WorkOrder) -> TuningMode:
     """Return the settings of a work order's tuning mode; none if tuning is off."""
     compiler, _, device = order["target"].partition("/")
-    kind = compilers()[compiler].device(device)
-    return (kind.tuning if kind else {}).get(order["spec"]["tuning"]["mode"], TuningMode())
+    return compilers()[compiler].device(device).tuning.get(order["spec"]["tuning"]["mode"], TuningMode())
 
 
 def evaluate_request(

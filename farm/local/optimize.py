@@ -262,7 +262,7 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
     if precision == "fp32" and lowered(model):
         hint = "leave --fp32 out: the model is compiled as it was exported"
         raise UsageError(f"--fp32: the model is lower already ({lowered(model)})", hint=hint)
-    if precision not in (known := compiler.precisions(pool.target.device)):
+    if precision not in (known := compiler.device(pool.target.device).precisions):
         hint = f"{pool.target} has {', '.join(known)}: use the flag of one, or of both halves of a pair"
         raise UsageError(f"{flags} cannot be combined" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
     if compiler.needs_calibration(precision) and not wanted.calibration:

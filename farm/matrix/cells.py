@@ -384,9 +384,9 @@ def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
     """Return the kind of a combination's device; None, with a complaint, if it does not have the precision."""
     choice, precision = combination.choice, combination.precision
     kind = combination.compiler.device(choice.served.device)
-    if kind and precision in kind.precisions:
+    if precision in kind.precisions:
         return kind
-    has = ", ".join(kind.precisions) if kind else "none"
+    has = ", ".join(kind.precisions) or "none"
     hint = f"it has {has}; or `exclude: [{{target: {choice.text}, precision: {precision}}}]`"
     lookup.complain(f"{choice.target} has no precision {precision}", combination.places["precision"], hint)
     return None

@@ -161,7 +161,7 @@ def probe(
 def _pools(compiler: str, found: ProbeAnswer, findings: Findings) -> Iterator[Pool]:
     """Yield the pools that a compiler serves here, without GPUs that are older than its libraries support."""
     for name in found["targets"]:
-        maker = "amd" if name == "gpu" else compilers()[compiler].maker(name)
+        maker = "amd" if name == "gpu" else compilers()[compiler].device(name).maker
         if maker is None:
             yield _pool(compiler, found, name, Device(arch=name))
         for device, gpu in {gpu.device: gpu for gpu in findings.gpus if gpu.maker == maker}.items():

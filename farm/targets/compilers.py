@@ -191,23 +191,13 @@ class Compiler:
         options = {name: option for kind in kinds for name, option in kind.options.items()}
         return replace(self, devices=(*self.devices, *kinds), options={**self.options, **options})
 
-    def device(self, name: str) -> DeviceKind | None:
-        """Return the kind that a device (`gfx942`, `cpu`) is of, or None if it is not served."""
-        return next((kind for kind in self.devices if fnmatchcase(name, kind.pattern)), None)
-
-    def precisions(self, device: str) -> tuple[str, ...]:
-        """Return the precisions that can be asked of a device; none if it is not served."""
-        kind = self.device(device)
-        return kind.precisions if kind else ()
-
-    def maker(self, device: str) -> Maker | None:
-        """Return whose GPUs a device is; None for one that is not a GPU, or is not served."""
-        kind = self.device(device)
-        return kind.maker if kind else None
+    def device(self, name: str) -> DeviceKind:
+        """Return the kind that a device (`gfx942`, `cpu`) is of; for one that is not served one without precisions."""
+        return next((kind for kind in self.devices if fnmatchcase(name, kind.pattern)), DeviceKind("", ()))
 
     def packable(self, device: str) -> bool:
         """Whether ONNX Runtime has a provider that takes this compiler's programs for a device."""
-        return bool(self.pack_options) and self.maker(device) is not None
+        return bool(self.pack_options) and self.device(device).maker is not None
 
     def options_of(self, device: str) -> dict[str, Option]:
         """Return the options that a device has."""
@@ -223,8 +213,7 @@ class Compiler:
 
     def quantization_options(self, precision: str, device: str = "") -> dict[str, Option]:
         """Return the quantization options that a precision (a pair too) has, on a device that may have others."""
-        kind = self.device(device)
-        own = kind.quantization if kind else {}
+        own = self.device(device).quantization
         return {
             name: own.get(name, option)
             for part in precision.split("-")
@@ -233,8 +222,7 @@ class Compiler:
 
     def too_old(self, device: str, arch: str, precision: str) -> str:
         """Return why a card of an `arch` (`sm_75:t4`) has no such precision; empty if it has."""
-        kind, found = self.device(device), re.match(r"sm_([0-9]+)", arch)
-        lowest = kind.lowest.get(precision, 0) if kind else 0
+        lowest, found = self.device(device).lowest.get(precision, 0), re.match(r"sm_([0-9]+)", arch)
         if not found or int(found[1]) >= lowest:
             return ""
         return f"{precision} needs compute capability {lowest / 10}, and this card has {int(found[1]) / 10}"
@@ -318,8 +306,7 @@ class Compiler:
 
     def emulates(self, device: str, precision: str) -> tuple[str, ...]:
         """Return the parts of a precision that a device computes in a wider type: it rounds, and gains no speed."""
-        kind = self.device(device)
-        own = kind.computes if kind else ()
+        own = self.device(device).computes
         parts = (part for part in precision.split("-") if part not in own)
         return tuple(part for part in parts if _listed(device, self.emulated.get(part, ())))
 

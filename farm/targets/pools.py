@@ -80,13 +80,13 @@ class Target:
     def maker(self) -> Maker | None:
         """The maker of the GPUs that it needs; None if it needs no GPU."""
         compiler = compilers().get(self.compiler)
-        return compiler.maker(self.device) if compiler else None
+        return compiler.device(self.device).maker if compiler else None
 
     @property
     def module(self) -> str:
         """The module of the extension that adds it; empty for the farm's own."""
-        kind = compiler.device(self.device) if (compiler := compilers().get(self.compiler)) else None
-        return kind.module if kind else ""
+        compiler = compilers().get(self.compiler)
+        return compiler.device(self.device).module if compiler else ""
 
     @property
     def slug(self) -> str:
@@ -291,7 +291,7 @@ def understand_target(text: str) -> Choice:
     compiler, slash, device = text.partition("/")
     if not slash and (text in _cards() or _SM.fullmatch(text) or _SLICE.fullmatch(text)):
         compiler, device, slash = "onnxruntime", f"cuda:{text}", "/"
-    if (known := compilers().get(compiler)) and known.maker(device.partition(":")[0]) == "nvidia":
+    if (known := compilers().get(compiler)) and known.device(device.partition(":")[0]).maker == "nvidia":
         return _nvidia(text, compiler, device)
     if not slash:
         compiler, device = "migraphx", text
@@ -308,7 +308,7 @@ def understand_target(text: str) -> Choice:
     profile = profiles().get(device)
     name = bare(profile.device.arch) if profile else device.removesuffix(_ANY)
     any_device = device.endswith(_ANY) and _GFX.fullmatch(name) is not None
-    if (not any_device and ":" in device) or compilers()[compiler].device(name) is None:
+    if (not any_device and ":" in device) or not compilers()[compiler].device(name).precisions:
         raise ValueError(f"{compiler} has no device `{device}`: {suggestion(text, _known())}")
     if name.startswith("gfx") and not _GFX.fullmatch(name):
         raise ValueError(f"`{device}` is not the name of a GPU architecture (gfx90a, gfx942, gfx1100, …)")

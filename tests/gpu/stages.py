@@ -196,7 +196,7 @@ class Run:
         folder = self.work / name
         folder.mkdir(parents=True, exist_ok=True)
         device = device or self.device
-        known = [each for each in precisions if each in compilers()[self.compiler].precisions(device)]
+        known = [each for each in precisions if each in compilers()[self.compiler].device(device).precisions]
         lines = ["version: 1", f"name: {name}", f"targets: [{self.compiler}/{device}]"]
         lines += [f"precisions: [{', '.join(known)}]", "models:"]
         for copy in range(copies):

@@ -246,7 +246,7 @@ def test_the_table_of_precisions_is_the_compilers() -> None:
     for devices, _, *words in cells:
         for device in devices.replace("MIGraphX ", "").replace("`", "").split(", "):
             for precision, word in zip(precisions, words, strict=True):
-                there = precision in MIGRAPHX.precisions(device)
+                there = precision in MIGRAPHX.device(device).precisions
                 right = "emulated" if MIGRAPHX.emulates(device, precision) else "yes"
                 assert word.split()[0] == (right if there else "no"), f"{device} {precision}"
 

@@ -109,7 +109,7 @@ def test_a_weight_that_others_use_as_well_stays_what_it_was_for_them(case: NewCa
 
 def test_the_cpu_target_has_no_int4_because_it_stops(case: NewCase, layers: Path) -> None:
     """The table of precisions leaves int4 out for `cpu`: the day that this compiles it can have it."""
-    assert "int4" not in MIGRAPHX.precisions("cpu")
+    assert "int4" not in MIGRAPHX.device("cpu").precisions
     net = case(layers, device="cpu")
     net.pack("int4")
     with pytest.raises(Refused, match="UNPACK_INT4"):

@@ -15,12 +15,12 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1670,
+    "api": 1672,
     "artifacts": 2165,
     "builds": 2991,
     "cli": 4642,
-    "client": 4495,
-    "compiling": 2909,
+    "client": 4494,
+    "compiling": 2908,
     "control": 590,
     "extras/ci": 506,
     "extras/convert": 491,
@@ -35,7 +35,7 @@ LINES = {
     "jobs": 888,
     "local": 1639,
     "loose": 1777,
-    "manifest": 1938,
+    "manifest": 1928,
     "matrix": 1510,
     "metrics": 205,
     "models": 741,
@@ -45,7 +45,7 @@ LINES = {
     "runner": 6362,
     "serving": 425,
     "store": 1732,
-    "targets": 1102,
+    "targets": 1089,
     "tasks": 177,
     "tuning": 2361,
     "wire": 385,

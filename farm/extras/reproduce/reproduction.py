@@ -178,7 +178,7 @@ def rerun(folder: Path, machine: StepSettings, *, gpu: str = "", unlimited: bool
         places.setdefault(use, place)
     limits = document.get("limits") or AttemptLimits(time=0.0, memory=0)
     compiler, _, device = str(order["target"]).partition("/")
-    maker = compilers()[compiler].maker(device)
+    maker = compilers()[compiler].device(device).maker
     children = Children(
         work,
         machine,

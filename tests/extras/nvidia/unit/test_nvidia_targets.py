@@ -65,7 +65,7 @@ def test_options_belong_to_devices_and_leave_the_keys_of_others_as_they_were() -
     assert ONNXRUNTIME.resolved("native", {}, "cpu")[0] == {"level": "standard"}
     assert ONNXRUNTIME.resolved("native", {"gpu_mem_limit": 1 << 30}, "cuda")[0] == {"gpu_mem_limit": 1 << 30}
     assert "gpu_mem_limit" not in ONNXRUNTIME.options_of("cpu")
-    assert set(ONNXRUNTIME.precisions("cuda")) - set(ONNXRUNTIME.precisions("cpu")) == {"tf32"}
+    assert set(ONNXRUNTIME.device("cuda").precisions) - set(ONNXRUNTIME.device("cpu").precisions) == {"tf32"}
 
 
 def test_tensorrt_is_a_device_of_its_own_with_its_own_options() -> None:
@@ -109,4 +109,4 @@ def test_a_tuned_program_for_a_card_is_of_no_cpu_family() -> None:
     tuned, untuned = (understand_target("onnxruntime/cuda").device(H200, family_bound=bound) for bound in (True, False))
     assert tuned == untuned
     assert tuned.cpu_family is None
-    assert set(ONNXRUNTIME.device("cuda").tuning) == {"quick", "exhaustive"}  # type: ignore[union-attr]
+    assert set(ONNXRUNTIME.device("cuda").tuning) == {"quick", "exhaustive"}
