@@ -440,7 +440,7 @@ def _watch(client: FarmClient, build_id: str, gone_on: Sequence[str], publish: P
             output.note(f"the farm went away; build {build_id} goes on when it is back: farm watch {build_id}")
         raise
     build, page = report["build"], client.page_of(report["build"])
-    said = ["", *render.outcome(report, page if pages else "", output.width())]
+    said = [] if output.as_json() else ["", *render.outcome(report, page if pages else "", output.width())]
     output.result({"build": build, "cells": report["cells"]}, said)
     publish(report, page)
     verdict = build["verdict"]

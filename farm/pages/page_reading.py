@@ -266,7 +266,7 @@ def _is_before(position: str, other: str) -> bool:
 # --- news of open builds ----------------------------------------------------------------------------------------------
 
 READ_WAIT = 2.0  # Seconds that one read of a build's events waits in the store.
-PAUSE = 0.5  # Seconds at least between two messages about one build: people do not read faster.
+PAUSE = 0.5  # Seconds between two messages about one build: people do not read faster.
 SPARED = 4.0  # Reading a build takes at most this part (1 / n) of the time between two messages.
 KEEP_ALIVE = 15.0  # Seconds after which a connection without news gets a comment, so that no proxy closes it.
 REMEMBERED = 64  # Messages, of all builds, that are kept for those who come back.

