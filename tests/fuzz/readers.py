@@ -25,7 +25,7 @@ from farm.artifacts.sidecar import facts, serving_of
 from farm.builds.reading import JobLog
 from farm.client.fetching import read_sidecar
 from farm.client.inspection import disagreements, inspect_if_small, wrong_card
-from farm.client.transport import _events, _lines
+from farm.client.transport import _lines, events
 from farm.errors import FarmError, UsageError
 from farm.extras.packs.fetch import read_index
 from farm.extras.packs.pack_checks import wrong_files
@@ -262,7 +262,7 @@ def _stream(path: Path) -> None:
     with httpx.Client(
         transport=httpx.MockTransport(lambda _: httpx.Response(200, content=path.read_bytes()))
     ) as client:
-        for _, _, data in _events(_lines(client.get("http://farm/"))):
+        for _, _, data in events(_lines(client.get("http://farm/"))):
             for kind in (BuildEvent, BuildChange):
                 with suppress(UsageError):
                     checked(parsed(data, "a farm"), cast(type[object], kind), "a farm")
