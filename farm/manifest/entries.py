@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
@@ -491,13 +491,18 @@ def manifest_schema(*, draft7: bool = False) -> JsonSchema:
     It accepts what `parse_manifest` accepts, except that it does not compare entries (unknown names, selectors).
     It is made once: do not change the result.
     """
-    schema = _tidy(_described(Manifest.model_json_schema(by_alias=True)))
+    text = json.dumps(_described(Manifest.model_json_schema(by_alias=True)))
+    schema: JsonSchema = json.loads(text, object_hook=_tidy)
     schema["title"] = "Compile farm manifest"
     if not draft7:
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": values.SCHEMA_ID, **schema}
-    text = json.dumps(_as_draft7(schema)).replace('"#/$defs/', '"#/definitions/')
+    text = json.dumps(schema).replace('"#/$defs/', '"#/definitions/')
     identity = values.SCHEMA_ID.replace(".schema", ".draft7.schema")
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "$id": identity, **json.loads(text)}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": identity,
+        **json.loads(text, object_hook=_as_draft7),
+    }
 
 
 def _described(schema: JsonSchema) -> JsonSchema:
@@ -540,14 +545,10 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _tidy(schema: Any) -> Any:
-    """Close mappings whose keys have a pattern, and drop titles and the defaults that say nothing."""
-    if isinstance(schema, list):
-        return [_tidy(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
+def _tidy(schema: JsonSchema) -> JsonSchema:
+    """Close a mapping whose keys have a pattern, and drop its title and a default that says nothing."""
     result = {
-        key: _tidy(value)
+        key: value
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
         and not (key == "default" and not isinstance(value, str | int))
@@ -557,18 +558,14 @@ def _tidy(schema: Any) -> Any:
     return result
 
 
-def _as_draft7(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_as_draft7(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
+def _as_draft7(schema: JsonSchema) -> JsonSchema:
     result: JsonSchema = {}
     dependencies: JsonSchema = {}
     for key, value in schema.items():
         if key in ("dependentRequired", "dependentSchemas"):
-            dependencies |= _as_draft7(value)
+            dependencies |= value
         else:
-            result["definitions" if key == "$defs" else key] = _as_draft7(value)
+            result["definitions" if key == "$defs" else key] = value
     if dependencies:
         result["dependencies"] = dependencies
     if "$ref" in result and len(result) > 1:

@@ -35,7 +35,7 @@ LINES = {
     "jobs": 888,
     "local": 1639,
     "loose": 1777,
-    "manifest": 1928,
+    "manifest": 1917,
     "matrix": 1510,
     "metrics": 205,
     "models": 741,
