@@ -331,13 +331,15 @@ def _size_given_twice(document: YamlDocument, model: Unchecked, path: tuple[str 
 
 
 def _option(document: YamlDocument, name: str, value: Any, path: tuple[str | int, ...]) -> Iterator[Problem]:
-    options = option_table()
     known = compilers().values()
+    tables = [table for each in known for table in (each.options, *each.quantization.values())]
+    options = [table[name] for table in tables if name in table]
     if refused := next((each.refused_options[name] for each in known if name in each.refused_options), ""):
         yield document.problem(f"`{name}` is not an option here", path, hint=refused, key=True)
-    elif name not in options:
-        yield document.problem(f"no compiler has an option `{name}`", path, hint=suggestion(name, options), key=True)
-    elif all(problems := [option.problem(value) for option in options[name]]):
+    elif not options:
+        hint = suggestion(name, {each for table in tables for each in table})
+        yield document.problem(f"no compiler has an option `{name}`", path, hint=hint, key=True)
+    elif all(problems := [option.problem(value) for option in options]):
         yield document.problem(f"option `{name}` {problems[0]}", path)
 
 
@@ -350,16 +352,6 @@ def _variable(document: YamlDocument, name: str, value: Any, path: tuple[str | i
         yield document.problem(f"`{name}` names a file", path, hint="write {path: FILE}: the client uploads it")
     elif not compiler.is_file(name) and (problem := compiler.env_problem(name, value)):
         yield document.problem(f"`{name}` {problem}", path, key=problem.startswith("is refused"))
-
-
-def option_table() -> dict[str, list[Any]]:
-    """Return every option of every compiler, and of every quantizer, by name."""
-    table: dict[str, list[Any]] = {}
-    for compiler in compilers().values():
-        for options in (compiler.options, *compiler.quantization.values()):
-            for name, option in options.items():
-                table.setdefault(name, []).append(option)
-    return table
 
 
 # --- patterns of files -------------------------------------------------------------------------------------------
