@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from farm.errors import UsageError, suggestion
 from farm.files import hash_file
-from farm.models.shapes import BATCH, Extent, Input
+from farm.models.shapes import BATCH, Extent, Input, shown_shape
 from farm.runner.documents import CheckAnswer, TensorInfo
 from farm.runner.protocol import Bound, Digest, Size, reason_of
 from farm.spec import FileReference, model_digest
@@ -216,7 +216,7 @@ def check_data(data: FrozenData, inputs: Mapping[str, Input], outputs: Sequence[
     for output in outputs:
         shape = data["arrays"][output["name"]]["shape"] if output["name"] in data["arrays"] else [total]
         if not shape or shape[0] != total:
-            message = f"expected output `{output['name']}` has shape {_listed(shape)}, not {total} samples first"
+            message = f"expected output `{output['name']}` has shape {shown_shape(shape)}, not {total} samples first"
             raise DataError(message, hint="one expected output for each sample")
 
 
@@ -230,14 +230,13 @@ def _samples(data: FrozenData, tensor: Input) -> int:
     if found["dtype"] != tensor.dtype:
         message = f"array `{name}` is {found['dtype']}, the model wants {tensor.dtype}"
         raise DataError(message, hint=f"save it as array.astype({tensor.dtype!r})")
-    count = _count(tuple(found["shape"]), tensor)
+    axis, count = tensor.batch_axis, _count(tuple(found["shape"]), tensor)
     if count is None:
-        axis = tensor.batch_axis
         stacked: list[Extent | str] = list(tensor.shape) if axis is not None else ["N", *tensor.shape]
         if axis is not None:
             stacked[axis] = "N"
-        message = f"array `{name}` has shape {_listed(found['shape'])}, N samples would be {_listed(stacked)}"
-        hint = f"input `{name}` is {_listed(tensor.shape)} here"
+        message = f"array `{name}` has shape {shown_shape(found['shape'])}, N samples would be {shown_shape(stacked)}"
+        hint = f"input `{name}` is {shown_shape(tensor.shape)} here"
         if axis is None and tensor.shape[:1] == (1,) and tuple(found["shape"][1:]) == tensor.shape[1:]:
             sizes = ", ".join(str(size) for size in tensor.shape[1:])
             hint = f"to stack them on the first axis, write `shape: [{BATCH}, {sizes}]` and `batches: [1]`"
@@ -256,10 +255,6 @@ def _count(found: tuple[int, ...], tensor: Input) -> int | None:
     if found == tensor.shape:
         return 1
     return found[0] if found[1:] == tensor.shape and found else None
-
-
-def _listed(shape: Sequence[Extent | str]) -> str:
-    return f"[{', '.join(str(size) for size in shape)}]"
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -474,7 +469,7 @@ def _joined(parts: Sequence[_Part], name: str, tensor: TensorInfo | None, file: 
     shape = list(found[0][0])
     for other, _ in found[1:]:
         if len(other) != len(shape) or place >= len(shape) or _without(other, place) != _without(shape, place):
-            shapes = f"{_listed(found[0][0])} and {_listed(other)}"
+            shapes = f"{shown_shape(found[0][0])} and {shown_shape(other)}"
             raise DataError(f"the samples of array `{name}` have different shapes: {shapes}")
         shape[place] += other[place]
     dtype = np.result_type(*{dtype for _, dtype in found}).newbyteorder("<")

@@ -111,7 +111,7 @@ def _check_against_model(tensor: TensorInfo, given: Sequence[int | str], pattern
         return
     place = ("inputs", pattern, "shape")
     if len(given) != len(tensor["shape"]):
-        theirs = f"{len(tensor['shape'])} dimensions in the model, {_shown(tensor['shape'])}"
+        theirs = f"{len(tensor['shape'])} dimensions in the model, {shown_shape(tensor['shape'])}"
         raise ShapeError(f"input `{tensor['name']}` has {theirs}, not {len(given)}", *place)
     for axis, (ours, fixed) in enumerate(zip(given, tensor["shape"], strict=True)):
         if isinstance(ours, int) and isinstance(fixed, int) and ours != fixed:
@@ -173,7 +173,7 @@ def _without_size(tensor: TensorInfo, axis: int) -> ShapeError:
     open_sizes = [BATCH, *["SIZE"] * len(shape)]
     suggested = [str(each) if isinstance(each, int) else name for each, name in zip(shape, open_sizes, strict=False)]
     hint = _shape_hint(tensor["name"], suggested)
-    where = f"input `{tensor['name']}`: dimension {axis} of {_shown(shape)}"
+    where = f"input `{tensor['name']}`: dimension {axis} of {shown_shape(shape)}"
     if shape[axis] is None:
         return ShapeError(f"{where} has no size", hint=hint)
     hint = f"give it one: `dims: {{{shape[axis]}: 1}}`, or {hint}"
@@ -184,7 +184,8 @@ def _shape_hint(name: str, shape: Sequence[str]) -> str:
     return f'`inputs: {{"{name}": {{shape: [{", ".join(shape)}]}}}}`'
 
 
-def _shown(shape: Iterable[Dimension]) -> str:
+def shown_shape(shape: Iterable[Dimension | Span]) -> str:
+    """Return a shape for people; a size that is not known is `?`."""
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
