@@ -9,6 +9,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,7 +100,12 @@ def evaluate(
     budget = float(request.get("measure_seconds") or 0) / len(points)
     measured: list[documents.MeasuredPoint] = []
     for point, part, verifying in zip(points, parts, times, strict=True):
-        repeats, on_device = _measure(program, runs[part[0]], verifying[-1], budget, messages)
+        prepared = program.prepare(runs[part[0]])
+        # Verification was the warm-up. If its last run took longer than the whole budget, that is the only one.
+        several = verifying[-1] < budget
+        repeats = times_of(partial(program.run, prepared), budget, messages=messages) if several else verifying[-1:]
+        on_device = program.run_on_device(prepared)
+        device_repeats = times_of(on_device, budget, messages=messages) if on_device and several else []
         verifying.extend(repeats)
         latency, shapes = latency_of(repeats), {name: list(array.shape) for name, array in runs[part[0]].items()}
         throughput = point["batch"] / latency["median"] if latency["median"] else None
@@ -119,7 +125,7 @@ def evaluate(
             "first_run_cold": times[0][0],
             "first_run_warm": times[0][1],
             "latency": latency,
-            "device_latency": latency_of(on_device) if on_device else None,
+            "device_latency": latency_of(device_repeats) if device_repeats else None,
             "throughput": throughput,
             "points": measured if len(measured) > 1 else [],
         },
@@ -139,20 +145,6 @@ def _compare(
     ran = len(outputs) * point["batch"]
     few = min(point["samples"], ran) < min(minimum, ran)
     return {**compared, "weak": bool(references[0]) and (compared["weak"] or few)}
-
-
-def _measure(
-    program: Program, feeds: Arrays, last: float, budget: float, messages: Messages
-) -> tuple[list[float], list[float]]:
-    """Return the seconds of runs, one after another for `budget` seconds, and of runs without host copies, if any.
-
-    Verification was the warm-up. If its `last` run took longer than the whole budget, that is the only one.
-    """
-    prepared = program.prepare(feeds)
-    seconds = times_of(lambda: program.run(prepared), budget, messages=messages) if last < budget else [last]
-    device = program.run_on_device(prepared)
-    on_device = times_of(device, budget, messages=messages) if device and last < budget else []
-    return seconds, on_device
 
 
 def latency_of(seconds: Sequence[float]) -> documents.Latency:
@@ -215,11 +207,7 @@ def _load(
     started = time.perf_counter()
     program = load(request)
     seconds = time.perf_counter() - started
-    prepared = program.prepare(feeds)
-
-    def run() -> Any:
-        return program.run(prepared)
-
+    run = partial(program.run, program.prepare(feeds))
     first: list[float] = []
     for number in range(int(request["first"])):
         if sum(first) > FIRST_SECONDS:
