@@ -466,9 +466,9 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
     store still has of the build's jobs.
     """
     found = farm.build_reader.resolve(caller.namespace, build_id)
-    jobs = _jobs(farm, caller.namespace, found)
-    document = trace_events(_timeline(farm, caller.namespace, jobs), found)
-    document["otherData"]["left_out"] = len(jobs[MOST:])
+    over_time, left_out = _timeline(farm, caller.namespace, found)
+    document = trace_events(over_time, found)
+    document["otherData"]["left_out"] = left_out
     return document
 
 
@@ -476,8 +476,7 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
 def drawn(visit: Here, build_id: BuildName) -> Response:
     """Show the attempts of a build on workers and slots over time."""
     view = visit.builds.view(visit.namespace, build_id)
-    jobs = _jobs(visit.farm, visit.namespace, view.build["id"])
-    found = _timeline(visit.farm, visit.namespace, jobs)
+    found, left_out = _timeline(visit.farm, visit.namespace, view.build["id"])
     whole = found.seconds or 1.0
     spans = [span for track in found.tracks for span in track.spans]
     return visit.page(
@@ -487,7 +486,7 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
         found=found,
         is_open=view.is_open,
         position=view.position,
-        left_out=len(jobs[MOST:]),
+        left_out=left_out,
         detailed=len(spans) <= DETAILED,
         whole=whole,
         spans=spans,
@@ -499,10 +498,8 @@ def drawn(visit: Here, build_id: BuildName) -> Response:
     )
 
 
-def _jobs(farm: Farm, namespace: str, build_id: str) -> list[str]:
-    return list(dict.fromkeys(name for cell in farm.build_reader.cells(namespace, build_id) if (name := cell["job"])))
-
-
-def _timeline(farm: Farm, namespace: str, jobs: Sequence[str]) -> BuildTimeline:
+def _timeline(farm: Farm, namespace: str, build_id: str) -> tuple[BuildTimeline, int]:
+    """Return a build over time, and how many of its jobs that leaves out."""
+    jobs = list(dict.fromkeys(name for cell in farm.build_reader.cells(namespace, build_id) if (name := cell["job"])))
     found = [job for name in jobs[:MOST] if (job := farm.store.jobs.get(name)) and job["namespace"] == namespace]
-    return timeline(found, time.time())
+    return timeline(found, time.time()), len(jobs[MOST:])

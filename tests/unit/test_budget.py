@@ -40,7 +40,7 @@ LINES = {
     "metrics": 205,
     "models": 737,
     "node": 3518,
-    "pages": 3386,
+    "pages": 3383,
     "results": 1981,
     "runner": 6350,
     "serving": 425,

@@ -1095,7 +1095,7 @@ def test_a_timeline_says_what_failed_and_what_waited(
         return {"id": name, "order": {"identifier": name}, "created_at": 1.0, "state": "", "attempts": [attempt]}
 
     jobs = [job("j-b", 4.6, 10.0, compiling=5.4), job("j-a", 1.0, 10.0, compiling=3.0, uploading=0.5)]
-    monkeypatch.setattr(job_pages, "_timeline", lambda *_: job_view.timeline(jobs, 99.0))
+    monkeypatch.setattr(job_pages, "_timeline", lambda *_: (job_view.timeline(jobs, 99.0), 0))
     page = browser.get(path).text
     longest = words(page[page.index("The longest attempts") : page.index("The longest waits")])
     first = "j-a w 0 s 9 s compiling 3 s uploading 500 ms rest 5.5 s j-b"
