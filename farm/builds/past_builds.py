@@ -582,16 +582,11 @@ def _laid_over(gates: CellGates, chosen: ChosenGates) -> CellGates:
 
 
 def _baseline(tag: str, key: str, facts: ArtifactFacts | None, by_node: Mapping[str, Values]) -> Baseline:
-    if facts is None:
-        return {"ref": tag, "key": key, "toolchain": "", "values": {}, "by_node": {}}
-    return {
-        "ref": tag,
-        "key": facts["key"],
-        "toolchain": str(facts["toolchain"]),
-        "values": values_of(facts),
-        "by_node": by_node,
-        "runs_as": facts.get("runs_as", ""),
-    }
+    baseline: Baseline = {"ref": tag, "key": key, "toolchain": "", "values": {}, "by_node": {}}
+    if facts:
+        baseline |= {"toolchain": str(facts["toolchain"]), "values": values_of(facts)}
+        baseline |= {"by_node": by_node, "runs_as": facts.get("runs_as", "")}
+    return baseline
 
 
 def _ask_for_turns(cell: CellPlan, baseline: Baseline | None, past: TurnsFacts | None) -> None:

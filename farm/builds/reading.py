@@ -352,8 +352,12 @@ class BuildReader:
         row = self._live(namespace, build_id)
         unjudged = self.unjudged_lines(namespace, build_id)
         if row is None or unjudged is None:
-            found = self._index.cells(namespace, build_id, CellLine)
-            return EndedCells(*found) if found else self._indexed(self.report(namespace, build_id))
+            if found := self._index.cells(namespace, build_id, CellLine):
+                return EndedCells(*found)
+            report = self.report(namespace, build_id)
+            if report["build"]["state"] == "reported":
+                return self._index.add(report)
+            return EndedCells(report["build"], list(map(CellLine.of, report["cells"])))
         build, cells = unjudged
         planned, jobs = self._plan(namespace, build_id), self._store.builds.jobs(build_id)
         cells = [cell._replace(job=jobs.get(cell.identifier, "")) for cell in cells]
@@ -388,11 +392,6 @@ class BuildReader:
             for cell in self.read_plan(namespace, build_id)["cells"]
         ]
         return EndedCells(_build_document(row, self.follower(build_id)), cells)
-
-    def _indexed(self, report: Report) -> EndedCells:
-        if report["build"]["state"] == "reported":
-            return self._index.add(report)
-        return EndedCells(report["build"], list(map(CellLine.of, report["cells"])))
 
     def read_plan(self, namespace: str, build_id: str) -> PlanDocument:
         """Return a build's plan. Raises NotFound."""

@@ -224,7 +224,7 @@ class BuildService:
             "kept": kept_as(submission),
             "digest": plan.digest,
             "name": manifest.name,
-            "cells": list(map(_shown, plan.cells)),
+            "cells": [view_of(ShownCell, {**cell, "expected": cell["expected"] is not None}) for cell in plan.cells],
             "outlook": self._reader.outlook(plan.cells, manifest.max_parallel),
             "warnings": [*plan.warnings, *found],
             "conversions": plan.conversions,
@@ -443,10 +443,6 @@ def digest_of_request(submission: SubmissionDocument) -> str:
             **{name: value for name in ("only", "fail_fast") if (value := submission.get(name))},
         }
     )
-
-
-def _shown(cell: CellPlan) -> ShownCell:
-    return view_of(ShownCell, {**cell, "expected": cell["expected"] is not None})
 
 
 def _published_as(cell: CellPlan) -> list[str]:
