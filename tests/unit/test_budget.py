@@ -41,7 +41,7 @@ LINES = {
     "models": 737,
     "node": 3518,
     "pages": 3383,
-    "results": 1981,
+    "results": 1976,
     "runner": 6350,
     "serving": 425,
     "store": 1732,
