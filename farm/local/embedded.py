@@ -80,10 +80,6 @@ class EmbeddedFarm:
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    @property
-    def _folder(self) -> Path:
-        return self.settings.data_dir
-
     def start(self) -> Settings:
         """Start what is missing, or join the farm that runs in this folder; return when it takes work.
 
@@ -129,7 +125,7 @@ class EmbeddedFarm:
         if not self._take("users", fcntl.LOCK_SH | fcntl.LOCK_NB):
             return False
         with contextlib.suppress(OSError, ValueError):
-            shared = json.loads(read_private(self._folder / "farm.json", 1 << 20))
+            shared = json.loads(read_private(self.settings.data_dir / "farm.json", 1 << 20))
             settings = _completed(self.settings, shared)
             if _asked(settings, "/v1/health") is not None:
                 self.settings, self.joined = settings, True
@@ -140,21 +136,21 @@ class EmbeddedFarm:
     # --- starting -------------------------------------------------------------------------------------------
 
     def _start_parts(self) -> None:
-        (self._folder / "farm.json").unlink(missing_ok=True)
-        known = _credentials(self._folder)
-        logs = self._folder / "logs"
+        folder = self.settings.data_dir
+        (folder / "farm.json").unlink(missing_ok=True)
+        known, logs = _credentials(folder), folder / "logs"
         shared = {"api_token": self.settings.api_token.get_secret_value() or known["api_token"]}
         if not self.settings.redis_url.get_secret_value():
             self._say(
                 "starting Valkey" if self._works else "starting the farm of this folder, to read what it has stored"
             )
-            valkey = self._add(start_valkey(self._folder / "valkey", known["redis_password"], log=logs / "valkey.log"))
+            valkey = self._add(start_valkey(folder / "valkey", known["redis_password"], log=logs / "valkey.log"))
             shared["redis_url"] = valkey.url
         if not (self.settings.s3_endpoint or self.settings.s3_bucket):
             if self._works:
                 self._say("starting SeaweedFS")
             keys = {name: known[name] for name in ("s3_access_key", "s3_secret_key")}
-            weed = self._add(start_weed(self._folder / "s3", *keys.values(), bucket=BUCKET, log=logs / "weed.log"))
+            weed = self._add(start_weed(folder / "s3", *keys.values(), bucket=BUCKET, log=logs / "weed.log"))
             shared |= {"s3_endpoint": weed.url, "s3_public_endpoint": "", "s3_bucket": BUCKET, **keys}
         if self._works:
             self._say("starting the farm's server and a worker")
@@ -170,7 +166,7 @@ class EmbeddedFarm:
             worker.ready = lambda: any(item["pid"] == worker.pid for item in (listed() or {"items": []})["items"])
             if not worker.wait_until_ready():
                 raise FarmFault("the farm's worker did not start", hint=worker.last_words())
-            write_private(self._folder / "farm.json", json.dumps(shared, indent=1))
+            write_private(folder / "farm.json", json.dumps(shared, indent=1))
         self._watcher = threading.Thread(target=self._watch, name="embedded-farm", daemon=True)
         self._watcher.start()
 
@@ -187,7 +183,7 @@ class EmbeddedFarm:
 
     def _port(self) -> int:
         """Return the port of the last start if it is free, so that the URLs of pages stay; else another one."""
-        place = self._folder / "port"
+        place = self.settings.data_dir / "port"
         with contextlib.suppress(OSError, ValueError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             known = int(read_private(place, 16))
@@ -209,7 +205,7 @@ class EmbeddedFarm:
             settings.api_url,
             # -P: a `tasks` or `celery.py` in the user's folder is not ours.
             [sys.executable, "-P", "-m", "farm", {"server": "serve"}.get(name, name), *arguments],
-            self._folder / "logs" / f"{name}.log",
+            settings.data_dir / "logs" / f"{name}.log",
             ready=lambda: True,
             patience=10,
             environment={**given, "PYTHONPATH": path},
@@ -258,7 +254,7 @@ class EmbeddedFarm:
             for server in members:
                 server.stop()
         if self._servers:
-            (self._folder / "farm.json").unlink(missing_ok=True)
+            (self.settings.data_dir / "farm.json").unlink(missing_ok=True)
         self._servers.clear()
         self._locks.close()
 
@@ -271,7 +267,7 @@ class EmbeddedFarm:
 
     def _take(self, name: str, mode: int) -> bool:
         """Lock a file of the folder until `stop`; the kernel lets go of it when this process dies."""
-        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(self.settings.data_dir / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, mode)
         except BlockingIOError:
