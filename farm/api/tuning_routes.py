@@ -164,10 +164,7 @@ def _possible(pool: Pool) -> list[tuple[str, str]]:
     if pool.untuned:
         return []
     family = pool.cpu_family if compiler.tuning_binds else None
-    return [
-        (device_name(replace(pool.device, cpu_family=family)), mode)
-        for mode in compiler.device(pool.target.device).tuning
-    ]
+    return [(device_name(replace(pool.device, cpu_family=family)), mode) for mode in pool.target.kind.tuning]
 
 
 def described(database: TuningDatabase) -> records.TuningDatabaseView:

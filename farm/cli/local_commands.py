@@ -517,7 +517,7 @@ def _measure(
         if on_card and (why := wrong_card(inspect_if_small(on_card), [pool.device.arch])):
             raise UsageError(f"{contestant.name} does not run here: {why}")
         pools.append(pool)
-    leading = next((pool for pool in pools if pool.target.maker), pools[0])
+    leading = next((pool for pool in pools if pool.target.kind.maker), pools[0])
     work.mkdir()
     with one_slot(leading, findings.gpus, settings) as slot, watch(slot) as usage:
         children = Children(work, machine, AttemptLimits(time=0, memory=0), say_phase, threading.Event(), slot)

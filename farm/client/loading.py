@@ -116,7 +116,7 @@ def load(
     finally:
         if client is None:
             own.close()
-    cards = {pool.device.arch for pool in found.pools if pool.target.maker == "amd" and not pool.untuned}
+    cards = {pool.device.arch for pool in found.pools if pool.target.kind.maker == "amd" and not pool.untuned}
     if why := wrong_card(require_as_described(sidecar, path), cards):
         hint = "build for this card: name it in full, with its features (sramecc, xnack), not as `:any`"
         raise UsageError(f"{sidecar['identifier']} does not run here: {why}", hint=hint)
@@ -179,7 +179,7 @@ def why_not(cell: SnapshotCell, pools: Iterable[Pool]) -> str:
         return f"{compiler} cannot be used here"
     there = [pool for pool in here if _same_device(cell, device, pool)]
     if not there:
-        found = sorted({pool.device.arch if pool.target.maker else pool.target.device for pool in here})
+        found = sorted({pool.device.arch if pool.target.kind.maker else pool.target.device for pool in here})
         return f"it is for {cell['device']}, here is {', '.join(found)}"
     if all(_toolchain_rank(cell["toolchain"], pool.toolchain) is None for pool in there):
         return f"{cell['toolchain']} made it, here is {', '.join(sorted({pool.toolchain for pool in there}))}"
@@ -222,7 +222,7 @@ def nothing_fits(reasons: dict[str, str]) -> NotFound:
 
 
 def _same_device(cell: SnapshotCell, device: str, pool: Pool) -> bool:
-    if pool.target.maker is None:
+    if pool.target.kind.maker is None:
         return pool.target.device == device
     return same_arch(pool.device.arch, bare(cell["device"]) if device.endswith(":any") else cell["device"])
 
@@ -242,7 +242,7 @@ def _fit(cell: SnapshotCell, sidecar: Sidecar, pool: Pool, batch: int | None, gi
     toolchain = _toolchain_rank(cell["toolchain"], pool.toolchain) or 0
     smallest, largest = batch_range(cell)["min"], batch_range(cell)["max"]
     latency = sidecar["measurements"]["latency"]["median"] if sidecar["measurements"]["latency"] else None
-    on_gpu = pool.target.maker is not None
+    on_gpu = pool.target.kind.maker is not None
     takes = batch is not None and largest >= batch
     rank = (
         not on_gpu,

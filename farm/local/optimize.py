@@ -44,7 +44,7 @@ from farm.results.speed import compare
 from farm.runner.documents import Evidence, TensorInfo, Verification
 from farm.runner.samples import write_npz
 from farm.settings import Settings
-from farm.spec import FileReference, SpecDocument
+from farm.spec import SpecDocument
 from farm.targets.compilers import NATIVE, OFF, canonical_precision, compilers, default_equal_share
 from farm.targets.pools import Pool, understand_target
 from farm.tuning.database import ForOneRun
@@ -119,7 +119,7 @@ def plan(wanted: Wanted, settings: Settings, work: Path) -> Planned:
     model, cache = _read(wanted, settings, work)
     findings = survey(settings)
     pool, why = _choose(wanted.target, model["format"], findings)
-    if wanted.gpu_memory_limit and not pool.target.maker:
+    if wanted.gpu_memory_limit and not pool.target.kind.maker:
         hint = f"leave it out: {pool.target} uses no GPU; --memory-limit limits the machine's memory"
         raise UsageError("--gpu-memory-limit has no use here", hint=hint)
     if compilers()[pool.target.compiler].threads(wanted.options, wanted.tuning):
@@ -196,7 +196,7 @@ def _choose(target: str, format: str, findings: Findings) -> tuple[Pool, str]:
         pool for pool in findings.pools if format in compilers()[pool.target.compiler].formats and not pool.untuned
     ]
     here = ", ".join(dict.fromkeys(str(pool.target) for pool in findings.pools)) or "nothing"
-    gpus = [pool for pool in pools if pool.target.maker]
+    gpus = [pool for pool in pools if pool.target.kind.maker]
     by_name = {str(pool.target): pool for pool in pools}
     if not target:
         for pool in (*gpus, by_name.get("migraphx/cpu"), by_name.get("onnxruntime/cpu")):
@@ -262,7 +262,7 @@ def _precision(wanted: Wanted, model: FrozenModel, pool: Pool) -> str:
     if precision == "fp32" and lowered(model):
         hint = "leave --fp32 out: the model is compiled as it was exported"
         raise UsageError(f"--fp32: the model is lower already ({lowered(model)})", hint=hint)
-    if precision not in (known := compiler.device(pool.target.device).precisions):
+    if precision not in (known := pool.target.kind.precisions):
         hint = f"{pool.target} has {', '.join(known)}: use the flag of one, or of both halves of a pair"
         raise UsageError(f"{flags} cannot be combined" if " " in flags else f"{pool.target} has no {flags}", hint=hint)
     if compiler.needs_calibration(precision) and not wanted.calibration:
@@ -390,7 +390,8 @@ def make(wanted: Wanted, planned: Planned, settings: Settings, work: Path, on_ph
     Waits for a GPU that others use. Raises StepEnded if a step fails.
     """
     cell, order, model = planned.cell, planned.cell.order, planned.file
-    inputs = InputFiles(model, _blob(planned.found, order["calibration"]), _blob(planned.found, order["samples"]))
+    data = (order["calibration"], order["samples"])
+    inputs = InputFiles(model, *(planned.found.files[each["digest"]] if each else None for each in data))
     machine = replace(StepSettings.of(settings), migraphx_path=planned.findings.migraphx_path)
     cancelled = threading.Event()  # never set: Ctrl-C is an exception here
     with one_slot(planned.pool, planned.findings.gpus, settings) as slot:
@@ -447,10 +448,6 @@ def _before(
     steps = Steps({**order, "spec": spec, "identifier": f"{order['identifier']}/before"}, children)
     Pipeline(steps, InputFiles(model)).compile()
     return program_of({**sidecar, "spec": spec, "tuning": {}}, steps.program, "before")
-
-
-def _blob(found: FrozenInputs, reference: FileReference | None) -> Path | None:
-    return found.files[reference["digest"]] if reference else None
 
 
 # --- output --------------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _probe_slot(settings: Settings, pool: Pool, slot: Slot, work: WorkFolder) ->
 
 def _changed(settings: Settings, pool: Pool) -> str:
     """Return how the compiler of a pool differs from the registered one; empty if it does not."""
-    device = pool.target.device if pool.target.module else ""
+    device = pool.target.device if pool.target.kind.module else ""
     installation = by_toolchain(settings.other_toolchains).get(pool.toolchain)
     found = look_for(pool.target.compiler, settings, device=device, installation=installation)
     here = str(found.get("toolchain") or found.get("reason"))

@@ -111,7 +111,7 @@ def with_other_toolchains(settings: Settings, findings: Findings) -> Settings:
     The returned settings say which toolchain is where. An installation without a compiler that is new here is noted.
     """
     known = {pool.toolchain for pool in findings.pools}
-    added = {(pool.target.compiler, pool.target.device) for pool in findings.pools if pool.target.module}
+    added = {(pool.target.compiler, pool.target.device) for pool in findings.pools if pool.target.kind.module}
     entries: list[str] = []
     for text in settings.other_toolchains:
         _, installation = installation_of(text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from farm.errors import UsageError, suggestion
 from farm.files import configs_folder
 from farm.spec import Device, digest_of
-from farm.targets.compilers import Maker, compilers
+from farm.targets.compilers import DeviceKind, compilers
 from farm.units import grouped, parse_size
 
 if TYPE_CHECKING:
@@ -77,16 +77,10 @@ class Target:
         return f"{self.compiler}/{self.device}"
 
     @property
-    def maker(self) -> Maker | None:
-        """The maker of the GPUs that it needs; None if it needs no GPU."""
+    def kind(self) -> DeviceKind:
+        """What is known of its device; one without precisions if no compiler here serves it."""
         compiler = compilers().get(self.compiler)
-        return compiler.device(self.device).maker if compiler else None
-
-    @property
-    def module(self) -> str:
-        """The module of the extension that adds it; empty for the farm's own."""
-        compiler = compilers().get(self.compiler)
-        return compiler.device(self.device).module if compiler else ""
+        return compiler.device(self.device) if compiler else DeviceKind("", ())
 
     @property
     def slug(self) -> str:
@@ -376,7 +370,7 @@ def choose_pools(
             hint = "write more of the toolchain's id"
         if len(toolchains) == 1:
             hint = "name the device (mi300x, mi300a, …) instead of the architecture"
-            if choice.served.maker == "nvidia":
+            if choice.served.kind.maker == "nvidia":
                 hint = f"name the card ({choice.served}:h200, …), or `toolchains`"
             if family_bound and len({pool.device for pool in candidates}) == 1:
                 builds = " or ".join(sorted({f"`{pool.build}`" for pool in candidates}))

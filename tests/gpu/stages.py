@@ -219,7 +219,7 @@ class Run:
             "kernel": os.uname().release,
             "python": sys.version.split()[0],
             "doctor": doctor.stdout.splitlines(),
-            "ok": self.rehearsal or any(pool.target.maker == self.maker for pool in findings.pools),
+            "ok": self.rehearsal or any(pool.target.kind.maker == self.maker for pool in findings.pools),
         }
 
     def sealed(self) -> dict[str, Any]:

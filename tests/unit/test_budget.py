@@ -15,7 +15,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 
 
 LINES = {
-    "api": 1672,
+    "api": 1669,
     "artifacts": 2165,
     "builds": 2981,
     "cli": 4642,
@@ -33,7 +33,7 @@ LINES = {
     "extras/triggers": 1077,
     "extras/webhooks": 879,
     "jobs": 888,
-    "local": 1639,
+    "local": 1632,
     "loose": 1777,
     "manifest": 1917,
     "matrix": 1510,
@@ -45,7 +45,7 @@ LINES = {
     "runner": 6350,
     "serving": 425,
     "store": 1732,
-    "targets": 1089,
+    "targets": 1083,
     "tasks": 177,
     "tuning": 2361,
     "wire": 385,
