@@ -166,9 +166,7 @@ class JobViews:
     def described(self, attempt: Attempt, ended: JobView | JudgedCell) -> ReproductionDocument:
         """Return everything that determines an attempt; `ended` is the job or cell with its end."""
         namespace, order = attempt.namespace, attempt.order
-        failure: FailureDocument | None = (
-            {"kind": ended["kind"], "message": ended["message"]} if ended["kind"] else None
-        )
+        failure = view_of(FailureDocument, ended) if ended["kind"] else None
         recipes = (reference_recipe(order, used) for used in references_of(order) or ("",))
         known = (self._artifacts.get_object(reference_key(namespace, digest_of(recipe))) for recipe in recipes)
         made: BlobSize | None = next((json.loads(found.data) for found in known if found), None)

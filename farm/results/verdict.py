@@ -34,7 +34,7 @@ from farm.results.gates import (
 from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
 from farm.results.tradeoff import error_of, marks_of, part_of
 from farm.spec import changes
-from farm.units import grouped, view_of
+from farm.units import view_of
 from farm.wire.program import Sidecar
 
 Look = Literal["compiled", "hit", "failed", "expected", "running", "queued", "cancelled"]
@@ -422,17 +422,18 @@ def changes_of(cells: Sequence[JudgedCell]) -> Changes:
     """
     failed = [cell for cell in cells if cell["state"] == State.FAILED and not cell["as_expected"]]
     succeeded = [cell for cell in cells if cell["state"] == State.SUCCEEDED]
-    effects = grouped(((cell, change_of(cell)) for cell in cells), lambda each: each[1].effect)
+    found = [(cell, change_of(cell)) for cell in cells]
     past = {cell["identifier"]: f"failed before: {before['kind']}" for cell in cells if (before := cell.get("before"))}
     return {
-        "new_failures": [_failure(cell) for cell, _ in effects.get("newly failed", ())],
-        "still_failing": [_failure(cell) for cell, _ in effects.get("still failing", ())],
+        "new_failures": [_failure(cell) for cell, each in found if each.effect == "newly failed"],
+        "still_failing": [_failure(cell) for cell, each in found if each.effect == "still failing"],
         "regressions": [_failure(cell) for cell in failed if cell["kind"] == FailureKind.REGRESSION],
         "improvements": _said(succeeded, "better"),
-        "fixed": [_remark(cell, past[cell["identifier"]]) for cell, _ in effects.get("fixed", ())],
+        "fixed": [_remark(cell, past[cell["identifier"]]) for cell, each in found if each.effect == "fixed"],
         "unjudged": [
-            _remark(cell, f"{past[cell['identifier']]}; no longer judged by {found.left_out}")
-            for cell, found in effects.get("unjudged", ())
+            _remark(cell, f"{past[cell['identifier']]}; no longer judged by {each.left_out}")
+            for cell, each in found
+            if each.effect == "unjudged"
         ],
         "held": [_remark(cell, held) for cell in succeeded if (held := cell.get("held"))],
         "new": _said(cells, "new"),

@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1669,
     "artifacts": 2165,
-    "builds": 2981,
+    "builds": 2979,
     "cli": 4642,
     "client": 4494,
     "compiling": 2908,
@@ -41,7 +41,7 @@ LINES = {
     "models": 737,
     "node": 3518,
     "pages": 3383,
-    "results": 1976,
+    "results": 1977,
     "runner": 6350,
     "serving": 425,
     "store": 1732,
