@@ -383,7 +383,7 @@ def _warnings(lookup: Lookup, combination: Combination, work: Work, shape: Shape
 def kind_of(lookup: Lookup, combination: Combination) -> DeviceKind | None:
     """Return the kind of a combination's device; None, with a complaint, if it does not have the precision."""
     choice, precision = combination.choice, combination.precision
-    kind = choice.served.kind
+    kind = combination.compiler.device(choice.served.device)
     if precision in kind.precisions:
         return kind
     has = ", ".join(kind.precisions) or "none"
