@@ -345,7 +345,6 @@ def _own_farm() -> Iterator[Settings]:
 
 
 def _bring_programs(client: FarmClient, build_id: str, folder: Path | None) -> None:
-    """Write the programs of the cells that passed, one folder for each; without a folder, say how to get them."""
     passed = [cell for cell in client.cells(build_id) if cell["state"] == "succeeded" and cell["facts"]]
     if not passed:
         return

@@ -132,7 +132,6 @@ class _StorageTransport(Transport):
             raise unexpected(self.url, f"what it has of the artifact {key} is not text") from None
 
     def _sidecar(self, key: str) -> tuple[str, bytes]:
-        """Return the namespace that has the sidecar of a cache key, and the sidecar. Raises NotFound."""
         absent = NotFound(f"no artifact has the key {key} in {self._here}", hint="`farm submit` compiles it")
         return self._first(lambda each: sidecar_key(each, key), absent, readable(self._namespace))
 

@@ -174,7 +174,6 @@ def _read(wanted: Wanted, settings: Settings, work: Path) -> tuple[FrozenModel, 
 
 
 def _entry(wanted: Wanted, shapes: Mapping[str, Sequence[int | str]]) -> ModelEntry:
-    """Return the manifest's entry for the model, with the shapes of its inputs."""
     format = _format(wanted.model)
     if wanted.dtypes and format != "torch":
         raise UsageError(
@@ -531,7 +530,6 @@ def report(planned: Planned, made: Made) -> dict[str, Any]:
 
 
 def _tuning(sidecar: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the figures of the tuned and the untuned program, and which one this is; None without tuning."""
     if sidecar["tuning"]["mode"] == OFF:
         return None
     figures = {name: sidecar["measurements"].get(name) for name in ("tuned", "baseline", "ratio", "interval")}

@@ -216,7 +216,6 @@ def _tuning(given: Tuning, compiler: Compiler, kind: DeviceKind, choice: Choice,
 
 
 def _untuned(given: Tuning, kind: DeviceKind, choice: Choice) -> Iterator[str]:
-    """Say which tuning the manifest asks for and the target does not have."""
     has = "shares no tuning: it is any device" if choice.any_device else f"has {' and '.join(kind.tuning) or 'none'}"
     for name, mode in (("tuning", given.mode), ("background", given.background)):
         if mode != OFF and (choice.any_device or mode not in kind.tuning):

@@ -395,7 +395,6 @@ def _values(axis: str, combinations: Iterable[Combination]) -> dict[str, Collect
 
 
 def _points(model: ModelEntry, sizes: Mapping[str, Sequence[Extent]]) -> Iterator[Point]:
-    """Yield the product of `sizes`, within each of the model's named shapes if it has any."""
     for name, own in (model.shapes or {"": {}}).items():
         for given in _product(sizes):
             yield Point({**own, **given}, shape_label(given, name), name)

@@ -424,7 +424,6 @@ class Parcel:
                 log.warning("what the tuning learnt is lost", job=self.job, error=str(error))
 
     def _outcome(self, there: Sidecar, log_digest: str = "") -> Outcome:
-        """Return the outcome with the sidecar that the artifact has now: ours, or that of a faster attempt."""
         ours = all(there.get(name) == self._document["sidecar"][name] for name in ("job", "attempt"))
         if ours and not log_digest:
             log_digest = log_of["digest"] if (log_of := there["blobs"].get("log")) else ""

@@ -403,7 +403,6 @@ def _trends(days: Sequence[DayOfBuilds], href: str) -> list[Markup]:
 
 
 def _ended(builds: Iterable[BuildView]) -> list[list[BuildView]]:
-    """Return the builds of each name that ended; as in `builds`, the newest come first."""
     ended = (build for build in builds if build["state"] == "reported" and not is_aside(build))
     return list(grouped(ended, lambda build: build["name"]).values())
 

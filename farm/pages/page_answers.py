@@ -279,7 +279,6 @@ _QUOTED = re.compile(r"`([^`]{1,300})`")
 
 
 def _marked(text: str) -> Markup:
-    """Return the farm's own text of one line, with what is to be typed marked as code."""
     return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(one_line(text, 1000)))))  # noqa: S704 - escaped
 
 

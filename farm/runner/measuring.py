@@ -135,7 +135,6 @@ def evaluate(
 def _compare(
     request: Request, point: SamplePoint, minimum: int, references: Sequence[Arrays], outputs: Sequence[Arrays]
 ) -> Evidence:
-    """Compare the runs of one point with the reference; few samples make the evidence weak."""
     missing = [name for name in references[0] if name not in outputs[0]]
     if missing:
         raise RequestFailed("compiler_error", f"the program has no output '{missing[0]}'")

@@ -336,7 +336,6 @@ class _Msgpack:
 
 
 def _joined(values: list[Any]) -> Any:
-    """Return the chunks of one binary value as one; any other list as it is."""
     if values and all(isinstance(value, Binary) for value in values):
         return Binary(sum(chunk.size for chunk in values), values[0].head)
     return values

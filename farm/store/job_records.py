@@ -227,7 +227,6 @@ class JobRecords(Records):
         return _view(job_id, *record) if record else None
 
     def _records(self, job_ids: Sequence[str]) -> dict[str, Record]:
-        """Return the records of those of these jobs that are there and not packed."""
         asked: list[list[Any]] = []
         for job in job_ids:
             attempts = ["HGETALL", ("job", job, "attempts")]

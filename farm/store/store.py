@@ -183,7 +183,6 @@ class WorkerRecords(Records):
         self._link.ask("ZREMRANGEBYSCORE", ("workers",), "-inf", 1000 * (self._link.now() - 3600))
 
     def _running(self) -> dict[str, Jobs]:
-        """Return the jobs that each worker runs, with their namespaces."""
         jobs = [job for name in ["leases", "kept"] for job in self._link.ask("ZRANGE", (name,), 0, -1)]
         rows = self._link.ask_many([["HMGET", ("job", job), "worker", "namespace"] for job in jobs])
         running: dict[str, Jobs] = {}

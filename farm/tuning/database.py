@@ -235,7 +235,6 @@ class TuningDatabase:
         return list(self._artifacts.list_entries(f"{self._prefix}deltas/"))
 
     def _deltas(self, seen: frozenset[str] = frozenset()) -> tuple[dict[str, Snapshot], list[str]]:
-        """Return the deltas that were not seen by object key, and the keys of those that cannot be read."""
         keys = [key for key in self._artifacts.list_objects(f"{self._prefix}deltas/") if _digest(key) not in seen]
         deltas, unreadable = {}, []
         for key, found in zip(keys, at_once(self._artifacts.get_object, keys), strict=True):
@@ -249,7 +248,6 @@ class TuningDatabase:
         return deltas, unreadable
 
     def _merged(self, seen: frozenset[str] = frozenset()) -> tuple[Head | None, Snapshot]:
-        """Return head and snapshot; an empty one if there is none, or it was seen."""
         for turn in range(2):
             head = self.head()
             if head is None or head.snapshot in seen:

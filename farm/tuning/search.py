@@ -312,7 +312,6 @@ class Search:
         return slice_key(self.spec, signature, self.steps.threads)
 
     def _is_known(self, piece: SearchedSlice) -> bool:
-        """Return whether the database has a slice by now; count it if it does."""
         entry = self._collector.slices.get(piece.key)
         if entry:
             self.work += TuningWork(known=piece.operations, saved=float(json.loads(entry[0])["seconds"]))
