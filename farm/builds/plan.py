@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, linear_regression
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from farm.artifacts.refs import SnapshotCell
 from farm.errors import UsageError
@@ -24,7 +24,7 @@ from farm.results.gates import judge_fallback
 from farm.results.ref_rules import submitted
 from farm.results.report import JudgedCell, Report
 from farm.spec import FileReference, SpecDocument, cache_key, changes
-from farm.units import grouped, named, plural, together, view_of
+from farm.units import grouped, named, plural, together
 from farm.wire.program import ConversionRecord
 
 EXPLAINED = 50  # Number of misses in one plan for which the last artifact's spec is read, to say what changed.
@@ -71,7 +71,7 @@ def make_plan(
             explained += 1
             spec = read_spec(before["key"]) if explained <= EXPLAINED else None
             reason = "; ".join(changes(spec, cell.spec)) if spec else "the cache key changed"
-        found = {
+        found: dict[str, Any] = {
             **cell._asdict(),
             "emulated": list(cell.emulated),
             "warnings": list(cell.warnings),
@@ -84,7 +84,8 @@ def make_plan(
             "before": None,
             "baseline": None,
         }
-        planned.append(view_of(CellPlan, found))
+        del found["job"]
+        planned.append(cast(CellPlan, found))
     models = {cell.model: cell.order["model"] for cell in cells}
     conversions = {name: record for name, model in models.items() if (record := model.get("conversion"))}
     warnings = (*_warnings(cells, live_workers), *_undebugged(planned), *_left(planned))

@@ -183,7 +183,7 @@ def main() -> None:
     options.add_argument("--readers", type=int, default=200)
     options.add_argument("--builds", type=int, nargs="*", default=[4, 12])
     given = options.parse_args()
-    gc.set_threshold(GARBAGE)  # As `farm serve` does.
+    gc.set_threshold(GARBAGE, 50)  # As `farm serve` does.
     print(f"load at the beginning: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, a_farm(Path(name)) as farm:
         register(farm)

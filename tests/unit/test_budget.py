@@ -17,7 +17,7 @@ def test_there_are_no_more_record_types_than_the_budget_allows() -> None:
 LINES = {
     "api": 1669,
     "artifacts": 2165,
-    "builds": 2979,
+    "builds": 2980,
     "cli": 4641,
     "client": 4493,
     "compiling": 2908,
