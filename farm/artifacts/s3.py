@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farm.artifacts import sidecar as sidecars
 from farm.artifacts import storage
@@ -156,7 +156,7 @@ class S3Store(LargeUploads):
 
         return storage.until_moved(self.place(storage.BUILD_IDS), attempt)
 
-    def publish(self, namespace: str, sidecar: Mapping[str, Any], *, sign: storage.Sign | None = None) -> Sidecar:
+    def publish(self, namespace: str, sidecar: Mapping[str, object], *, sign: storage.Sign | None = None) -> Sidecar:
         """Commit an artifact whose blobs are uploaded: create its sidecar, or adopt an existing one.
 
         Returns the sidecar that counts then. Replaces a broken one (unreadable, or with missing blobs). `sign` keeps

@@ -72,7 +72,7 @@ class Frozen:
 
 
 def freeze(
-    manifest: str | Path | Mapping[str, Any],
+    manifest: str | Path | Mapping[str, object],
     *,
     folder: str | Path | None = None,
     labels: Mapping[str, str] | None = None,

@@ -37,7 +37,7 @@ def load_manifest(path: str | Path, folder: Path | None = None) -> Manifest:
     return _required(*read_manifest(path, folder))
 
 
-def manifest_of(data: Mapping[str, Any], folder: Path) -> Manifest:
+def manifest_of(data: Mapping[str, object], folder: Path) -> Manifest:
     """Read a manifest from its content; patterns of file names start at `folder`.
 
     Its text is JSON, which YAML includes. Raises ManifestError, UsageError for a value that no manifest has.

@@ -25,7 +25,7 @@ from ruamel.yaml.reader import ReaderError
 
 from farm.errors import ManifestError, Problem
 
-Unchecked = Mapping[str, Any]  # A mapping as the user wrote it: until it is checked, any key may have any value.
+Unchecked = Mapping[str, object]  # A mapping as the user wrote it: until it is checked, any key may have any value.
 
 MAX_BYTES = 256 * 1024
 """Largest document. Reading takes two to four seconds for a million characters, so this bounds time as well."""

@@ -517,7 +517,7 @@ def settings_of(manifest: Manifest, combination: Combination) -> CellSettings:
     return CellSettings.model_construct(**_merged(given))
 
 
-def _merged(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(mappings: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Return mappings laid over each other: of what several name, the last one counts, with what is only in others."""
     names = dict.fromkeys(name for each in mappings for name in each)
     return {name: _laid_over([each[name] for each in mappings if name in each]) for name in names}

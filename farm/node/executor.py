@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from farm.artifacts.planned_orders import require_planned
 from farm.artifacts.s3 import S3Store
@@ -434,7 +433,7 @@ class _AttemptRun:
                     parcel.drop()
             return replace(outcome, phases=self.children.phases)
 
-    def _parcel(self, sidecar: Mapping[str, Any]) -> Parcel:
+    def _parcel(self, sidecar: Mapping[str, object]) -> Parcel:
         """Put the finished program into the outbox; if the disk is full, wait for room. Raises OSError, StepEnded.
 
         Room comes because the worker takes no jobs in this time, and because other attempts end and free theirs.

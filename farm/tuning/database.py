@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from farm.artifacts.s3 import S3Store
 from farm.artifacts.storage import ListedObject, at_once, blob_key, readable, until_moved
@@ -72,7 +71,7 @@ def device_name(device: Device) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
-def mode_name(tuning: Mapping[str, Any]) -> str:
+def mode_name(tuning: Mapping[str, object]) -> str:
     """Return the last part of a database's name, of a spec's `tuning`: the mode.
 
     With an enforcement of the user's own in it, since what a weaker one found would end the mode's own search for good.
@@ -416,7 +415,7 @@ class Collector:
         write_folder(self.known, folder)
         self._folders[folder] = self.known
 
-    def look(self, folder: Path, work: TuningWork, finished: Mapping[str, Any] | None = None) -> Snapshot:
+    def look(self, folder: Path, work: TuningWork, finished: Mapping[str, object] | None = None) -> Snapshot:
         """Find the records that are new in a folder since the last look, and return them.
 
         `work` is what this attempt's tuning has done so far, `finished` the slices that were tuned to their end there.

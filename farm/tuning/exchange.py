@@ -100,7 +100,7 @@ def read(data: bytes) -> Snapshot:
         raise UsageError(f"not a snapshot of a tuning database: {cause_of(error)}") from None
 
 
-def check_schema(header: Mapping[str, Any]) -> None:
+def check_schema(header: Mapping[str, object]) -> None:
     """Refuse the header of another form than this farm's. Raises ValueError, KeyError, TypeError."""
     if header["schema"] != SCHEMA:
         raise ValueError(f"its schema is {header['schema']}, this farm reads {SCHEMA}")

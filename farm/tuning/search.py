@@ -446,7 +446,7 @@ class Search:
         # Under the lock: else the collector would count the records of this child as those of the next.
         lane.learnt = Snapshot()
 
-    def _collect(self, lane: Lane, finished: Mapping[str, Any] | None = None) -> None:
+    def _collect(self, lane: Lane, finished: Mapping[str, object] | None = None) -> None:
         """Commit the new records of a lane's folder, and the slices that were finished there."""
         running = sum(each.seconds for each in self._lanes.values())
         work = replace(self.work, seconds=round(self.work.seconds + running, 3))

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from farm.client.transfers import adopt, note_use
 from farm.compiling.child_process import Seal, ask_once
@@ -42,7 +42,7 @@ class ConvertRequest(ChildRequest, total=False):
     """What a child is asked that converts a model: from the file `source` to the file `output`."""
 
     kind: str  # `pt2`, `torchscript`, `saved-model`.
-    options: Mapping[str, Any]  # `to` (`onnx`, `tf`), `opset`, and the `signature` of a SavedModel.
+    options: Mapping[str, object]  # `to` (`onnx`, `tf`), `opset`, and the `signature` of a SavedModel.
     inputs: Sequence[ConvertedInput]
     source: str
     output: str

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from farm import __version__
 from farm.artifacts.refs import SnapshotCell
@@ -62,7 +62,7 @@ class Notary:
         ]
         add(artifacts, sidecar["namespace"], sidecar["key"], said)
 
-    def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
+    def sign(self, kind: str, subjects: Mapping[str, str], predicate: Mapping[str, object]) -> bytes:
         """Return a statement, signed."""
         text = statements.payload(kind, subjects, dict(predicate), self.now())
         return statements.sign_bundle(text, statements.IN_TOTO, self.signer)
