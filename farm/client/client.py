@@ -539,7 +539,7 @@ _ERRORS: dict[int, type[errors.FarmError]] = {
 }
 
 
-class SubmittedBuild(Mapping[str, object]):
+class SubmittedBuild(Mapping[str, Any]):
     """A build and the client that made it. As a mapping it is `document`, the answer to the submission."""
 
     def __init__(self, client: FarmClient, document: BuildView) -> None:
@@ -620,7 +620,7 @@ class SubmittedBuild(Mapping[str, object]):
         return html(f"{self.document['name']} {self.id}", self.url, cells)
 
     def __getitem__(self, name: str) -> Any:
-        return cast(Mapping[str, object], self.document)[name]
+        return cast(Mapping[str, Any], self.document)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.document)
