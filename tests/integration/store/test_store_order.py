@@ -363,8 +363,8 @@ def test_fail_fast_ends_the_other_cells(store: Store) -> None:
     job_id, claim = take(store)
     store.jobs.finish(job_id, claim.token, Outcome.failure(FailureKind.COMPILER_ERROR, "no"))
     assert store.jobs.hand_out(POOL.name, 1) == []
-    assert store.wakeups.next("builds", 0.01) == other
-    assert store.wakeups.next("builds", 0.01) == build_id, "it is to be stopped"
+    # They may have ended in the same millisecond, and have no order then. One is to be stopped.
+    assert {store.wakeups.next("builds", 0.01) for _ in range(2)} == {build_id, other}
     reported: list[str] = []
     settle_left(store, reported.append)
     settle_left(store, reported.append)
