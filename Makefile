@@ -14,9 +14,9 @@ demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
 	$(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In eight processes: many tests wait for others, and eight keep two cores busy. `make test PYTEST="-k name"` runs some, in one.
+# In six processes: many tests wait for others, and six keep two cores busy; each more collects all tests once more. `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
-	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 8 --dist loadscope)
+	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 6 --dist loadscope)
 
 # Every command and snippet of README and docs/guide, as a reader would type them, and the walk.
 test-guide: $(VENV)/.dev
