@@ -141,8 +141,8 @@ class Rig:
         self.started += workers
         return workers
 
-    def node(self, slots: int = 2) -> None:
-        """Start a whole worker, with this machine's own compilers."""
+    def node(self, slots: int = 2, root: Path = ROOT) -> Server:
+        """Start a whole worker of the code in a folder, with this machine's own compilers."""
         node = Server(
             "worker",
             "",
@@ -150,11 +150,12 @@ class Rig:
             self.folder / "worker.log",
             ready=lambda: bool(self.store.workers.list()),
             patience=1,
-            environment={**os.environ, **self.settings.environment(), "PYTHONPATH": str(ROOT)},
+            environment={**os.environ, **self.settings.environment(), "PYTHONPATH": str(root)},
         )
         node.spawn()
         self.parts.callback(node.stop)
         assert node.wait_until_ready(), node.last_words()
+        return node
 
     def stop_workers(self) -> None:
         """kill -9 of every supervisor; nothing of a worker may outlive it."""
