@@ -46,7 +46,7 @@ def test_the_page_names_the_functions_that_matter() -> None:
         "BuildRecords.create",
         "hand_out",
         "Pipeline.run",
-        "Pipeline.compile",
+        "Steps.compile",
         "JobRecords.finish",
     ):
         assert re.search(rf"`{name}", PAGE.read_text()), name
