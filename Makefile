@@ -14,7 +14,8 @@ demo: $(VENV)/.dev
 	$(RUN)/python configs/demo_data.py .farm/demo
 	$(RUN)/farm run configs/manifests/quickstart.yaml
 
-# In six processes: many tests wait for others, and six keep two cores busy; each more collects all tests once more. `make test PYTEST="-k name"` runs some, in one.
+# In six processes: many tests wait for others, and six keep two cores busy; each one more collects all tests again.
+# `make test PYTEST="-k name"` runs some, in one.
 test: $(VENV)/.dev
 	$(RUN)/python -m pytest -m "not noise and not wheels" $(or $(PYTEST),-n 6 --dist loadscope)
 

@@ -69,7 +69,7 @@ REASONS = {
     "first compile": "first", "failed last time": "failed", "tried again": "retry", "tuning": "background",
     "compiled again": "gone",
 }  # fmt: skip
-"""Reasons of misses that are no parts of the cache key, by how a plan's sentence begins."""
+"""Reasons of misses that are not parts of the cache key, by how a plan's sentence begins."""
 
 
 class LabelValues:

@@ -57,6 +57,15 @@ def test_the_oldest_submissions_go_if_all_take_too_much_memory(monkeypatch: pyte
         names = [name]
 
 
+def test_a_large_submission_that_is_read_next_takes_the_place_of_older_ones_before_it_is_expanded() -> None:
+    kept, asked = KeptSubmissions(), ("main", "me", "0")
+    kept.keep(asked, one := read())
+    kept.make_room(planner.KEPT_BYTES - one.weight)
+    assert kept.find(asked) is one
+    kept.make_room(planner.KEPT_BYTES)
+    assert kept.find(asked) is None
+
+
 def test_a_toolchain_that_no_worker_has_chooses_no_pool() -> None:
     """Readers' newest programs are of a compiler that is gone: builds follow the newest of those that are there."""
     old, new = (replace(POOL, toolchain=name) for name in ("onnxruntime1.0", "onnxruntime3.0"))
