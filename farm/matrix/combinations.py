@@ -211,7 +211,8 @@ class MatrixRules:
                 cells[number].extras.append(("overrides", position))
                 if override.calibration is not None:
                     cells[number].calibrated_by = position
-        return self._unique([each for cell in cells for each in (cell, *self._for_packs(cell))])
+        paired = [each for cell in cells for each in (cell, *self._for_packs(cell))]
+        return self._unique(paired) if len(paired) > len(cells) else cells
 
     def expected(self, combinations: Sequence[Combination]) -> dict[str, ExpectedFailure]:
         """Return the expected failures of combinations, by identifier; the first entry that names a cell counts."""
