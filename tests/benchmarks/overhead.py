@@ -97,7 +97,7 @@ def main(runs: int) -> None:
     two = seconds["two slots"]
     figure("quickstart: two slots against one", [each / one for each in two], "x", 0.95)
     ratios = [(each - measured) / (one - measured) for each in two]
-    figure("quickstart: two slots against one, outside measuring", ratios, "x", 0.8)
+    figure("quickstart: two slots against one, outside measuring", ratios, "x", 0.85)
 
 
 if __name__ == "__main__":
