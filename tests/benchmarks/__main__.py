@@ -4,8 +4,9 @@
 
 Without a name, all of them: an hour on two quiet cores. Writes `.farm/bench/figures.jsonl` (the machine, then one
 figure a line) and `figures.svg`. What has fewer than three values is not compared: `--runs 3` brings them. With
-`--record` the figures go into the baseline, next to others of this machine. Seconds and bytes are compared on the
-machine of the baseline alone, ratios everywhere. Exits with 1 if a benchmark fails or a figure is worse.
+`--record` the figures go into the baseline, next to others of this machine. Bytes are compared on the machine of the
+baseline alone, times if it is as fast as then, too, ratios everywhere. Exits with 1 if a benchmark fails or a figure is
+worse.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def main() -> int:
     worse = []
     for figure in found.values():
         earlier = before.get(figure.name)
-        change = earlier and (figure.unit == "x" or here == there) and figure.change_from(earlier)
+        change = earlier and figure.change_from(earlier, same_machine=here == there)
         worse += [figure.name] if change == "worse" else []
-        print(f"{row(figure):120} {f'baseline {earlier.median:.4g}: {change}' if earlier and change else ''}".rstrip())
+        print(f"{row(figure):120} {f'baseline {earlier.median:.4g}: {change}' if earlier else ''}".rstrip())
     if found:
         draw(list(found.values()), before, OUT / "figures.svg")
         print(f"drawn in {OUT / 'figures.svg'}")

@@ -6,12 +6,17 @@ import json
 import os
 import platform
 import statistics
+import timeit
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 KEEP = "FIGURES"
 """The variable that names the file in which figures are kept, one JSON document a line."""
+
+NO_TIMES = ("", "kB", "MB", "MiB")
+"""Units of what is the same on a machine that is slower for an hour."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Figure:
     values: tuple[float, ...]
     goal: float | None = None
     more_is_better: bool = False
+    loop: float = 0.0
+    """Seconds that a loop took then: a machine whose neighbours work is slower. 0 if nobody knows."""
 
     @property
     def median(self) -> float:
@@ -36,11 +43,16 @@ class Figure:
             return None
         return self.median >= self.goal if self.more_is_better else self.median <= self.goal
 
-    def change_from(self, before: Figure) -> str:
+    def change_from(self, before: Figure, *, same_machine: bool = True) -> str:
         """Say whether it is better or worse than `before`: if so, every value lies beyond every earlier one.
 
-        Of five and five values of the same thing that happens once in 126 times; fewer than three say nothing.
+        Of five and five values of the same thing that happens once in 126 times; fewer than three say nothing. Ratios
+        are compared everywhere, times on the same machine if it is as fast as it was, within a tenth.
         """
+        if self.unit != "x" and not same_machine:
+            return "another machine"
+        if self.unit not in ("x", *NO_TIMES) and not abs(self.loop - before.loop) <= before.loop / 10:
+            return "another speed of the machine"
         if min(len(self.values), len(before.values)) < 3:
             return "too few values"
         if min(self.values) > max(before.values):
@@ -55,7 +67,12 @@ def figure(
 ) -> Figure:
     """Print a figure, keep it if `make bench` asks for it, and return it."""
     found = Figure(
-        name, unit, (values,) if isinstance(values, float | int) else tuple(values), goal, more_is_better=more_is_better
+        name,
+        unit,
+        (values,) if isinstance(values, float | int) else tuple(values),
+        goal,
+        more_is_better=more_is_better,
+        loop=loop_seconds(),
     )
     print(row(found), flush=True)
     if path := os.environ.get(KEEP):
@@ -92,3 +109,9 @@ def machine() -> str:
         if "model name" in line
     )
     return f"{next(models, platform.machine())}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+@cache
+def loop_seconds() -> float:
+    """Return what a loop takes, the best of ten times."""
+    return min(timeit.repeat("for number in range(500_000): number * number", number=1, repeat=10))

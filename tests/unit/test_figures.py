@@ -31,6 +31,32 @@ def test_a_figure_is_worse_if_all_values_are(
 
 
 @pytest.mark.parametrize(
+    ("unit", "loop", "same_machine", "said"),
+    [
+        ("x", 0.09, False, "worse"),
+        ("MB", 0.09, True, "worse"),
+        ("MB", 0.02, False, "another machine"),
+        ("s", 0.0219, True, "worse"),
+        ("s", 0.0221, True, "another speed of the machine"),
+        ("1/s", 0.0179, True, "another speed of the machine"),
+        ("s", 0.02, False, "another machine"),
+    ],
+)
+def test_times_are_compared_only_if_the_machine_is_as_fast_as_it_was(
+    unit: str, loop: float, same_machine: bool, said: str
+) -> None:
+    found, earlier = (
+        Figure("f", unit, values, loop=took) for values, took in (((3.0, 3.0, 3.0), loop), ((1.0, 1.0, 1.0), 0.02))
+    )
+    assert found.change_from(earlier, same_machine=same_machine) == said
+
+
+def test_times_are_not_compared_with_those_of_an_unknown_speed() -> None:
+    found, earlier = Figure("f", "s", (3.0,) * 3, loop=0.02), Figure("f", "s", (1.0,) * 3)
+    assert found.change_from(earlier) == "another speed of the machine"
+
+
+@pytest.mark.parametrize(
     ("value", "more_is_better", "met"), [(2.0, False, True), (2.1, False, False), (2.0, True, True), (1.9, True, False)]
 )
 def test_a_goal_is_met_from_its_own_value_on(value: float, more_is_better: bool, met: bool) -> None:
