@@ -325,16 +325,12 @@ def test_a_job_waits_longer_each_time_a_node_must_not_have_it_but_a_second_at_mo
 
 def test_max_parallel_bounds_a_build(store: Store) -> None:
     join_pool(store, slots=10)
-    submit(store, *cells("aaaa"), max_parallel=2)
+    bounded = submit(store, *cells("aaaa"), max_parallel=2)
     submit(store, *cells("b"))
     handed = store.jobs.hand_out(POOL.name, 1)
     assert sorted(store.jobs.get(job)["key"][0] for job, _ in handed) == ["a", "a", "b"]
-    waiting = next(
-        job
-        for job in (cell["job"] for cell in store.builds.cells(store.builds.list("main")[1]["id"]))
-        if job not in dict(handed)
-    )
-    assert explain(store, waiting)["bounded_by"] == store.builds.list("main")[1]["id"]
+    waiting = next(job for job in store.builds.jobs(bounded).values() if job not in dict(handed))
+    assert explain(store, waiting)["bounded_by"] == bounded
     job_id, attempt = handed[0]
     claim = store.jobs.claim(job_id, attempt, nonce="n", worker="w1", node="n1")
     assert store.jobs.hand_out(POOL.name, 1) == []
