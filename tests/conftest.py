@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import httpx._config
 import httpx._transports.default as transports
 import hypothesis
 import pytest
@@ -61,6 +62,8 @@ def pytest_configure() -> None:
     compileall.compile_dir(Path(farm.__file__).parent, quiet=1)
     # Each request without a client makes one, which would read the certificates of all authorities again: 0.03 s.
     transports.create_ssl_context = cache(transports.create_ssl_context)
+    # A busy machine takes its time: where a test names no time-out, httpx would wait for five seconds.
+    httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
 
 
 PLACES = pytest.StashKey[dict[Path, int]]()
