@@ -25,7 +25,7 @@ from farm.jobs.state import FailureKind, State, is_gate
 from farm.matrix.planned import Baseline, CellGates, CellPlan, Values
 from farm.results.speed import BAND, Comparison
 from farm.runner.documents import Evidence
-from farm.units import duration, rate, size
+from farm.units import by_number, duration, rate, size
 from farm.wire.program import Against
 
 if TYPE_CHECKING:
@@ -228,12 +228,12 @@ def movements(cells: Sequence[JudgedCell]) -> list[tuple[str, Movement]]:
     """Return what is worse or better than a baseline's number, or too close to tell, with its cell; the worst first."""
     order = [*_VERDICTS][:3]
     rows = [
-        (order.index(row["outcome"]), -abs(row["change"] or 0.0), cell["identifier"], said)
+        ((order.index(row["outcome"]), -abs(row["change"] or 0.0), by_number(name)), (name, said))
         for cell in cells
         for row in cell.get("compared") or ()
-        if row["outcome"] in order and row["against"] and (said := moved(row))
+        if row["outcome"] in order and row["against"] and (name := cell["identifier"]) and (said := moved(row))
     ]
-    return [(name, said) for _, _, name, said in sorted(rows, key=lambda each: each[:3])]
+    return [found for _, found in sorted(rows, key=lambda each: each[0])]
 
 
 def amount(measure: str, value: float | None) -> str:

@@ -17,6 +17,7 @@ from farm.results.gates import (
     gate_rows,
     is_suspicious,
     judge_gates,
+    movements,
     rule,
     sentence,
     sentences,
@@ -422,6 +423,12 @@ def test_a_size_is_compared_with_a_baseline_of_another_node_and_both_numbers_are
     assert (row["value"], row["base"], row["outcome"]) == (100, 400, "better")
     assert row_at(planned(limits={"latency": 0.05}), **against(0.8, 0.79, 0.81))["base"] is None
     assert row_at(planned({"load": 0.2}, limits={"load": 0.5}))["base"] == 0.2
+
+
+def test_what_moved_as_far_is_in_the_natural_order_of_its_cells() -> None:
+    judged = judge_cell(planned(limits={"size": 0.05}), row_of("succeeded", facts=facts(program=of_size(2000))))
+    names = ("net/cpu/fp32/b1", "net/cpu/fp32/b2", "net/cpu/fp32/b11")
+    assert [name for name, _ in movements([{**judged, "identifier": name} for name in names])] == [*names]
 
 
 @pytest.mark.parametrize(
