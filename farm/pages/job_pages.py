@@ -467,9 +467,7 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
     """
     found = farm.build_reader.resolve(caller.namespace, build_id)
     over_time, left_out = _timeline(farm, caller.namespace, found)
-    document = trace_events(over_time, found)
-    document["otherData"]["left_out"] = left_out
-    return document
+    return trace_events(over_time, found, left_out)
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/timeline")

@@ -377,9 +377,11 @@ def timeline(jobs: Sequence[JobView], now: float) -> BuildTimeline:
                 steps[max(begun, queued) - origin] -= 1
                 queued = attempt.row["ended_at"] or now
                 last = max(last, spans[-1].end)
-        if job["state"] == "queued":
+        if job["state"] == "queued" or not job["attempts"]:  # Such a job waits, or waited until it was cancelled.
             steps[queued - origin] += 1
-            last = max(last, now - origin)
+            if job["ended_at"]:
+                steps[job["ended_at"] - origin] -= 1
+            last = max(last, (job["ended_at"] or now) - origin)
     queue, waiting = [], 0
     for at in sorted(steps):
         waiting += steps[at]
@@ -387,7 +389,7 @@ def timeline(jobs: Sequence[JobView], now: float) -> BuildTimeline:
     return BuildTimeline(origin, last, tracks(spans), queue)
 
 
-def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
+def trace_events(found: BuildTimeline, name: str, left_out: int = 0) -> dict[str, Any]:
     """Return a timeline in the Chrome trace event format, which Perfetto opens.
 
     Process 1 is the build, with the counter of waiting jobs; the others are workers, threads slots, slices attempts
@@ -410,7 +412,8 @@ def trace_events(found: BuildTimeline, name: str) -> dict[str, Any]:
             for each in span.parts():
                 start = span.start + each.start
                 events.append(_slice(each.name, "phase", start, min(start + each.seconds, span.end), place))
-    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"build": name, "began": found.origin}}
+    data = {"build": name, "began": found.origin, "left_out": left_out}
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": data}
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

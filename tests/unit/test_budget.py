@@ -41,7 +41,7 @@ LINES = {
     "metrics": 205,
     "models": 737,
     "node": 3516,
-    "pages": 3381,
+    "pages": 3382,
     "results": 1977,
     "runner": 6348,
     "serving": 425,

@@ -18,6 +18,7 @@ def job(name: str, created: float, *attempts: tuple[str, float, float | None, st
     """A job with its attempts: worker, begin, end and how it ended."""
     return {
         "id": name, "order": {"identifier": f"net/cpu/fp32/{name}"}, "created_at": created, "state": "succeeded",
+        "ended_at": None,
         "attempts": [
             {
                 "number": number, "worker": worker, "started_at": begun, "ended_at": ended, "end": end,
@@ -58,6 +59,13 @@ def test_an_attempt_that_publishes_has_left_its_slot_to_the_next() -> None:
 def test_the_queue_counts_what_waits_also_between_two_attempts() -> None:
     assert FOUND.queue == [(0.0, 3), (1.0, 2), (2.0, 1), (4.0, 2), (6.0, 1), (8.0, 2), (10.0, 1)]
     assert FOUND.seconds == 20.0
+
+
+def test_a_job_that_was_cancelled_while_it_waited_was_in_the_queue() -> None:
+    running = job("a", 100.0, ("w1", 101.0, 106.0, "succeeded"), ended_at=106.1)
+    found = timeline([running, job("b", 100.0, state="cancelled", ended_at=109.0)], 120.0)
+    assert found.queue == [(0.0, 2), (1.0, 1), (9.0, 0)]
+    assert found.seconds == 9.0
 
 
 def test_an_attempt_that_another_clock_saw_before_its_job_lies_in_the_picture() -> None:
