@@ -112,6 +112,12 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
+def alike(failed: Iterable[T], how: Callable[[T], tuple[object, ...]]) -> list[list[T]]:
+    """Return together what failed alike: of what `how` returns, only numbers in the message, the last, may differ."""
+    plain = r"\d\S*( [µmkMG]?[sB]\b)?"
+    return [*grouped(failed, lambda each: (*how(each)[:-1], re.sub(plain, "", f"{how(each)[-1]}"))).values()]
+
+
 def together(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
     """Return each text once, with the names of all that it is said of."""
     return [([name for name, _ in each], text) for text, each in grouped(said, lambda pair: pair[1]).items()]

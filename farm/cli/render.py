@@ -557,14 +557,10 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
     Cells that failed alike, but for numbers, are one failure, shown with the first of them. `page` is the URL of the
     build's page; a cell's page is below it.
     """
-    failed: dict[tuple[str | None, ...], list[JudgedCell]] = {}
-    for cell in cells:
-        if cell["state"] == "failed" and not cell.get("as_expected"):
-            message = re.sub(r"\d\S*( [µmkMG]?[sB]\b)?", "", cell.get("message") or "")
-            how = cell["kind"], cell.get("fault"), cell.get("phase"), message
-            failed.setdefault(how, []).append(cell)
+    unexpected = [cell for cell in cells if cell["state"] == "failed" and not cell.get("as_expected")]
+    failed = units.alike(unexpected, lambda cell: tuple(map(cell.get, ("kind", "fault", "phase", "message"))))
     lines: list[str] = []
-    for alike in list(failed.values())[:FAILURES]:
+    for alike in failed[:FAILURES]:
         cell, which = alike[0], units.named([cell["identifier"] for cell in alike])
         whose = "the farm's fault" if cell.get("fault") == "farm" else "yours to fix"
         phase = f" while {cell['phase']}" if cell.get("phase") else ""
@@ -582,7 +578,7 @@ def failures(cells: Sequence[JudgedCell], build_id: str, page: str = "") -> list
             lines.append(f"  alone: farm reproduce {alone} -o DIR")
         if page:
             lines.append(f"  page: {page}/cells/{cell['identifier']}")
-    if more := sum(map(len, list(failed.values())[FAILURES:])):
+    if more := sum(map(len, failed[FAILURES:])):
         lines.append(f"and {more} more failed cells: farm status {build_id} --json")
     return lines
 

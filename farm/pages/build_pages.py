@@ -41,7 +41,7 @@ from farm.results.verdict import CellLine, Look
 from farm.spec import changes
 from farm.tuning.database import databases
 from farm.tuning.records import TuningDatabaseView
-from farm.units import by_number, grouped, named, plural, together
+from farm.units import alike, by_number, grouped, named, plural, together
 
 router = APIRouter()
 
@@ -163,6 +163,7 @@ def build(
             f"&{urlencode([pair])}" for pair in visit.request.query_params.multi_items() if pair[0] in NARROWING
         ),
         page_size=build_view.PAGE,
+        failures=alike(view.failed, lambda cell: (cell.kind, cell.by_farm, cell.message)),
         shown_failures=FAILURES,
         known={entry["cell"]: entry for entry in acknowledged},
         shown_running=RUNNING,

@@ -862,6 +862,24 @@ def test_a_failure_shows_whose_fault_it_is_and_the_ways_on(farm: Farm, browser: 
     assert f"/ui/ns/main/jobs/{job}/log#error" in page and f"farm reproduce {job}" in page
 
 
+def test_cells_that_failed_alike_but_for_numbers_are_one_failure(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell(f"net{number}") for number in range(1, 15)] + [Cell("other")])
+
+    def ends(job: str, order: Mapping[str, Any], key: str, number: int) -> Outcome:
+        model = order["identifier"].partition("/")[0]
+        message = "no such layout" if model == "other" else f"no memory for {model.removeprefix('net')} GB of {model}"
+        return failed(farm, order, message=message)
+
+    play(farm, ends)
+    page = build_page(browser, build_id)
+    failures = page[page.index('id="failures"') : page.index('id="cells"')]
+    assert failures.count("<article") == 2 and failures.count("Try: ") == 2
+    said = words(failures)
+    assert "net1/onnxruntime-cpu/fp32/b1 and 13 more ✗" in said
+    assert "net2/onnxruntime-cpu/fp32/b1 no memory for 2 GB" in said and "and 3 more" in said
+    assert "net11/" in said and "net12/" not in said
+
+
 def test_a_build_says_why_it_waits(farm: Farm, browser: httpx.Client) -> None:
     build_id = accept(farm, "nightly", [Cell("net", "migraphx/gfx942"), Cell("other", "migraphx/gfx942")])
     farm.store.workers.leave("n2-gpu")
