@@ -529,7 +529,7 @@ class CellPast:
         if newest.look == "failed":
             failed = [*takewhile(lambda point: point.look in ("failed", "expected"), reversed(self.points))]
             since, now = failed[-1].row["build"], newest.row["build"]
-            return f"Fails with {newest.row['kind']}" + (f" since {since}" if since != now else "")
+            return f"Fails with {newest.row['kind']}" + (f" since {since[:10]}" if since != now else "")
         if not self.drawn:
             return "It was never measured alone"
         last = self.drawn[-1]

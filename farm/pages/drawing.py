@@ -60,8 +60,8 @@ def past(cell: CellPast) -> Markup:
     first, last = cell.points[0].ended, cell.points[-1].ended
     values: list[float] = [value for point in points for value in (point.latency, *(point.band or ())) if value]
     limit = next((point.limit for point in reversed(cell.points) if point.limit), None)
-    limit = limit if limit and limit <= FAR * max(values) else None
-    values += [limit] if limit else []
+    refused = [point.latency for point in cell.points if point.look == "failed" and point.latency]
+    values += [value for value in (limit, *refused) if value and value <= FAR * max(values)]
     low, high = min(values) * 0.98, max(values) * 1.02
     up = (TALL - MARKED - 26) / ((high - low) or 1.0)
 

@@ -420,7 +420,7 @@ def test_hits_and_crowded_measurements_make_no_band_and_are_not_drawn() -> None:
 
 
 def test_a_history_says_since_when_it_fails() -> None:
-    assert past(1.0, None, None).headline == "Fails with compiler_error since b-1"
+    assert past(1.0, None, None, build={1: f"b-{'1a' * 8}"}).headline == "Fails with compiler_error since b-1a1a1a1a"
     assert past().headline.startswith("No build") and drawing.past(past()) == ""
 
 
@@ -438,6 +438,18 @@ def test_the_history_draws_the_limit_of_the_newest_gate_unless_it_is_far_away(
 ) -> None:
     drawn = drawing.past(past(1.0, 1.01, rules={1: json.dumps(rules)}, baseline={1: 1.0}))
     assert re.findall(r">limit ([^<]+)<", drawn) == [limit] * bool(limit)
+
+
+def test_what_a_gate_refused_is_drawn_above_its_limit() -> None:
+    refused = {
+        "state": dict.fromkeys((1, 2), "failed"),
+        "rules": {2: '{"gate latency prod": 0.05}'},
+        "baseline": {2: 1.0},
+    }
+    drawn = drawing.past(past(1.0, 1.3, 9.0, None, **refused))
+    heights = [float(y) for y in re.findall(r'class="wrong"[^>]* y="([^"]+)"', drawn)]
+    (limit,) = re.findall(r'class="change" [^>]*y1="([^"]+)"', drawn)
+    assert 42 < heights[1] < heights[0] < float(limit) < heights[2], "far above is at the top, not measured at the foot"
 
 
 def test_stages_without_the_error_are_folded() -> None:
