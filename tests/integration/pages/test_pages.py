@@ -1100,6 +1100,8 @@ def test_a_timeline_says_what_failed_and_what_waited(
     lost = said[said.index("Failed and lost attempts") : said.index("The longest attempts")]
     assert "net/onnxruntime-cpu/fp32/b1 ✗ failed compiler_crash <script>" in lost and "other" not in lost
     assert page.count("<g><title>") == 3 and "; it waited" in page
+    drawn = page[page.index("<svg") : page.index("</svg>")]
+    assert re.findall(r'x="-84"[^>]*>([^<]+)<', drawn)[1:3] == ["n1-cpu", "slot 1"], "a name is not cut"
     monkeypatch.setattr(job_pages, "DETAILED", 2)
     monkeypatch.setattr(job_pages, "WAITED", 0.0)
     page = browser.get(path).text
