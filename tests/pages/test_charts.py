@@ -45,6 +45,34 @@ def test_drawings_can_be_read_by_everybody(new_page: NewPage, farm: Farm, shown:
     assert wrong == []
 
 
+def test_a_single_drawing_stands_next_to_its_table_and_no_table_is_cut_at_900_points(
+    new_page: NewPage, farm: Farm
+) -> None:
+    register(farm)
+    labels = {"commit": "4c1d0e7a990f" * 3, "ci": "https://github.com/vision/models/actions/runs/1047"}
+    build = accept(farm, "vision-nightly-of-the-team", [Cell("net", precision=each) for each in ("fp32", "fp16")])
+    again = accept(farm, "vision-nightly-of-the-team", [Cell("net", salt="1"), Cell("other", salt="1")], labels=labels)
+    messages = "the compiler died of signal 11 (SIGSEGV) in pass fuse_mlir"
+    play(
+        farm,
+        lambda job, order, key, number: (
+            failed(farm, order, message=messages) if "other" in order["identifier"] else passed(farm, order, key)
+        ),
+    )
+    farm.build_finisher.finish(again)
+    page = new_page(f"/ui/ns/main/builds/{build}", viewport={"width": 1440, "height": 900})
+    places = [page.locator(name).bounding_box() or {} for name in ("#cells", "#ship")]
+    assert places[0]["y"] == places[1]["y"] and places[0]["x"] + 700 < places[1]["x"]
+    page.set_viewport_size(PHONE)
+    places = [page.locator(name).bounding_box() or {} for name in ("#cells", "#ship")]
+    assert places[0]["y"] < places[1]["y"] and places[0]["x"] == places[1]["x"]
+    page.set_viewport_size({"width": 900, "height": 1180})
+    cut = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.ariaLabel)"
+    for path in ("builds", f"builds/{again}/cells/other/onnxruntime-cpu/fp32/b1"):
+        page.goto(f"/ui/ns/main/{path}")
+        assert page.locator(".wide").evaluate_all(cut) == [], path
+
+
 def test_a_point_is_reached_by_keyboard_and_leads_to_its_cell(new_page: NewPage, shown: Shown) -> None:
     page = new_page(shown.paths["build"], java_script_enabled=False)
     point = page.locator(".choices figure").nth(3).get_by_role("link", name="int8: ")

@@ -1080,6 +1080,19 @@ def test_a_cell_shows_its_phases_next_to_those_of_earlier_builds(farm: Farm, bro
     assert "before" not in words(browser.get(f"/ui/ns/main/builds/{ids[0]}/cells/net/onnxruntime-cpu/fp32/b1").text)
 
 
+def test_builds_that_differ_in_nothing_else_say_so(farm: Farm, browser: httpx.Client) -> None:
+    commit, builds = "4c1d0e7a990f" * 3, []
+    for latency in (0.002, 0.003):
+        builds.append(accept(farm, "nightly", [Cell("net", salt=str(latency))], labels={"commit": commit}))
+        play(farm, lambda job, order, key, number, latency=latency: passed(farm, order, key, latency=latency))
+        farm.build_finisher.finish(builds[-1])
+    compared = words(browser.get(f"/ui/ns/main/compare/{'/'.join(builds)}").text)
+    assert "Toolchain, card, driver, CPU, node and clocks are the same, as far as they are known. 1 slower" in compared
+    across = words(browser.get("/ui/ns/main/across?name=nightly").text)
+    assert "Left out" not in compared + across, "nothing is"
+    assert f'title="{commit}">commit={commit[:10]}<' in browser.get("/ui/ns/main/builds").text
+
+
 def test_a_timeline_says_what_failed_and_what_waited(
     farm: Farm, browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
