@@ -129,15 +129,17 @@ def build(
     def link(cell: str) -> str:
         return f"{BASE}/ns/{visit.namespace}/builds/{view.build['id']}/cells/{cell}"
 
-    ships, to_ship = _to_ship(found, link)
+    models = grouped(found, lambda cell: cell.model)
+    ships = [name for name, each in models.items() if len({cell.precision for cell in each}) > 1][:TRADEOFFS]
     pairs = [*changed.pairs["slower"], *changed.pairs["faster"]] if changed else []
     acknowledged = visit.farm.failures.acknowledged(visit.namespace) if view.failed else []
+    is_bad = view.looks.get("failed") if view.is_open else _exit_code(view.build)
     return visit.page(
         "build",
         id=view.build["id"],
         build=view.build,
         view=view,
-        verdict_look=_verdict_look(view),
+        verdict_look="failed" if is_bad else "running" if view.is_open else "compiled",
         changes=changed,
         earlier=reading.earlier(visit.namespace, view)[:EARLIER],
         slowdowns={pair.after.identifier: pair.change for pair in pairs} if by == "latency" else {},
@@ -153,7 +155,7 @@ def build(
         table=table,
         matrix=build_view.matrix([] if listed else shown),
         ships=ships,
-        to_ship=to_ship,
+        to_ship=next((drawn for name in ships if (drawn := tradeoffs(models[name], link))), []),
         swept=sweeps(found, link),
         tradeoffs_shown=TRADEOFFS,
         groups=Table(visit.request, groups, name="models", size=MODELS),
@@ -221,14 +223,6 @@ def compared(visit: Here, left: BuildName, right: BuildName) -> Response:
     )
 
 
-def _to_ship(cells: Sequence[CellLine], link: Callable[[str], str]) -> tuple[list[str], list[Tradeoff]]:
-    """Return the first models with several programs, and what could be shipped of the first with measured ones."""
-    models = grouped(cells, lambda cell: cell.model)
-    some = [name for name, each in models.items() if len({cell.precision for cell in each}) > 1][:TRADEOFFS]
-    found = next((found for name in some if (found := tradeoffs(models[name], link))), [])
-    return some, found
-
-
 def _parts(build: BuildView) -> list[tuple[str, int]]:
     """Return how many cells of a build look how."""
     counts = build["counts"]
@@ -236,12 +230,6 @@ def _parts(build: BuildView) -> list[tuple[str, int]]:
     passed = {"compiled": counts["succeeded"] - hits, "hit": hits}
     looks = {**counts, **passed, "failed": counts["failed"] - expected, "expected": expected}
     return [(look, looks[look]) for look in build_view.ORDER]
-
-
-def _verdict_look(view: build_view.ShownBuild) -> str:
-    if view.is_open:
-        return "failed" if view.looks.get("failed") else "running"
-    return "failed" if _exit_code(view.build) else "compiled"
 
 
 def _exit_code(build: BuildView) -> int:

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from farm.api import schemas
 from farm.api.build_routes import BuildReference
 from farm.api.gate import FarmDep, ReaderCaller, with_role
 from farm.app import Farm
 from farm.artifacts.refs import Refs
-from farm.artifacts.storage import readable
+from farm.artifacts.storage import blob_key, readable
 from farm.artifacts.tokens import Role, Token
 from farm.builds.known_failures import LONGEST, Acknowledged, today
 from farm.builds.past_builds import KEPT
@@ -34,12 +34,14 @@ from farm.pages.page_answers import BASE, BuildName, Form, Here, OwnForm, Table,
 from farm.pages.page_reading import PATIENCE
 from farm.pages.quantities import duration
 from farm.results.verdict import CellLine, look_of
+from farm.spec import FileReference
 from farm.units import by_number
 from farm.wire.program import Sidecar
 
 router = APIRouter()
 
 SEARCHED = 5.0  # Seconds after which a search of a build's logs ends.
+PLAIN = "text/plain; charset=utf-8"
 EARLIER = 4  # Builds whose durations stand next to those of a cell's attempts.
 FORTNIGHT = timedelta(days=14)  # For how long the form suggests to know of a failure.
 
@@ -185,7 +187,7 @@ def _logs_of(visit: Visit, cell: CellLine) -> Iterator[tuple[str, int, JobLog]]:
 @router.get("/ns/{namespace}/jobs/{job_id}/log/raw")
 def raw_job_log(visit: Here, job_id: JobName, attempt: AttemptNumber = 0) -> Response:
     """Return a job's log as text."""
-    return _raw(visit.farm.jobs.log(visit.namespace, job_id, attempt))
+    return StreamingResponse(visit.farm.jobs.log(visit.namespace, job_id, attempt).last(), media_type=PLAIN)
 
 
 @router.get("/ns/{namespace}/history/{identifier:path}")
@@ -262,7 +264,14 @@ def artifact_log(visit: Here, key: KeyName, start: LineNumber = 0, part: PartNum
 @router.get("/ns/{namespace}/artifacts/{key}/log/raw")
 def raw_artifact_log(visit: Here, key: KeyName) -> Response:
     """Return an artifact's log as text."""
-    return _raw(_artifact_log(visit, known_sidecar(visit, key)))
+    return StreamingResponse(_artifact_log(visit, known_sidecar(visit, key)).last(), media_type=PLAIN)
+
+
+@router.get("/ns/{namespace}/artifacts/{key}/files/{name}")
+def artifact_file(visit: Here, key: KeyName, name: Annotated[str, Path(max_length=100)]) -> Response:
+    """Lead to one of an artifact's files in object storage, to save it."""
+    blob = _file_of(known_sidecar(visit, key), name)
+    return RedirectResponse(visit.farm.artifacts.presign_get(blob_key(blob["digest"]), filename=blob["path"]), 307)
 
 
 def _log_page(
@@ -317,10 +326,6 @@ def _only_search(caller: Token) -> Iterator[None]:
 
 
 _searching = set[tuple[str, str]]()  # Who searches a log now, by namespace and name of the token.
-
-
-def _raw(log: JobLog) -> Response:
-    return StreamingResponse(log.last(), media_type="text/plain; charset=utf-8")
 
 
 def cell_page(visit: Visit, view: ShownBuild, cell: CellLine) -> Response:
@@ -408,9 +413,13 @@ def sidecar_of(visit: Visit, key: str) -> Sidecar | None:
 
 
 def _artifact_log(visit: Visit, made: Sidecar) -> JobLog:
-    if made["blobs"]["log"] is None:
-        raise NotFound("this artifact has no log")
-    return JobLog.of_blob(visit.farm.artifacts, made["blobs"]["log"]["digest"])
+    return JobLog.of_blob(visit.farm.artifacts, _file_of(made, "log")["digest"])
+
+
+def _file_of(made: Sidecar, name: str) -> FileReference:
+    if found := dict[str, FileReference | None](**made["blobs"]).get(name):
+        return found
+    raise NotFound(f"this artifact has no {name}")
 
 
 # --- what is known about failures ------------------------------------------------------------------------------------
@@ -468,6 +477,12 @@ def trace(build_id: BuildReference, caller: ReaderCaller, farm: FarmDep) -> dict
     found = farm.build_reader.resolve(caller.namespace, build_id)
     over_time, left_out = _timeline(farm, caller.namespace, found)
     return trace_events(over_time, found, left_out)
+
+
+@router.get("/ns/{namespace}/builds/{build_id}/trace.json")
+def saved(visit: Here, build_id: BuildName) -> Response:
+    """Return the same to a page, which has no token of the API."""
+    return JSONResponse(trace(build_id, visit.caller, visit.farm))
 
 
 @router.get("/ns/{namespace}/builds/{build_id}/timeline")

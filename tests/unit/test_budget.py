@@ -41,7 +41,7 @@ LINES = {
     "metrics": 205,
     "models": 737,
     "node": 3516,
-    "pages": 3383,
+    "pages": 3386,
     "results": 1977,
     "runner": 6348,
     "serving": 425,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 import re
 import threading
@@ -1275,7 +1276,7 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     assert "packs none can be made of it" in said, "it copies its inputs"
     name = "other/onnxruntime-cpu/fp32/b1"
     assert f"packs onnxruntime, triton: farm fetch {name} --layout onnxruntime makes one" in words(lineage(other))
-    assert "kept with it log, " in said and f'title="{made}">{made[:10]}<' in page
+    assert "kept with it log , " in said and f'title="{made}">{made[:10]}<' in page
     assert "tuning" not in words(lineage(other))
     assert re.findall(r'href="/ui/ns/main/models/net[?]ref=(\w+)"', page) == ["latest"]
     refs = Refs(farm.artifacts)
@@ -1291,6 +1292,27 @@ def test_an_artifact_says_where_it_comes_from_and_what_names_it(farm: Farm, brow
     for tag in moves:
         refs.move("main", tag, lambda _: {})
     assert "refs none names it now" in words(lineage(made))
+
+
+def test_files_and_traces_are_saved_by_a_click(farm: Farm, browser: httpx.Client) -> None:
+    build_id = accept(farm, "nightly", [Cell("net")])
+    play(farm, everything_passes(farm))
+    farm.build_finisher.finish(build_id)
+    key = farm.build_reader.cells("main", build_id)[0]["facts"]["key"]
+    links = re.findall(r'href="([^"]+/files/[^"]+)"', browser.get(f"/ui/ns/main/artifacts/{key}").text)
+    assert [link.rpartition("/")[2] for link in links[:2]] == ["program", "log"]
+    made = farm.artifacts.lookup(["main"], key)
+    assert made
+    answer = browser.get(links[0], follow_redirects=False)
+    assert answer.status_code == 307
+    saved = httpx.get(answer.headers["location"])
+    assert hashlib.sha256(saved.content).hexdigest() == made["blobs"]["program"]["digest"]
+    assert saved.headers["content-disposition"] == f'attachment; filename="{made["blobs"]["program"]["path"]}"'
+    assert browser.get(links[0].replace("/program", "/kernel_cache")).status_code == 404
+    assert browser.get(links[0].replace("/program", "/unknown")).status_code == 404
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/timeline").text
+    (link,) = re.findall(r'href="([^"]+)" download="[^"]+[.]json"', page)
+    assert browser.get(link).json()["otherData"]["build"] == build_id
 
 
 def test_an_artifact_says_how_to_use_it(farm: Farm, browser: httpx.Client) -> None:
