@@ -387,8 +387,8 @@ class BuildService:
             wanted = {name for name in wanted if fits_any(only, [name])}
         cells = [cell for cell in planned["cells"] if cell["identifier"] in wanted]
         if not cells:
-            verdict = report["build"]["verdict"]
-            raise NotFound(f"no cell of build {build_id} can be tried again: {verdict['text'] if verdict else ''}")
+            fits, end = f" that fits {', '.join(only)}" * bool(only), report["build"]["verdict"]
+            raise NotFound(f"no cell of build {build_id}{fits} can be tried again: {end['text'] if end else ''}")
         known = self._known.whole(namespace, {cell["identifier"]: _published_as(cell) for cell in cells})
         missing = [job_key(cell["order"], cell["key"]) for cell in cells if cell["identifier"] not in known]
         running = self._store.jobs.unfinished(namespace, missing)

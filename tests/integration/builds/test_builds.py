@@ -439,6 +439,8 @@ def test_one_id_is_for_one_choice_of_cells_to_retry(farm: Farm, frozen: Frozen) 
     for only in (["*/fp16/*"], []):
         with pytest.raises(Conflict):
             farm.builds.retry("main", build["id"], other, failed=False, only=only, by="test")
+    with pytest.raises(NotFound, match=r"that fits none/\*, no/\* can be tried again: "):
+        farm.builds.retry("main", build["id"], new_build_id(), failed=False, only=["none/*", "no/*"], by="test")
 
 
 def test_a_cell_that_was_there_before_its_build_and_is_gone_now_cannot_be_retried(farm: Farm, frozen: Frozen) -> None:
