@@ -193,10 +193,8 @@ class BuildPages:
             return self._kept.get(key)
 
     def _is_current(self, key: tuple[str, str], kept: _Kept) -> bool:
-        if not kept.view.is_open:
-            return True
-        if not kept.view.judged:
-            return False
+        if not kept.view.is_open or not kept.view.judged:
+            return not kept.view.is_open
         age = time.monotonic() - kept.read_at
         return age < (UNCHANGED if kept.view.position == self.position(*key) else STALE * kept.cost)
 

@@ -41,7 +41,7 @@ LINES = {
     "metrics": 205,
     "models": 737,
     "node": 3516,
-    "pages": 3386,
+    "pages": 3384,
     "results": 1977,
     "runner": 6348,
     "serving": 425,
