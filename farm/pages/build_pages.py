@@ -453,8 +453,9 @@ def models(visit: Here, model: str = "", ref: Text = "latest", text: Text = "") 
         if not programs:
             raise NotFound(f"{ref} names no program of {model[:300]}")
         facts = visit.farm.store.index.get_many(owner, [program["key"] for program in programs])
-        current = {each["identifier"]: each for each in programs if "superseded" not in each}
-        lines = [CellLine.named(each, facts[key]) for each in current.values() if (key := each["key"]) in facts]
+        current = {each["identifier"]: each for each in programs if "superseded" not in each and each["key"] in facts}
+        newest = {name: past for name in current for past in visit.farm.build_index.of(owner, name, 1)}
+        lines = [CellLine.named(each, facts[each["key"]], newest.get(name)) for name, each in current.items()]
         to_ship = tradeoffs(lines, lambda name: f"{BASE}/ns/{visit.namespace}/artifacts/{current[name]['key']}")
         keys: Keys[SnapshotCell] = {
             "Program": "identifier",

@@ -31,7 +31,7 @@ from farm.results.gates import (
     rules_of,
     sentences,
 )
-from farm.results.report import CellDifference, Changes, Differences, JudgedCell, Remark, Report
+from farm.results.report import CellDifference, Changes, Differences, JudgedCell, PastCell, Remark, Report
 from farm.results.tradeoff import error_of, marks_of, part_of
 from farm.spec import changes
 from farm.units import view_of
@@ -98,9 +98,10 @@ class CellLine(NamedTuple):
         return cls(**known)
 
     @classmethod
-    def named(cls, cell: SnapshotCell, facts: ArtifactFacts) -> CellLine:
-        """Return the line of a cell that a ref names: its program passed."""
-        return cls(**_known(cell, facts), look="compiled")
+    def named(cls, cell: SnapshotCell, facts: ArtifactFacts, newest: PastCell | None = None) -> CellLine:
+        """Return the line of a cell that a ref names: its program passed. The limits are those of its newest build."""
+        rules, base = (newest.get("rules"), newest.get("baseline")) if newest else (None, None)
+        return cls(**_known(cell, facts), look="compiled", rules=rules or "{}", baseline=base)
 
     @classmethod
     def planned(cls, cell: CellPlan, state: str) -> CellLine:

@@ -817,6 +817,7 @@ def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, br
     key = next(each["key"] for each in farm.build_reader.cells("main", build_id) if "pair/" in each["identifier"])
     page = browser.get("/ui/ns/main/models/pair").text
     assert "Ship fp16: 2.00 times" in words(page) and page.count(f'<a href="/ui/ns/main/artifacts/{key}"><title>') == 1
+    assert "The tolerance is 5.0e-02." in words(page), "what its newest build asked"
     assert 'id="ship"' not in browser.get("/ui/ns/main/models/other").text
 
 
