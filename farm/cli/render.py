@@ -331,7 +331,7 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
     both = [(cell, cell["left"], cell["right"]) for cell in found["cells"] if cell["left"] and cell["right"]]
     total = found["same"] + len(both)
     lines = [f"{left} -> {right}: {len(both)} of {plural(total, 'cell')} that both have differ"]
-    lines += _around((cell["identifier"], text) for cell in found["cells"] for text in cell.get("around", ()))
+    lines += _around(found["cells"], compared=any(each["share"] is not None for each in found["cells"]))
     rows = [("cell", "state", "size", "latency", "change")]
     for cell, before, after in both:
         facts = [before["facts"], after["facts"]]
@@ -351,8 +351,12 @@ def differences(found: Differences, columns: int = 0) -> list[str]:
     return lines
 
 
-def _around(said: Iterable[tuple[str, str]]) -> list[str]:
-    alike = units.together(said)
+def _around(cells: Sequence[JudgedCell | CellDifference], *, compared: bool) -> list[str]:
+    from farm.results.gates import UNCHANGED
+
+    alike = units.together((cell["identifier"], text) for cell in cells for text in cell.get("around", ()))
+    if compared and not alike:
+        return [f"  {UNCHANGED}"]
     more = [f"  also changed: {len(alike) - FAILURES} more (--json has all)"] if len(alike) > FAILURES else []
     return [f"  also changed: {one_line(text)}: {units.named(names)}" for names, text in alike[:FAILURES]] + more
 
@@ -638,10 +642,7 @@ def outcome(report: Report, page: str = "", columns: int = 0) -> list[str]:
         tunings(cells),
         [*gains(cells), *legend(cells)],
         sweeps(report["sweeps"]),
-        [
-            *_around((cell["identifier"], text) for cell in cells for text in cell.get("around", ())),
-            *moved(cells, columns),
-        ],
+        [*_around(cells, compared=bool(rows := moved(cells, columns))), *rows],
         failures(cells, build["id"], page),
         remarks(cells, report.get("changes")),
     ]

@@ -362,6 +362,8 @@ def _page_of(
     sidecar = sidecar_of(visit, cell.key) if shown else None
     attempts = job_view.attempts_of(job, time.time()) if job else []
     runs = job_view.runs_of(sidecar) if sidecar else []
+    baseline = sidecar_of(visit, turns["key"]) if sidecar and (turns := sidecar["measurements"]["against"]) else None
+    before = [(f"{name} before", each) for name, each in job_view.runs_of(baseline)] if baseline else []
     known = {entry["cell"]: entry for entry in visit.farm.failures.acknowledged(visit.namespace)} if identifier else {}
     earlier = list(_earlier(visit, identifier, attempts[0])) if attempts and identifier else []
     spec = job["order"].get("spec") if job else sidecar and sidecar["spec"]
@@ -383,7 +385,7 @@ def _page_of(
         timeline=drawing.timeline(attempts, earlier),
         earlier=earlier,
         runs=runs,
-        spreads=drawing.spreads(runs),
+        spreads=drawing.spreads([*runs, *before]),
         outputs=job_view.outputs_of(sidecar["verification"]) if sidecar and sidecar["verification"] else [],
         ingredients=list(job_view.ingredients_of(spec)),
     )

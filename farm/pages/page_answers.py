@@ -31,6 +31,7 @@ from farm.inert import inert, one_line
 from farm.pages import quantities
 from farm.pages.build_view import SIGNS, ranked, said
 from farm.pages.page_reading import BuildPages
+from farm.results.gates import UNCHANGED
 from farm.results.verdict import BAND
 from farm.settings import NAMESPACE
 from farm.units import by_number, plural
@@ -295,7 +296,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"SIGNS": SIGNS, "band": BAND, "ranked": ranked, "version_of": version_of}
+    environment.globals |= {"SIGNS": SIGNS, "band": BAND, "ranked": ranked, "version_of": version_of, "same": UNCHANGED}
     environment.filters |= dict(getmembers(quantities, isfunction))
     environment.filters |= {
         "marked": _marked,

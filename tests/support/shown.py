@@ -231,10 +231,12 @@ def passed(
     error: float = 3e-4,
     driver: str | None = None,
     shared: bool = False,
+    against: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Publish a program, and succeed."""
     sidecar = sidecar_of(farm, order, key, job=job, latency=latency, error=error)
-    sidecar["device"]["driver"], sidecar["measurements"]["shared"] = driver, shared
+    sidecar["device"]["driver"] = driver
+    sidecar["measurements"] |= {"shared": shared, "against": against}
     farm.artifacts.publish("main", sidecar)
     farm.store.index.put("main", key, facts(validate(sidecar)))
     return Outcome.success(facts(validate(sidecar)), log=sidecar["blobs"]["log"]["digest"], phases=PHASES)

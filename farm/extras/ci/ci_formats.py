@@ -17,10 +17,10 @@ from farm import __version__
 from farm.errors import Problem
 from farm.jobs.facts import ArtifactFacts
 from farm.jobs.state import Fault, State
-from farm.results.gates import OPEN, movements, sentence, sentences
+from farm.results.gates import OPEN, UNCHANGED, movements, sentence, sentences
 from farm.results.report import BuildView, JudgedCell, Remark, Report
 from farm.results.verdict import change_of, changes_of
-from farm.units import duration, error, named, size, together
+from farm.units import alike, duration, error, grouped, named, size
 
 _UNPRINTABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold; a compiler's log may well contain it."""
@@ -122,10 +122,12 @@ def markdown(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
     ]
     around: list[Remark]
     around = [{"identifier": cell["identifier"], "text": text} for cell in cells for text in cell.get("around", ())]
-    lines += [*_list("What else changed", around), *_moved(cells, link)]
+    rows = _moved(cells, link)
+    lines += _list("What else changed", around) or ["", f"Of all else, {UNCHANGED}."] * bool(rows)
+    lines += rows
+    lines += _list("New failures", found["new_failures"], by_text=False)
+    lines += _list("Still failing", found["still_failing"], by_text=False)
     for title, remarks in (
-        ("New failures", found["new_failures"]),
-        ("Still failing", found["still_failing"]),
         ("Not judged by gates", found["undecided"]),
         ("New to the baseline", found.get("new", [])),
         ("Fixed", found["fixed"]),
@@ -189,12 +191,18 @@ def _row(cell: JudgedCell, link: str) -> str:
     return f"| {' | '.join(columns)} |\n"
 
 
-def _list(title: str, remarks: Sequence[Remark]) -> list[str]:
+def _list(title: str, remarks: Sequence[Remark], *, by_text: bool = True) -> list[str]:
+    """Return cells of which the same is said together; without `by_text`, also those whose numbers alone differ."""
     if not remarks:
         return []
-    alike = together((remark["identifier"], remark["text"]) for remark in remarks)
-    lines = [f"- {_in_markdown(named(names))}: {_in_markdown(text)}" for names, text in alike[:LISTED]]
-    more = [f"- and {sum(len(names) for names, _ in alike[LISTED:])} more"] if len(alike) > LISTED else []
+    same = grouped(remarks, lambda remark: remark["text"]).values()
+    groups = [*same] if by_text else alike(remarks, lambda remark: (remark["text"],))
+    lines = []
+    for group in groups[:LISTED]:
+        first, names = group[0]["text"], named([each["identifier"] for each in group])
+        others = " (others alike, but for numbers)" if any(each["text"] != first for each in group) else ""
+        lines.append(f"- {_in_markdown(names)}: {_in_markdown(first)}{others}")
+    more = [f"- and {sum(map(len, groups[LISTED:]))} more"] if len(groups) > LISTED else []
     return ["", f"### {title} ({len(remarks)})", "", *lines, *more]
 
 

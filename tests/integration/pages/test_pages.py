@@ -39,6 +39,7 @@ from farm.jobs.state import FailureKind, Outcome
 from farm.pages import build_pages, job_pages, job_view, page_reading
 from farm.pages.page_reading import BuildPages, EventHub
 from farm.pages.quantities import size
+from farm.results.gates import UNCHANGED
 from farm.results.verdict import CellLine
 from farm.serving.server import create_app
 from farm.settings import Settings
@@ -794,6 +795,29 @@ def test_a_cell_says_how_it_compares_with_its_baseline(farm: Farm, browser: http
         farm.build_finisher.finish(build_id)
 
 
+def test_a_cell_draws_its_latencies_next_to_those_of_the_program_that_it_took_turns_with(
+    farm: Farm, browser: httpx.Client
+) -> None:
+    keys: list[str] = []
+
+    def slower(job: str, order: dict[str, Any], key: str, number: int) -> Outcome:
+        keys.append(key)
+        turns = {"key": keys[0], "ratio": 0.67, "interval": [0.66, 0.68], "verdict": "slower"}
+        against, latency = (turns, 0.003) if len(keys) > 1 else (None, 0.002)
+        return passed(farm, order, key, latency=latency, against=against)
+
+    for salt in "ab":
+        before = {"size": 10, "driver": "6.12"} if salt == "b" else None
+        build_id = accept(farm, "nightly", [Cell("net", salt=salt, before=before)])
+        play(farm, slower)
+        farm.build_finisher.finish(build_id)
+    page = browser.get(f"/ui/ns/main/builds/{build_id}/cells/net/onnxruntime-cpu/fp32/b1").text
+    drawn = page[page.index('aria-label="Distribution of latencies"') :]
+    names = re.findall('class="name"[^>]*>([^<]+)<', drawn[: drawn.index("</svg>")])
+    assert names == ["whole run", "whole run before"]
+    assert f"Since the baseline Of all else, {UNCHANGED}." in words(page)
+
+
 def test_which_precision_to_ship_is_drawn_for_a_build_and_a_model(farm: Farm, browser: httpx.Client) -> None:
     cells = [Cell("net", precision=each) for each in ("fp32", "fp16", "int8")]
     build_id = accept(farm, "nightly", [*cells, Cell("other"), Cell("pair"), Cell("pair", precision="fp16")])
@@ -1089,7 +1113,7 @@ def test_builds_that_differ_in_nothing_else_say_so(farm: Farm, browser: httpx.Cl
         play(farm, lambda job, order, key, number, latency=latency: passed(farm, order, key, latency=latency))
         farm.build_finisher.finish(builds[-1])
     compared = words(browser.get(f"/ui/ns/main/compare/{'/'.join(builds)}").text)
-    assert "Toolchain, card, driver, CPU, node and clocks are the same, as far as they are known. 1 slower" in compared
+    assert f"Of all else, {UNCHANGED}. 1 slower" in compared
     across = words(browser.get("/ui/ns/main/across?name=nightly").text)
     assert "Left out" not in compared + across, "nothing is"
     assert f'title="{commit}">commit={commit[:10]}<' in browser.get("/ui/ns/main/builds").text

@@ -17,6 +17,7 @@ from farm.cli.artifact_commands import describe
 from farm.cli.cell_commands import added, rows
 from farm.cli.output import Lines, Screen
 from farm.inert import inert, one_line
+from farm.results.gates import UNCHANGED
 from farm.wire.program import Conditions, Processes
 
 
@@ -263,7 +264,8 @@ def test_turns_with_another_program_count_for_nothing_and_disturbed_ones_have_a_
     sides = cell("fp16", facts=facts(9, 0.004, 0, key="k")), cell("fp16", facts=facts(9, 0.005, 0) | after)
     one = {"identifier": "a", "left": sides[0], "right": sides[1], "changes": [], "effect": "worse", "share": 0.25}
     lines = plain(render.differences({"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": [one]}))
-    assert said in lines[2]
+    assert lines[1] == f"  {UNCHANGED}"
+    assert said in lines[3]
 
 
 def test_what_else_changed_is_said_before_what_did() -> None:
@@ -278,7 +280,7 @@ def test_what_else_changed_is_said_before_what_did() -> None:
     ran = [facts(9, 0.004, 0, key="k"), facts(9, 0.005, 0, turns=turns)]
     pair |= {side: cell("fp16", facts=each) for side, each in zip(("left", "right"), ran, strict=True)}
     found = {"left": {"id": "b-1"}, "right": {"id": "b-2"}, "same": 0, "cells": [{**pair, "identifier": "a"}]}
-    assert "+25.0% in turns (+23.5% to +26.6%)" in plain(render.differences(found))[2]
+    assert "+25.0% in turns (+23.5% to +26.6%)" in plain(render.differences(found))[3]
     build = {"id": "b-2", "name": "n", "verdict": {"text": "x"}}
     row: dict[str, Any] = {"measure": "latency", "against": "prod", "value": 0.002, "base": 0.001, "outcome": "worse"}
     row |= {"change": 1.0, "interval": (0.9, 1.1), "ranges": [[0.0009, 0.0012], [0.0018, 0.0025]]}
@@ -287,6 +289,9 @@ def test_what_else_changed_is_said_before_what_did() -> None:
     start = lines.index("  also changed: node n1 -> n2: magika/onnxruntime-cpu/fp16/b1")
     said = "1 ms (900 µs to 1.2 ms)  2 ms (1.8 ms to 2.5 ms)  +100.0% (+90.0% to +110.0%)  worse than prod's"
     assert lines[start + 2] == f"  magika/onnxruntime-cpu/fp16/b1  latency  {said}"
+    alone = plain(render.outcome({**report, "cells": [{**report["cells"][0], "around": []}]}))
+    assert alone == [f"  {UNCHANGED}" if line == lines[start] else line for line in lines]
+    assert not any(UNCHANGED in line for line in plain(render.outcome({**report, "cells": [cell("fp16")]})))
 
 
 def test_the_farms_fault_is_said_and_expected_failures_are_no_failures() -> None:

@@ -25,6 +25,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from farm.errors import Problem, UsageError
 from farm.extras.ci import ci_formats, ci_servers
 from farm.inert import inert
+from farm.results.gates import UNCHANGED
 from farm.results.report import BuildView
 from farm.results.verdict import judge_cell, verdict_of
 from farm.wire.asked import BUILD_ID
@@ -85,8 +86,25 @@ def test_a_summary_of_a_thousand_cells_has_them_all_and_the_failures_first() -> 
     assert states == sorted(states)
     assert "### New failures (600)" in text
     assert text.count("\n- 200 cells (model-") == 4, "three ways to fail, and one to be better"
-    own = [{**cell, "message": str(number)} for number, cell in enumerate(THOUSAND)]
+    own = [{**cell, "message": chr(0x4E00 + number)} for number, cell in enumerate(THOUSAND)]
     assert "- and 550 more\n" in ci_formats.markdown({"build": build(own), "cells": own}, LINK)
+
+
+def test_a_summary_shows_failures_together_whose_numbers_alone_differ() -> None:
+    slow = [{**THOUSAND[0], "identifier": name, "message": f"latency {name}5 ms is +3{name} %"} for name in "123"]
+    text = ci_formats.markdown({"build": build(slow), "cells": slow}, LINK)
+    assert "- 3 cells (1, 2, 3): " in text
+    assert r"latency 15 ms is +31 % (others alike, but for numbers)" in text
+    assert text.count("latency 15 ms") == 1
+
+
+def test_a_summary_says_if_nothing_else_changed() -> None:
+    asked = planned({"node": "n1", "latency": 0.0016, "range": [0.0015, 0.0019]}, limits={"latency": 0.05})
+    found = [
+        judge_cell(asked, row_of(state="succeeded", facts=facts(range=[0.0018, 0.0025], **against(0.8, 0.79, 0.81))))
+    ]
+    lines = ci_formats.markdown({"build": build(found), "cells": found}, LINK).splitlines()
+    assert lines.index(f"Of all else, {UNCHANGED}.") < lines.index("### Before and after")
 
 
 def test_a_summary_says_what_else_changed_and_then_what_was_before_and_is_now() -> None:
