@@ -30,6 +30,7 @@ from farm.client.freezing import Frozen, freeze
 from farm.jobs.state import FailureKind, Outcome
 from farm.local import servers
 from farm.node.survey import Findings
+from farm.results.gates import UNCHANGED
 from farm.settings import Settings
 from tests.support.api_farm import MANIFEST, POOL, commands, freeze_manifest, succeed, work
 from tests.support.helpers import in_a_thread, wait_until
@@ -310,8 +311,9 @@ def test_two_builds_are_held_against_each_other(
     assert main(["submit", "again.yaml"]) == 0
     capsys.readouterr()
     assert main(["diff", old, "@latest"]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
+    head, around, _, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith(": 2 of 2 cells that both have differ")
+    assert around == f"  {UNCHANGED}"
     assert [row.split()[0] for row in rows] == [f"net/onnxruntime-cpu/{name}/static" for name in ("fp32", "fp16")]
     assert all(row.endswith("salt: none -> again") for row in rows)
     assert main(["diff", old, old, "--json"]) == 0
