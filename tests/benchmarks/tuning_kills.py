@@ -61,6 +61,8 @@ def tune(artifacts: S3Store, settings: Settings, folder: Path, name: str, model:
 def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: int, slots: int = 1) -> Kills:
     """Tune models in processes that are killed at a random point, one after the other, until so many were.
 
+    It goes on until a delta was merged, too: on a busy machine the first kills may all come before a slice is kept.
+
     Raises ArtifactGone for a head that cannot be read, AssertionError for a record that is lost.
     """
     artifacts = S3Store.from_settings(settings)
@@ -68,11 +70,11 @@ def kill_at_random(settings: Settings, folder: Path, *, kills: int, operations: 
     lost: list[int] = []
     unreadable: set[str] = set()
     models = attempts = known = deltas = 0
-    while len(lost) < kills:
+    while len(lost) < kills or not deltas:
         models += 1
         model = save_model(folder / f"model-{models}", [f"{models}-{index}" for index in range(operations)])
         ended = False
-        while not ended and len(lost) < kills:
+        while not ended and (len(lost) < kills or not deltas):
             attempts += 1
             before = worked(model)
             pid = os.fork()

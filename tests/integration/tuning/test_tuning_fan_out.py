@@ -207,7 +207,7 @@ def test_a_budget_ends_in_all_slots(artifacts: S3Store, farm_settings: Settings,
 def test_a_dead_worker_loses_the_slices_in_hand_at_most(farm_settings: Settings, tmp_path: Path) -> None:
     kills = kill_at_random(farm_settings, tmp_path, kills=3, operations=24, slots=2)
     assert max(kills.lost) <= 2 * PER_SLICE * CANDIDATES
-    assert kills.deltas and not kills.unreadable
+    assert not kills.unreadable
 
 
 def test_attempts_on_two_nodes_leave_slices_to_each_other(
