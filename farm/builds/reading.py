@@ -545,7 +545,7 @@ def _build_document(row: BuildRow, followed_by: str | None = None) -> BuildView:
 
 AT_ONCE = 50  # Most cells of one change, and most events that it covers: a reader that is cut off repeats no more.
 
-OUTLOOK_EVERY = 10.0  # Seconds between two estimates of a build's end, which look at all of its cells.
+OUTLOOK_REST = 200  # An estimate of the end looks at all cells; the next comes after so many times its duration.
 
 
 class BuildChanges:
@@ -560,7 +560,7 @@ class BuildChanges:
         self._key = namespace, build_id
         self._position = position or "none"
         self._running: dict[str, tuple[object, ...]] = {}  # How far each running cell was when it was last sent.
-        self._estimated = monotonic()
+        self._estimate_from = 0.0
         self._pauses: frozenset[str] | None = None  # What was paused at the last look; None before the first one.
 
     def after(self, seconds: float) -> Iterator[BuildChange]:
@@ -601,10 +601,10 @@ class BuildChanges:
             change: BuildChange = {"type": "cells", "cells": self._cells(lot)}
             if number == len(parts):
                 change["id"] = events[-1]["id"]
-                if monotonic() - self._estimated >= OUTLOOK_EVERY:
-                    self._estimated = monotonic()
+                if (began := monotonic()) >= self._estimate_from:
                     if estimate := self._reader.current_outlook(*self._key):
                         change["outlook"] = estimate
+                    self._estimate_from = monotonic() + OUTLOOK_REST * (monotonic() - began)
             yield change
 
     def _names(self, event: BuildEvent) -> Iterable[str]:

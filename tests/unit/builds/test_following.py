@@ -61,7 +61,7 @@ def test_a_cell_is_sent_when_it_came_further_and_once_when_it_has_ended() -> Non
 
 
 def test_many_cells_come_in_parts_of_which_the_last_has_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "OUTLOOK_EVERY", 0.0)
+    monkeypatch.setattr(reading, "OUTLOOK_REST", 0)
     names = [f"c{number}" for number in range(AT_ONCE + 1)]
     build = Played(*names)
     build.get()
@@ -73,15 +73,31 @@ def test_many_cells_come_in_parts_of_which_the_last_has_the_position(monkeypatch
     assert all(change["outlook"] == {"eta": None} for change in changes)
 
 
-def test_when_the_build_ends_is_estimated_every_ten_seconds_while_cells_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_build_ends_is_estimated_with_each_change_unless_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Followed at each change, a build of a million cells would take a core for its estimates alone."""
     now = 1000.0
     monkeypatch.setattr(reading, "monotonic", lambda: now)
-    build, told = Played("a"), []
+    build = Played("a")
+    told = []
+
+    def estimate(namespace: str, build_id: str) -> dict[str, Any]:
+        nonlocal now
+        now += 0.5
+        return {"eta": None}
+
+    build.current_outlook = estimate  # type: ignore[method-assign]
     build.get()
-    for now in (1009.0, 1010.0, 1019.0, 1020.0):
+    for now in (1001.0, 1002.0, 1101.0, 1102.0, 1202.0, 1203.0):
         build.items = [{"id": f"{now}", "type": "cell", "identifier": "a"}]
         told += ["outlook" in change for change in build.get()]
-    assert told == [False, True, False, True]
+    assert told == [True, False, False, True, False, True]
+    build = Played("a")
+    for now in (1001.0, 1001.1, 1001.2):
+        build.items = [{"id": f"{now}", "type": "cell", "identifier": "a"}]
+        told += ["outlook" in change for change in build.get()]
+    assert told[6:] == [True] * 3, "these took no time"
 
 
 def test_a_pause_sends_when_the_build_ends_by_now_and_a_reader_who_is_lost_reads_again() -> None:
