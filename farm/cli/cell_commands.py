@@ -249,7 +249,7 @@ LOOKED_AT = 50  # Builds that are looked at for a model, the newest first.
 
 def compare(
     model: Annotated[str, Argument(metavar="MODEL", help="A model's name.")],
-    build: Annotated[str, offering("[BUILD]", "A build; default: the newest with the model.")] = "",
+    build: Annotated[str, offering("[BUILD]", "A build; default: the newest with a program of it.")] = "",
 ) -> None:
     """Show which of a model's programs to ship: speed against error and size.
 
