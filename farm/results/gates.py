@@ -618,7 +618,7 @@ def written_rule(name: str, limit: float) -> str:
     return written(sort, rest.partition(" ")[0], limit) if rest else f"{sort}: fail"
 
 
-UNCHANGED = "toolchain, card, driver, CPU, node and clocks are the same, as far as they are known"
+UNCHANGED = "Nothing else changed, as far as is known: toolchain, card, driver, CPU, node and clocks are the same."
 CLOCK_BAND = 0.05  # Relative difference of two clocks below which nothing is said: they are never quite the same.
 
 

@@ -123,7 +123,7 @@ def markdown(report: Report, link: str = "", *, limit: int = LIMIT) -> str:
     around: list[Remark]
     around = [{"identifier": cell["identifier"], "text": text} for cell in cells for text in cell.get("around", ())]
     rows = _moved(cells, link)
-    lines += _list("What else changed", around) or ["", f"Of all else, {UNCHANGED}."] * bool(rows)
+    lines += _list("What else changed", around) or ["", UNCHANGED] * bool(rows)
     lines += rows
     lines += _list("New failures", found["new_failures"], by_text=False)
     lines += _list("Still failing", found["still_failing"], by_text=False)
