@@ -4,4 +4,4 @@ The upper folders say who runs the code; below them is what is asked and what is
 A folder imports only folders below it: `tests/unit/test_imports.py` has the table.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

@@ -1,4 +1,4 @@
 """The code with which this one shares a store while a farm is upgraded: the last release."""
 
-COMMIT = "11f4579b0c60691c90f33da0ea92e9adec09b100"
-"""There is no release yet; until 0.2.0 it is a commit of late November 2026."""
+COMMIT = "88c21d9e989dad989d3cdc8443898fa309f3b6e8"
+"""0.2.0, of 30 November 2026."""
